@@ -1,0 +1,29 @@
+"""Exact-likelihood density models by invertible coupling layers (NICE, Dinh, Krueger and Bengio 2014).
+
+flow = nicest.load("runs/mnist")      # a torch module; flow(x) is flow.log_prob(x)
+flow = nicest.Flow(chain, prior)      # or build your own from nicest.flows
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nicest.errors import NicestError
+    from nicest.flows import Flow
+    from nicest.train.checkpoint import load
+
+__version__ = "0.1.0"
+__all__ = ["Flow", "NicestError", "__version__", "load"]
+
+# torch is imported when something needs it, not before: `nicest --help` answers at once
+_HOMES = {"Flow": "nicest.flows", "NicestError": "nicest.errors", "load": "nicest.train.checkpoint"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("flows", "data", "recipes", "train", "tasks", "plots"):
+        return importlib.import_module(f"nicest.{name}")
+    raise AttributeError(f"module 'nicest' has no attribute {name!r}")

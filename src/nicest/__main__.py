@@ -1,0 +1,3 @@
+from nicest.cli import main
+
+main()

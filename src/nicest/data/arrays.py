@@ -1,0 +1,152 @@
+"""NumPy files, and the one rule by which any array becomes rows with their levels."""
+
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from nicest.errors import NicestError
+
+ARRAY_KEYS = ("images", "x", "data", "X")
+
+
+class Rows(NamedTuple):
+    """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous)."""
+
+    values: np.ndarray
+    shape: tuple[int, ...]
+    levels: int | None
+
+
+def as_rows(array: np.ndarray, source: str) -> Rows:
+    """Rows of an array (N, D), (N, H, W), (N, H, W, C) or (N, C, H, W), C being 1 or 3; channels become planar."""
+    if array.size == 0:
+        raise NicestError(f"{source}: expected rows of at least 2 features, got an empty array of shape {array.shape}")
+    values, levels = _with_levels(_planar(array, source), source)
+    shape = values.shape[1:]
+    dim = math.prod(shape)
+    if dim < 2:
+        raise NicestError(f"{source}: expected at least 2 features, got {dim}: a coupling needs two parts")
+    rows = np.ascontiguousarray(values.reshape(len(values), dim))
+    if levels is None:
+        _require_finite(rows, source)
+    return Rows(rows, shape, levels)
+
+
+def _planar(array: np.ndarray, source: str) -> np.ndarray:
+    """Put the channels of colour images before their pixels, and drop the channel axis of grey ones."""
+    if array.ndim not in (2, 3, 4):
+        raise NicestError(f"{source}: expected (N, D), (N, H, W) or (N, H, W, C), got shape {array.shape}")
+    if array.ndim < 4:
+        return array
+    if array.shape[3] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if array.shape[1] not in (1, 3):
+        raise NicestError(f"{source}: expected images of 1 or 3 channels, first or last, got shape {array.shape}")
+    return array[:, 0] if array.shape[1] == 1 else array
+
+
+def _with_levels(array: np.ndarray, source: str) -> tuple[np.ndarray, int | None]:
+    """Bring an array to uint8, uint16 or float32, and say how many levels it has."""
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8), 2
+    if array.dtype == np.uint8:
+        return array, 256
+    if array.dtype == np.uint16:
+        return array.astype(np.uint16, copy=False), 65536
+    if np.issubdtype(array.dtype, np.floating):
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, which _require_finite reports
+            return array.astype(np.float32, copy=False), None
+    if not np.issubdtype(array.dtype, np.integer):
+        raise NicestError(f"{source}: expected numbers, got dtype {array.dtype}; save it as uint8 or float32")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > 255:
+        raise NicestError(
+            f"{source}: expected integers in 0..255, got {array.dtype} values in {low}..{high}; "
+            "save levels as uint8 or uint16, or continuous values as float32"
+        )
+    return array.astype(np.uint8), 256
+
+
+def _require_finite(rows: np.ndarray, source: str) -> None:
+    """Refuse NaN and inf, saying how many there are and where the first one is."""
+    bad = ~np.isfinite(rows)
+    if bad.any():
+        row, column = np.unravel_index(int(bad.argmax()), bad.shape)
+        raise NicestError(
+            f"{source}: expected finite float32 values, got {bad.sum()} NaN or inf, the first in row {row}, "
+            f"column {column}; drop those rows or fill them in"
+        )
+
+
+def require_varying(rows: Rows, source: str) -> None:
+    """Refuse continuous columns that are constant: the density there is infinite."""
+    if rows.levels is not None:
+        return
+    constant = np.flatnonzero((rows.values == rows.values[0]).all(axis=0))
+    if constant.size:
+        named = ", ".join(map(str, constant[:5])) + (", ..." if constant.size > 5 else "")
+        raise NicestError(
+            f"{source}: {constant.size} of {rows.values.shape[1]} columns are constant over the {len(rows.values)} "
+            f"training rows (columns {named}): their density is infinite; drop them, or give integer levels as uint8"
+        )
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """Read one array of plain numbers from a .npy file."""
+    try:
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise NicestError(f"{path}: expected a whole .npy file of numbers{_npy_sizes(path)}; {_brief(error)}") from error
+
+
+def _npy_sizes(path: Path) -> str:
+    """Say how many bytes a .npy file should have by its header, and has, where the header can be read."""
+    try:
+        with path.open("rb") as file:
+            expected = _npy_size(file)
+        return f" of {expected} bytes, got {path.stat().st_size}"
+    except (OSError, ValueError, EOFError, KeyError):
+        return ""
+
+
+def _npy_size(file: BinaryIO) -> int:
+    """Bytes of a whole .npy file, by its header."""
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = headers[np.lib.format.read_magic(file)](file)
+    return file.tell() + math.prod(shape) * dtype.itemsize
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read from a .npz file either its splits (train, test and perhaps valid) or its one array, under the key "all"."""
+    try:
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
+            return {split: archive[key] for split, key in _npz_keys(archive, path).items()}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        size = f" ({path.stat().st_size} bytes)" if path.is_file() else ""
+        raise NicestError(f"{path}: expected a whole .npz file of plain arrays{size}; {_brief(error)}") from error
+
+
+def _npz_keys(archive: Mapping[str, np.ndarray], path: Path) -> dict[str, str]:
+    """Choose which keys of an archive to read, and as what."""
+    keys = list(archive)
+    if {"train", "test"} <= set(keys):
+        return {split: split for split in ("train", "valid", "test") if split in keys}
+    if len(keys) == 1:
+        return {"all": keys[0]}
+    for key in ARRAY_KEYS:
+        if key in keys:
+            return {"all": key}
+    raise NicestError(
+        f"{path}: expected the keys train and test, or one of {', '.join(ARRAY_KEYS)}, got {', '.join(keys) or 'none'}"
+    )
+
+
+def _brief(error: Exception) -> str:
+    """The first sentence of an error, on one line."""
+    return " ".join(str(error).split()).split(". ")[0] or type(error).__name__

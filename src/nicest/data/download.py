@@ -1,0 +1,318 @@
+"""The data home, the published data sets, and how their files come there with their checksums."""
+
+import difflib
+import hashlib
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from gzip import BadGzipFile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nicest.errors import NicestError
+
+
+@dataclass(frozen=True)
+class File:
+    """One published file: its path in the set's folder, its MD5, and where it can be had."""
+
+    path: str
+    md5: str | None = None
+    urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One published data set; where it comes as an archive, its files are members of that."""
+
+    name: str
+    title: str
+    dim: int
+    n: int
+    licence: str
+    how: str
+    files: tuple[File, ...] = ()
+    archive: File | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the data home that holds the set."""
+        return data_home() / self.name
+
+
+class Listing(NamedTuple):
+    """One row of the list of data sets; present says that every file is there."""
+
+    name: str
+    title: str
+    dim: int
+    n: int
+    present: bool
+    size_bytes: int
+    folder: Path
+
+
+def _mnist(path: str, md5: str) -> File:
+    mirrors = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+    return File(path, md5, tuple(mirror + path for mirror in mirrors))
+
+
+def _svhn(path: str, md5: str) -> File:
+    return File(path, md5, (f"http://ufldl.stanford.edu/housenumbers/{path}",))
+
+
+SETS = {
+    "digits": DataSet(
+        name="digits",
+        title="scikit-learn's handwritten digits, 8 x 8 grey of 17 levels",
+        dim=64,
+        n=1797,
+        licence="CC BY 4.0; Alpaydin and Kaynak 1998, UCI Machine Learning Repository",
+        how="it comes with scikit-learn, there is nothing to get",
+    ),
+    "mnist": DataSet(
+        name="mnist",
+        title="MNIST handwritten digits, 28 x 28 grey",
+        dim=784,
+        n=70_000,
+        licence="CC BY-SA 3.0; LeCun, Cortes and Burges",
+        how="run `nicest data get mnist`",
+        files=(
+            _mnist("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            _mnist("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+            _mnist("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+            _mnist("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+    ),
+    "cifar10": DataSet(
+        name="cifar10",
+        title="CIFAR-10 photographs, 32 x 32 RGB",
+        dim=3072,
+        n=60_000,
+        licence="cite Krizhevsky 2009, Learning multiple layers of features from tiny images",
+        how="run `nicest data get cifar10`",
+        files=(
+            File("cifar-10-batches-bin/data_batch_1.bin", "5dd7e06a14cb22eb9f671a540d1b7c25"),
+            File("cifar-10-batches-bin/data_batch_2.bin", "5ea93a67294ea407fff1d09f752e9692"),
+            File("cifar-10-batches-bin/data_batch_3.bin", "942cd6a4bcdd0dd3c604fbe906cb4421"),
+            File("cifar-10-batches-bin/data_batch_4.bin", "ae636b3ba5c66a11e91e8cb52e771fcb"),
+            File("cifar-10-batches-bin/data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d"),
+            File("cifar-10-batches-bin/test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d"),
+        ),
+        archive=File(
+            "cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+        ),
+    ),
+    "svhn": DataSet(
+        name="svhn",
+        title="Street View House Numbers, cropped, 32 x 32 RGB",
+        dim=3072,
+        n=99_289,
+        licence="non-commercial use; cite Netzer et al. 2011",
+        how="run `nicest data get svhn`",
+        files=(
+            _svhn("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            _svhn("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+        ),
+    ),
+    "tfd": DataSet(
+        name="tfd",
+        title="Toronto Face Dataset, 48 x 48 grey",
+        dim=2304,
+        n=102_236,
+        licence="by permission; cite Susskind, Anderson and Hinton 2010",
+        how="it has no public download: ask the University of Toronto's machine learning group and put the file there",
+        files=(File("TFD_48x48.mat"),),
+    ),
+}
+
+
+def data_home() -> Path:
+    """The folder of all data sets: $NICEST_DATA, or the user's cache."""
+    if chosen := os.environ.get("NICEST_DATA"):
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("nicest"))
+
+
+def find_set(name: str) -> DataSet:
+    """The data set of a name."""
+    if name in SETS:
+        return SETS[name]
+    near = difflib.get_close_matches(name.lower(), SETS, n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]}?" if near else ";"
+    raise NicestError(f"unknown data set '{name}'{hint} Known: {', '.join(sorted(SETS))}; own data is given as a path")
+
+
+def list_sets() -> list[Listing]:
+    """Every data set: what it is, whether it is here, and the bytes it takes."""
+    return [_listing(dataset) for dataset in SETS.values()]
+
+
+def _listing(dataset: DataSet) -> Listing:
+    found = [_find(dataset, file.path) for file in dataset.files]
+    archive = _find(dataset, dataset.archive.path) if dataset.archive else None
+    size = sum(path.stat().st_size for path in (*found, archive) if path)
+    present = all(found) or archive is not None
+    return Listing(dataset.name, dataset.title, dataset.dim, dataset.n, present, size, dataset.folder)
+
+
+def _find(dataset: DataSet, file: str) -> Path | None:
+    """A file of a set, as published or gunzipped, if it is here."""
+    places = (dataset.folder / file, dataset.folder / file.removesuffix(".gz"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def locate(name: str, files: Iterable[str]) -> list[Path]:
+    """The paths of a set's files, unpacked from its archive where only that is here; nothing is downloaded."""
+    dataset, files = find_set(name), list(files)
+    lacking = [file for file in dataset.files if file.path in files and not _find(dataset, file.path)]
+    if lacking and dataset.archive and _find(dataset, dataset.archive.path):
+        _unpack(dataset, dataset.archive, lacking)
+    paths = [_find(dataset, file) for file in files]
+    for file, path in zip(files, paths, strict=True):
+        if path is None:
+            raise NicestError(f"{name}: expected {file} in {dataset.folder}, found none; {dataset.how}")
+    return [path for path in paths if path]
+
+
+def check(name: str) -> list[tuple[str, str]]:
+    """Each file of a set with "ok", "missing" or "wrong checksum: ..."; of the archive where only that is here."""
+    dataset = find_set(name)
+    files: tuple[File, ...] = dataset.files
+    if dataset.archive and _find(dataset, dataset.archive.path) and not any(_find(dataset, f.path) for f in files):
+        files = (dataset.archive,)
+    return [(file.path, _status(dataset, file)) for file in files]
+
+
+def _status(dataset: DataSet, file: File) -> str:
+    path = dataset.folder / file.path
+    if not path.is_file():
+        return "missing"
+    if file.md5 is None:
+        return "ok"
+    try:
+        with path.open("rb") as data:
+            md5 = hashlib.file_digest(data, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return "ok" if md5 == file.md5 else f"wrong checksum: MD5 {md5}, expected {file.md5}"
+
+
+def get(name: str) -> Path:
+    """Download the files of a set that are missing or damaged, checked by MD5, and return their folder."""
+    dataset = find_set(name)
+    wanted = [file for file in dataset.files if _status(dataset, file) != "ok"]
+    try:
+        if wanted and dataset.archive:
+            _fetch(dataset, dataset.archive)
+            _unpack(dataset, dataset.archive, wanted)
+        else:
+            for file in wanted:
+                _fetch(dataset, file)
+    except OSError as error:
+        raise _unwritable(dataset.folder, error) from error
+    return dataset.folder
+
+
+def _fetch(dataset: DataSet, file: File) -> None:
+    """Download one file from the first mirror that has it; pooch checks a temporary file, then renames it."""
+    import pooch
+    from requests.exceptions import RequestException
+
+    pooch.get_logger().setLevel("WARNING")
+    failures = []
+    for url in file.urls:
+        try:
+            with _Bar(file.path) as bar:
+                downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
+                pooch.retrieve(url, f"md5:{file.md5}", file.path, dataset.folder, downloader=downloader)
+            return
+        except RequestException as error:
+            failures.append(f"{url}: {_refusal(error)}")
+        except ValueError as error:  # pooch's word for a wrong checksum
+            failures.append(f"{url}: {str(error).split('. ')[0]}")
+    if not file.urls:
+        raise NicestError(f"{dataset.name}: expected {file.path} in {dataset.folder}, found none; {dataset.how}")
+    raise NicestError(
+        f"{dataset.name}: cannot download {file.path} ({'; '.join(failures)}); "
+        f"put it in {dataset.folder} from {' or '.join(file.urls)}"
+    )
+
+
+def _refusal(error: Any) -> str:
+    """What went wrong with a request, in short."""
+    return type(error).__name__ if error.response is None else str(error).split(" for url")[0]
+
+
+class _Bar:
+    """A progress bar on a terminal's stderr, in the words pooch has for one: total, update, reset, close."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.task = self.progress.add_task(title, total=None)
+        self.total = 0
+
+    def __enter__(self) -> "_Bar":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def update(self, amount: int) -> None:
+        self.progress.update(self.task, total=self.total, advance=amount)
+
+    def reset(self) -> None:
+        self.progress.reset(self.task)
+
+    def close(self) -> None:
+        self.progress.refresh()
+
+
+def _unpack(dataset: DataSet, archive: File, files: Iterable[File]) -> None:
+    """Unpack the named files, and nothing else, from a set's archive."""
+    path, wanted = dataset.folder / archive.path, {file.path for file in files}
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            for member in tar:
+                if member.isfile() and member.name in wanted:
+                    _unpack_member(tar, member, dataset.folder / member.name)
+                    wanted.remove(member.name)
+    except (tarfile.TarError, EOFError, zlib.error, BadGzipFile) as error:
+        size = path.stat().st_size
+        raise NicestError(f"{path}: expected a whole .tar.gz, got {size} bytes ({error}); get it again") from error
+    except OSError as error:
+        raise _unwritable(dataset.folder, error) from error
+    if wanted:
+        raise NicestError(f"{path}: expected it to hold {', '.join(sorted(wanted))}, found none; get it again")
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write one member to a temporary file, then rename it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
+    source = tar.extractfile(member)
+    assert source is not None
+    try:
+        with source, temporary.open("wb") as out:
+            shutil.copyfileobj(source, out)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> NicestError:
+    reason = error.strerror or str(error)
+    return NicestError(f"cannot write in {folder} ({reason}); set NICEST_DATA to a folder with room that you can write in")

@@ -1,0 +1,132 @@
+"""Linear layers: diagonal scaling (NICE §3.3), approximate whitening (NICE App. B), exact ZCA (NICE §5.1)."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from nicest.flows.bijection import Bijection
+
+
+class DiagonalScaling(Bijection):
+    """y = exp(s) ⊙ x, the top layer; log det = Σ_d s_d (NICE §3.3).
+
+    σ_d = exp(-s_d) is the spectrum: how much the model lets component d vary (NICE App. A).
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return x * self.s.exp(), self.s.sum().expand(x.shape[0])
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return y * torch.exp(-self.s)
+
+    @property
+    def sigma(self) -> Tensor:
+        return torch.exp(-self.s.detach())
+
+
+class Whitening(Bijection):
+    """A linear layer that can be fitted to data in closed form, in float64 whatever dtype the data has."""
+
+    def fit(self, x: Tensor) -> Self:
+        """Fit to the rows of x, (N, D) with N > D."""
+        return self.fit_moments(*moments(x))
+
+    def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
+        """Fit to data of this mean and covariance."""
+        raise NotImplementedError
+
+
+class TriangularAffine(Whitening):
+    """z = L x + b, L lower triangular with a positive diagonal; log det = Σ log L_ii (NICE App. B).
+
+    Under a standard Gaussian prior this is a full Gaussian; train it by the NICE criterion like any layer, or take
+    the optimum at once: L = chol(Σ)⁻¹, b = -L μ, Σ and μ the covariance and mean of the data.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.below = nn.Parameter(torch.zeros(dim, dim))
+        self.log_diagonal = nn.Parameter(torch.zeros(dim))
+        self.b = nn.Parameter(torch.zeros(dim))
+
+    @property
+    def lower(self) -> Tensor:
+        """L."""
+        return self.below.tril(-1) + self.log_diagonal.exp().diag()
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return x @ self.lower.mT + self.b, self.log_diagonal.sum().expand(x.shape[0])
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return torch.linalg.solve_triangular(self.lower, (y - self.b).mT, upper=False).mT
+
+    @torch.no_grad()
+    def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
+        factor, failed = torch.linalg.cholesky_ex(covariance.double())
+        if failed:
+            raise ValueError(_singular(covariance))
+        identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
+        lower = torch.linalg.solve_triangular(factor, identity, upper=False)
+        self.below.copy_(lower.tril(-1))
+        self.log_diagonal.copy_(lower.diagonal().log())
+        self.b.copy_(-lower @ mean.double())
+        return self
+
+
+class ZCA(Whitening):
+    """y = (x - μ) W, W = U Λ^(-1/2) Uᵀ with U Λ Uᵀ the covariance; log det = -½ Σ log λ_d (NICE §5.1).
+
+    Exact: there is no epsilon. Dequantisation noise is what makes the covariance of images full rank.
+    """
+
+    mean: Tensor
+    whiten: Tensor
+    colour: Tensor
+    log_det: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("whiten", torch.eye(dim))
+        self.register_buffer("colour", torch.eye(dim))
+        self.register_buffer("log_det", torch.zeros(()))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return (x - self.mean) @ self.whiten, self.log_det.expand(x.shape[0])
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return y @ self.colour + self.mean
+
+    @torch.no_grad()
+    def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
+        eigenvalues, vectors = torch.linalg.eigh(covariance.double())
+        smallest = torch.finfo(torch.float64).eps * len(mean) * eigenvalues[-1]
+        if eigenvalues[0] <= smallest:
+            raise ValueError(_singular(covariance))
+        self.mean.copy_(mean)
+        self.whiten.copy_(vectors * eigenvalues.rsqrt() @ vectors.mT)
+        self.colour.copy_(vectors * eigenvalues.sqrt() @ vectors.mT)
+        self.log_det.copy_(-0.5 * eigenvalues.log().sum())
+        return self
+
+
+def moments(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
+    """Mean and covariance (divided by N) of the rows of x, in float64, without a float64 copy of x."""
+    mean = sum(part.double().sum(0) for part in x.split(rows)) / len(x)
+    scatter = sum((part.double() - mean).mT @ (part.double() - mean) for part in x.split(rows))
+    return mean, scatter / len(x)
+
+
+def _singular(covariance: Tensor) -> str:
+    rank = int(torch.linalg.matrix_rank(covariance.double(), hermitian=True))
+    return (
+        f"whitening needs a covariance of full rank, got rank {rank} of {len(covariance)}:"
+        " drop constant or linearly dependent columns, or use more rows"
+    )

@@ -1,0 +1,50 @@
+"""Coupling functions m (NICE §5.1): deep rectified networks with linear output units."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+Initialisation = Literal["torch", "uniform", "zero-last"]
+
+
+class MLP(nn.Module):
+    """m: R^inputs -> R^outputs, `hidden` rectified layers and a linear one (NICE §5.1).
+
+    `context_dim` numbers of context, where given, stand beside the inputs. `dropout` follows every rectifier.
+    `initialisation`: "torch" is torch's own for linear layers; "uniform" is the authors' code, weights
+    U(-0.01, 0.01) and biases 0; "zero-last" is torch's with the last layer 0, so that a coupling starts as identity.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: tuple[int, ...] = (1000, 1000, 1000, 1000, 1000),
+        *,
+        context_dim: int = 0,
+        dropout: float = 0.0,
+        initialisation: Initialisation = "torch",
+    ) -> None:
+        super().__init__()
+        if initialisation not in get_args(Initialisation):
+            raise ValueError(f"initialisation is one of {get_args(Initialisation)}, got {initialisation!r}")
+        layers: list[nn.Module] = []
+        width = inputs + context_dim
+        for units in hidden:
+            layers += [nn.Linear(width, units), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+            width = units
+        last = nn.Linear(width, outputs)
+        self.layers = nn.Sequential(*layers, last)
+        if initialisation == "uniform":
+            for name, parameter in self.named_parameters():
+                nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.uniform_(parameter, -0.01, 0.01)
+        elif initialisation == "zero-last":
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.layers(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))

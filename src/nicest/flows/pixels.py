@@ -1,0 +1,84 @@
+"""From pixels to real numbers, each step a layer with its own log-det (NICE §5.1)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nicest.flows.bijection import Bijection
+
+
+class Dequantize(Bijection):
+    """y = (x + u) / levels, u ~ U[0, 1) drawn afresh in every call; log det = -D log levels (NICE §5.1).
+
+    x holds whole levels 0..levels-1, in any dtype. Then log_prob(x) is a noisy value of the density of x + u, whose
+    mean over u bounds the log-probability of the discrete x from below. inverse(y) is the level that y lies in.
+    """
+
+    unit: Tensor
+
+    def __init__(self, levels: int = 256) -> None:
+        super().__init__()
+        if levels < 2:
+            raise ValueError(f"expected at least 2 levels, got {levels}")
+        self.levels = levels
+        self.register_buffer("unit", torch.tensor(1.0), persistent=False)  # carries the dtype of the flow
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = x.to(self.unit.dtype)
+        # x + u may round up to x + 1, the next level: the largest number below it is meant
+        y = torch.minimum(x + torch.rand_like(x), torch.nextafter(x + 1, x)) / self.levels
+        return y, y.new_full((len(y),), -y.shape[-1] * math.log(self.levels))
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return (y * self.levels).floor().clamp(0, self.levels - 1)
+
+    def extra_repr(self) -> str:
+        return f"levels={self.levels}"
+
+
+class Rescale(Bijection):
+    """y = shift + scale ⊙ x; log det = Σ_d log scale_d; for the interval [-1, 1], or to standardise columns."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shift: Tensor | float, scale: Tensor | float, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.as_tensor(shift, dtype=torch.get_default_dtype()).expand(dim).clone())
+        self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.get_default_dtype()).expand(dim).clone())
+        if not bool((self.scale > 0).all()):
+            raise ValueError("every scale must be positive")
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.shift + self.scale * x, self.scale.log().sum().expand(x.shape[0])
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return (y - self.shift) / self.scale
+
+
+class Logit(Bijection):
+    """y = logit(a), a = margin + (1 - 2 margin) x, for x in [0, 1].
+
+    log det = Σ_d [log(1 - 2 margin) - log a_d - log(1 - a_d)]. The margin keeps y finite at 0 and 1.
+    """
+
+    def __init__(self, margin: float = 1e-6) -> None:
+        super().__init__()
+        if not 0 <= margin < 0.5:
+            raise ValueError(f"expected a margin in [0, 0.5), got {margin}")
+        self.margin = margin
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = torch.logit(self.margin + (1 - 2 * self.margin) * x)
+        log_det = functional.softplus(y) + functional.softplus(-y) + math.log1p(-2 * self.margin)
+        return y, log_det.sum(-1)
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return (y.sigmoid() - self.margin) / (1 - 2 * self.margin)
+
+    def extra_repr(self) -> str:
+        return f"margin={self.margin}"

@@ -1,0 +1,76 @@
+"""Factorial priors p_H(h) = Π_d p(h_d) (NICE §3.4)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Prior(nn.Module, ABC):
+    """p_H(h) = Π_d p((h_d - loc_d) / scale_d) / scale_d, p one standard law (NICE §3.4).
+
+    loc = 0 and scale = 1, unless `learned`: then both are parameters of every dimension, trained with the flow
+    (NICE §2, footnote).
+    """
+
+    loc: Tensor
+    log_scale: Tensor
+
+    def __init__(self, dim: int, *, learned: bool = False) -> None:
+        super().__init__()
+        self.dim, self.learned = dim, learned
+        for name in ("loc", "log_scale"):
+            if learned:
+                self.register_parameter(name, nn.Parameter(torch.zeros(dim)))
+            else:
+                self.register_buffer(name, torch.zeros(()), persistent=False)
+
+    @abstractmethod
+    def standard_log_density(self, e: Tensor) -> Tensor:
+        """log p(e), number by number."""
+
+    @abstractmethod
+    def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Draws from p, in the dtype and on the device of the prior."""
+
+    def log_prob(self, h: Tensor) -> Tensor:
+        """log p_H(h), (B,)."""
+        e = (h - self.loc) * torch.exp(-self.log_scale)
+        return self.standard_log_density(e).sum(-1) - self.log_scale.expand(self.dim).sum()
+
+    def rsample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """n draws of h, (n, D), with gradients to loc and scale; temperature multiplies the scale."""
+        e = self.standard_sample((n, self.dim), generator)
+        return self.loc + temperature * self.log_scale.exp() * e
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc.detach().expand(self.dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, learned={self.learned}"
+
+
+class Gaussian(Prior):
+    """log p(e) = -½ (e² + log 2π) (NICE §3.4)."""
+
+    def standard_log_density(self, e: Tensor) -> Tensor:
+        return -0.5 * (e.square() + math.log(2 * math.pi))
+
+    def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+
+
+class Logistic(Prior):
+    """log p(e) = -log(1 + exp e) - log(1 + exp -e), by softplus so that nothing overflows (NICE §3.4)."""
+
+    def standard_log_density(self, e: Tensor) -> Tensor:
+        return -functional.softplus(e) - functional.softplus(-e)
+
+    def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        u = torch.rand(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
+        return torch.logit(u.clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2))

@@ -1,0 +1,140 @@
+"""From a recipe to a flow: [Dequantize, interval, whitening, couplings ..., DiagonalScaling] under a prior."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from nicest.errors import NicestError
+from nicest.flows import (
+    MLP,
+    ZCA,
+    Additive,
+    Affine,
+    Bijection,
+    Chain,
+    Coupling,
+    Dequantize,
+    DiagonalScaling,
+    Flow,
+    Gaussian,
+    Law,
+    Logistic,
+    Logit,
+    Multiplicative,
+    Partition,
+    Rescale,
+    TriangularAffine,
+    checkerboard,
+    halves,
+    moments,
+    odd_even,
+)
+from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
+
+
+def build(recipe: Recipe) -> Flow:
+    """The flow of a recipe whose data.shape and data.levels are known, untrained; whitening is still the identity."""
+    dim, settings = recipe.data.dim, recipe.model
+    if settings.preprocess == "logit" and not recipe.data.levels:
+        raise NicestError("preprocess = logit is for pixels in [0, 1]; this data is continuous")
+    layers = _input_layers(recipe.data) | _preprocessing(settings, dim)
+    partition = _partition(settings, recipe.data.shape)
+    for k in range(settings.couplings):
+        layers[f"coupling{k + 1}"] = _coupling(settings, partition, k)
+        partition = partition.swap()
+    layers["scaling"] = DiagonalScaling(dim)
+    prior = {"logistic": Logistic, "gaussian": Gaussian}[settings.prior]
+    return Flow(Chain(layers), prior(dim, learned=settings.learned_prior))
+
+
+def fit_constants(flow: Flow, train: np.ndarray) -> None:
+    """Fit what is fitted in closed form, on training rows alone: standardisation and whitening, in float64.
+
+    The moments of the rows are carried through the layers before the whitening. Dequantisation noise enters them
+    exactly, as its mean 1/2 and variance 1/12 of a level, not as one draw of it.
+    """
+    if not any(isinstance(layer, ZCA | TriangularAffine | Rescale) for layer in flow.chain):
+        return
+    mean, covariance = moments(torch.from_numpy(train))
+    for name, layer in flow.chain.layers.items():
+        if isinstance(layer, Dequantize):
+            mean = (mean + 0.5) / layer.levels
+            covariance = (covariance + torch.eye(len(mean), dtype=torch.float64) / 12) / layer.levels**2
+        elif isinstance(layer, Rescale):
+            if name == "standardise":
+                layer.scale.copy_(covariance.diagonal().rsqrt())
+                layer.shift.copy_(-mean * layer.scale)
+            scale = layer.scale.double()
+            mean, covariance = layer.shift.double() + scale * mean, scale[:, None] * covariance * scale
+        elif isinstance(layer, ZCA | TriangularAffine):
+            try:
+                layer.fit_moments(mean, covariance)
+            except ValueError as error:
+                raise NicestError(str(error)) from error
+            return
+        else:
+            return
+
+
+def interval_nats(data: DataSettings) -> float:
+    """What turns nats of the data's own levels into nats on the recipe's interval, the paper's unit (NICE §5.1).
+
+    A pixel's level has volume 1 among levels and (high - low)/levels on the interval, so
+    log p_interval = log p_levels + D log(levels / (high - low)). Continuous data has no such change of unit.
+    """
+    low, high = data.interval
+    return data.dim * math.log(data.levels / (high - low)) if data.levels else 0.0
+
+
+def _input_layers(data: DataSettings) -> dict[str, Bijection]:
+    if not data.levels:
+        return {"standardise": Rescale(0.0, 1.0, data.dim)}
+    low, high = data.interval
+    layers: dict[str, Bijection] = {"dequantise": Dequantize(data.levels)}
+    if (low, high) != (0.0, 1.0):
+        layers["interval"] = Rescale(low, high - low, data.dim)
+    return layers
+
+
+def _preprocessing(settings: ModelSettings, dim: int) -> dict[str, Bijection]:
+    if settings.preprocess == "zca":
+        return {"zca": ZCA(dim)}
+    if settings.preprocess == "triangular":
+        # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
+        return {"whitening": TriangularAffine(dim).requires_grad_(False)}
+    if settings.preprocess == "logit":
+        return {"logit": Logit()}
+    return {}
+
+
+def _partition(settings: ModelSettings, shape: tuple[int, ...]) -> Partition:
+    dim = math.prod(shape)
+    if settings.partition == "halves":
+        return halves(dim)
+    if settings.partition == "checkerboard":
+        if len(shape) not in (2, 3):
+            raise NicestError(f"a checkerboard is for images, (H, W) or (C, H, W); these examples are {shape}")
+        *channels, height, width = shape
+        return checkerboard(height, width, *channels)
+    return odd_even(dim)
+
+
+def _coupling(settings: ModelSettings, partition: Partition, k: int) -> Coupling:
+    laws: dict[str, Law] = {
+        "additive": Additive(),
+        "multiplicative": Multiplicative(settings.bound),
+        "affine": Affine(settings.bound),
+    }
+    law = laws[settings.law]
+    depth = settings.hidden_layers[k if len(settings.hidden_layers) > 1 else 0]
+    network = MLP(
+        len(partition.i1),
+        law.size * len(partition.i2),
+        (settings.width,) * depth,
+        dropout=settings.dropout,
+        initialisation=settings.initialisation,
+    )
+    return Coupling(partition, law, network)

@@ -1,0 +1,271 @@
+"""What a recipe may say: every field with its meaning, read from TOML and checked (no torch here)."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from nicest.errors import NicestError
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field of a recipe: its default and what it means."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """[data]: what is modelled."""
+
+    name: str = setting("digits", "a data set by name, or a path to idx, npy, npz or image files")
+    interval: tuple[float, ...] = setting((0.0, 1.0), "where dequantised pixels lie; nats are reported on it")
+    valid: float = setting(0.1, "share held out for validation, where the data set has no split of its own")
+    test: float = setting(0.1, "share held out for testing, where the data set has no split of its own")
+    seed: int = setting(0, "seed of that split")
+    shape: tuple[int, ...] = setting((), "shape of one example; taken from the data")
+    levels: int = setting(0, "number of grey levels, 0 for continuous numbers; taken from the data")
+
+    @property
+    def dim(self) -> int:
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """[model]: the flow."""
+
+    preprocess: Literal["none", "zca", "triangular", "logit"] = setting(
+        "none", "exact ZCA, approximate whitening (App. B, closed form), or logit, as a layer of the flow"
+    )
+    couplings: int = setting(4, "number of coupling layers; their roles alternate")
+    partition: Literal["odd-even", "halves", "checkerboard"] = setting("odd-even", "how components are split")
+    law: Literal["additive", "multiplicative", "affine"] = setting("additive", "the coupling law")
+    bound: float = setting(2.0, "largest absolute log-scale of the multiplicative and affine laws")
+    hidden_layers: tuple[int, ...] = setting((5,), "hidden layers of each coupling function, or one number for all")
+    width: int = setting(1000, "units of every hidden layer")
+    dropout: float = setting(0.0, "dropout after every rectifier")
+    initialisation: Literal["torch", "uniform", "zero-last"] = setting(
+        "torch", "torch's own; weights U(-0.01, 0.01) and biases 0; or torch's with the last layer 0"
+    )
+    prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
+    learned_prior: bool = setting(False, "learn location and scale of the prior in every dimension")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """[train]: how it is trained."""
+
+    epochs: int = setting(1500, "passes over the training data")
+    batch: int = setting(200, "examples in a step")
+    optimizer: Literal["adam", "adamw", "rmsprop"] = setting(
+        "adam", "Adam, Adam with decoupled decay of matrices, or the authors' RMSProp with momentum"
+    )
+    lr: float = setting(1e-3, "learning rate")
+    betas: tuple[float, ...] = setting((0.9, 0.99), "Adam's averaging factors, in today's notation")
+    eps: float = setting(1e-4, "Adam's epsilon")
+    weight_decay: float = setting(0.0, "adamw's decay, on weight matrices only")
+    schedule: Literal["constant", "cosine", "exponential"] = setting(
+        "constant", "the learning rate over the steps: as it is, to 0 by a cosine, or divided by lr_decay each step"
+    )
+    warmup: int = setting(0, "steps over which the learning rate rises from 0")
+    lr_decay: float = setting(1.0005, "exponential schedule: the divisor of each step")
+    lr_floor: float = setting(0.0, "exponential schedule: the least learning rate")
+    loss: Literal["nats", "nats-per-dim"] = setting(
+        "nats", "unit of the loss that is differentiated; Adam's eps and clip see it"
+    )
+    clip: float = setting(0.0, "largest norm of the gradient; 0 for no clipping")
+    ema: float = setting(0.0, "decay of the moving average of the weights that is evaluated and kept; 0 for none")
+    precision: Literal["float32", "bfloat16"] = setting("float32", "dtype inside the coupling functions")
+    evaluate_every: int = setting(1, "epochs between two validations; the best model by validation is kept")
+    seed: int = setting(0, "seed of the initialisation, the order of examples and the noise")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything needed to train one model."""
+
+    name: str = setting("", "the recipe's name")
+    title: str = setting("", "one line about it")
+    reading: Literal["text", "released", "ours"] = setting(
+        "ours", "which source it follows: the paper's text, the authors' released code, or neither"
+    )
+    paper_nats: float | None = setting(None, "the paper's test log-likelihood for this data set")
+    expected_nats: float | None = setting(None, "what we measured on the test set with this recipe")
+    data: DataSettings = field(default_factory=DataSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def override(self, *assignments: str) -> Recipe:
+        """The recipe with `key=value` settings changed, such as `train.epochs=50`; values are TOML, or plain words."""
+        table: dict[str, Any] = {}
+        for assignment in assignments:
+            key, equals, text = assignment.partition("=")
+            if not equals:
+                raise NicestError(f"expected KEY=VALUE, such as train.epochs=50, got {assignment!r}")
+            try:
+                value = tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                value = text
+            *path, last = key.strip().split(".")
+            inner = table
+            for name in path:
+                inner = inner.setdefault(name, {})
+                if not isinstance(inner, dict):
+                    raise NicestError(f"{name!r} is set twice, once as a table: {assignment!r}")
+            inner[last] = value
+        return _merge(self, table, "--set")
+
+    def to_toml(self) -> str:
+        """The recipe as TOML, every setting written out with its meaning."""
+        sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in ("data", "model", "train"))
+        return "\n".join([*_lines(self), *(line for section in sections for line in section), ""])
+
+
+def names() -> list[str]:
+    """The recipes that come with nicest."""
+    folder = resources.files("nicest.recipes")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe by its name, or from a TOML file of your own."""
+    if name in names():
+        return parse((resources.files("nicest.recipes") / f"{name}.toml").read_text(), name)
+    path = Path(name)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise NicestError(f"no recipe file {path}; the recipes that come with nicest are {', '.join(names())}")
+        return parse(path.read_text(), str(path))
+    raise NicestError(f"no recipe {name!r}{_nearest(name, names())}; there are {', '.join(names())}, or a .toml file")
+
+
+def parse(text: str, source: str) -> Recipe:
+    """A recipe from the text of a TOML file; `source` is named in errors."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise NicestError(f"{source} is not valid TOML: {error}") from error
+    table.setdefault("name", Path(source).stem)
+    return _merge(Recipe(), table, source)
+
+
+def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") -> Any:
+    """`settings` with the values of `table`, which must be of the right names and types."""
+    hints = get_type_hints(type(settings))
+    changes = {}
+    for key, value in table.items():
+        if key not in hints:
+            raise NicestError(f"{source}: unknown key {prefix + key!r}{_nearest(key, list(hints), prefix)}")
+        current = getattr(settings, key)
+        if is_dataclass(current):
+            if not isinstance(value, dict):
+                raise NicestError(f"{source}: {prefix + key!r} is a table of settings, got {value!r}")
+            changes[key] = _merge(current, value, source, f"{prefix}{key}.")
+        else:
+            changes[key] = _coerce(value, hints[key], f"{source}: {prefix + key}")
+    return replace(settings, **changes)
+
+
+def _coerce(value: Any, kind: Any, where: str) -> Any:
+    """`value` as `kind`, or an error that says what was expected."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if value in choices:
+            return value
+        raise NicestError(f"{where} is one of {', '.join(choices)}; got {value!r}{_nearest(str(value), choices)}")
+    if get_origin(kind) is tuple:
+        of = get_args(kind)[0]
+        return tuple(_coerce(each, of, where) for each in (value if isinstance(value, list) else [value]))
+    kinds = [each for each in (get_args(kind) or (kind,)) if each is not type(None)]
+    if kinds == [float] and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) in kinds:
+        return value
+    raise NicestError(f"{where} is of type {kinds[0].__name__}; got {value!r}")
+
+
+def _check(recipe: Recipe) -> None:
+    """Refuse values that have the right type and no meaning."""
+    data, model, train = recipe.data, recipe.model, recipe.train
+    interval = data.interval
+    rules = [
+        (
+            "data.interval",
+            list(interval),
+            "two numbers, the first smaller",
+            len(interval) == 2 and interval[0] < interval[-1],
+        ),
+        ("data.valid", data.valid, "between 0 and 1", 0 < data.valid < 1),
+        ("data.test", data.test, "between 0 and 1, with data.valid below 1 in all", 0 < data.test < 1 - data.valid),
+        ("model.couplings", model.couplings, "at least 1", model.couplings >= 1),
+        (
+            "model.hidden_layers",
+            list(model.hidden_layers),
+            f"one number, or one for each of the {model.couplings} couplings, none negative",
+            len(model.hidden_layers) in (1, model.couplings) and min(model.hidden_layers, default=-1) >= 0,
+        ),
+        ("model.width", model.width, "at least 1", model.width >= 1),
+        ("model.bound", model.bound, "positive", model.bound > 0),
+        ("model.dropout", model.dropout, "in [0, 1)", 0 <= model.dropout < 1),
+        (
+            "model.preprocess",
+            model.preprocess,
+            "not logit unless data.interval is [0, 1]",
+            model.preprocess != "logit" or interval == (0.0, 1.0),
+        ),
+        ("train.epochs", train.epochs, "at least 1", train.epochs >= 1),
+        ("train.batch", train.batch, "at least 1", train.batch >= 1),
+        ("train.lr", train.lr, "positive", train.lr > 0),
+        ("train.eps", train.eps, "positive", train.eps > 0),
+        (
+            "train.betas",
+            list(train.betas),
+            "two numbers in [0, 1); the paper's beta2 = 0.01 weighs the new gradient: today's 0.99",
+            len(train.betas) == 2 and all(0 <= beta < 1 for beta in train.betas),
+        ),
+        ("train.weight_decay", train.weight_decay, "not negative", train.weight_decay >= 0),
+        ("train.warmup", train.warmup, "not negative", train.warmup >= 0),
+        ("train.lr_decay", train.lr_decay, "at least 1", train.lr_decay >= 1),
+        ("train.lr_floor", train.lr_floor, "between 0 and train.lr", 0 <= train.lr_floor <= train.lr),
+        ("train.clip", train.clip, "not negative", train.clip >= 0),
+        ("train.ema", train.ema, "in [0, 1)", 0 <= train.ema < 1),
+        ("train.evaluate_every", train.evaluate_every, "at least 1", train.evaluate_every >= 1),
+    ]
+    for name, value, expected, holds in rules:
+        if not holds:
+            raise NicestError(f"{recipe.name or 'recipe'}: {name} must be {expected}; got {value}")
+
+
+def _nearest(name: str, known: Any, prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {prefix + close[0]!r}?)" if close else ""
+
+
+def _lines(settings: Any) -> list[str]:
+    values = ((each, getattr(settings, each.name)) for each in fields(settings))
+    return [
+        f"{each.name} = {_toml(value)}  # {each.metadata['help']}"
+        for each, value in values
+        if "help" in each.metadata and value is not None
+    ]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)
