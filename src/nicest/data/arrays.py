@@ -56,7 +56,7 @@ def _with_levels(array: np.ndarray, source: str) -> tuple[np.ndarray, int | None
         return array.astype(np.uint8), 2
     if array.dtype == np.uint8:
         return array, 256
-    if array.dtype == np.uint16:
+    if np.issubdtype(array.dtype, np.uint16):
         return array.astype(np.uint16, copy=False), 65536
     if np.issubdtype(array.dtype, np.floating):
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, which _require_finite reports
@@ -101,8 +101,10 @@ def read_npy(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise NicestError(f"{path}: expected a whole .npy file of numbers{_npy_sizes(path)}; {_brief(error)}") from error
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise NicestError(
+            f"{path}: expected a whole .npy file of numbers{_npy_sizes(path)}; {_brief(error)}"
+        ) from error
 
 
 def _npy_sizes(path: Path) -> str:
@@ -125,11 +127,17 @@ def _npy_size(file: BinaryIO) -> int:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read from a .npz file either its splits (train, test and perhaps valid) or its one array, under the key "all"."""
     try:
-        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as archive:
-            return {split: archive[key] for split, key in _npz_keys(archive, path).items()}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        size = f" ({path.stat().st_size} bytes)" if path.is_file() else ""
-        raise NicestError(f"{path}: expected a whole .npz file of plain arrays{size}; {_brief(error)}") from error
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it is a .npy file, name it so")
+            with archive:
+                return {split: archive[key] for split, key in _npz_keys(archive, path).items()}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        size = path.stat().st_size
+        raise NicestError(
+            f"{path}: expected a whole .npz file of numbers, got {size} bytes that do not parse; {_brief(error)}"
+        ) from error
 
 
 def _npz_keys(archive: Mapping[str, np.ndarray], path: Path) -> dict[str, str]:

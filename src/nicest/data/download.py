@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from gzip import BadGzipFile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nicest.errors import NicestError
 
@@ -60,6 +60,10 @@ def _mnist(path: str, md5: str) -> File:
     return File(path, md5, tuple(mirror + path for mirror in mirrors))
 
 
+def _cifar10(path: str, md5: str) -> File:
+    return File(path, md5, (f"https://www.cs.toronto.edu/~kriz/{path}",))
+
+
 def _svhn(path: str, md5: str) -> File:
     return File(path, md5, (f"http://ufldl.stanford.edu/housenumbers/{path}",))
 
@@ -102,11 +106,7 @@ SETS = {
             File("cifar-10-batches-bin/data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d"),
             File("cifar-10-batches-bin/test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d"),
         ),
-        archive=File(
-            "cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-        ),
+        archive=_cifar10("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     ),
     "svhn": DataSet(
         name="svhn",
@@ -143,11 +143,16 @@ def data_home() -> Path:
 
 def find_set(name: str) -> DataSet:
     """The data set of a name."""
-    if name in SETS:
-        return SETS[name]
+    if name not in SETS:
+        raise unknown(name)
+    return SETS[name]
+
+
+def unknown(name: str) -> NicestError:
+    """What to say of a name that is no data set's."""
     near = difflib.get_close_matches(name.lower(), SETS, n=1, cutoff=0.5)
     hint = f", did you mean {near[0]}?" if near else ";"
-    raise NicestError(f"unknown data set '{name}'{hint} Known: {', '.join(sorted(SETS))}; own data is given as a path")
+    return NicestError(f"unknown data set '{name}'{hint} Known: {', '.join(sorted(SETS))}; own data is given as a path")
 
 
 def list_sets() -> list[Listing]:
@@ -157,9 +162,9 @@ def list_sets() -> list[Listing]:
 
 def _listing(dataset: DataSet) -> Listing:
     found = [_find(dataset, file.path) for file in dataset.files]
-    archive = _find(dataset, dataset.archive.path) if dataset.archive else None
+    archive = _find_archive(dataset)
     size = sum(path.stat().st_size for path in (*found, archive) if path)
-    present = all(found) or archive is not None
+    present = all(found) or bool(archive)
     return Listing(dataset.name, dataset.title, dataset.dim, dataset.n, present, size, dataset.folder)
 
 
@@ -169,12 +174,17 @@ def _find(dataset: DataSet, file: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+def _find_archive(dataset: DataSet) -> Path | None:
+    path = dataset.folder / dataset.archive.path if dataset.archive else None
+    return path if path and path.is_file() else None
+
+
 def locate(name: str, files: Iterable[str]) -> list[Path]:
     """The paths of a set's files, unpacked from its archive where only that is here; nothing is downloaded."""
     dataset, files = find_set(name), list(files)
     lacking = [file for file in dataset.files if file.path in files and not _find(dataset, file.path)]
-    if lacking and dataset.archive and _find(dataset, dataset.archive.path):
-        _unpack(dataset, dataset.archive, lacking)
+    if lacking and (archive := _find_archive(dataset)):
+        _unpack(archive, lacking)
     paths = [_find(dataset, file) for file in files]
     for file, path in zip(files, paths, strict=True):
         if path is None:
@@ -185,9 +195,8 @@ def locate(name: str, files: Iterable[str]) -> list[Path]:
 def check(name: str) -> list[tuple[str, str]]:
     """Each file of a set with "ok", "missing" or "wrong checksum: ..."; of the archive where only that is here."""
     dataset = find_set(name)
-    files: tuple[File, ...] = dataset.files
-    if dataset.archive and _find(dataset, dataset.archive.path) and not any(_find(dataset, f.path) for f in files):
-        files = (dataset.archive,)
+    packed = _find_archive(dataset) and not any(_find(dataset, file.path) for file in dataset.files)
+    files = (dataset.archive,) if packed and dataset.archive else dataset.files
     return [(file.path, _status(dataset, file)) for file in files]
 
 
@@ -209,15 +218,12 @@ def get(name: str) -> Path:
     """Download the files of a set that are missing or damaged, checked by MD5, and return their folder."""
     dataset = find_set(name)
     wanted = [file for file in dataset.files if _status(dataset, file) != "ok"]
-    try:
-        if wanted and dataset.archive:
-            _fetch(dataset, dataset.archive)
-            _unpack(dataset, dataset.archive, wanted)
-        else:
-            for file in wanted:
-                _fetch(dataset, file)
-    except OSError as error:
-        raise _unwritable(dataset.folder, error) from error
+    if wanted and dataset.archive:
+        _fetch(dataset, dataset.archive)
+        _unpack(dataset.folder / dataset.archive.path, wanted)
+    else:
+        for file in wanted:
+            _fetch(dataset, file)
     return dataset.folder
 
 
@@ -230,14 +236,15 @@ def _fetch(dataset: DataSet, file: File) -> None:
     failures = []
     for url in file.urls:
         try:
-            with _Bar(file.path) as bar:
-                downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
-                pooch.retrieve(url, f"md5:{file.md5}", file.path, dataset.folder, downloader=downloader)
+            pooch.retrieve(url, f"md5:{file.md5}", file.path, dataset.folder, downloader=_stream)
             return
         except RequestException as error:
-            failures.append(f"{url}: {_refusal(error)}")
+            answer = type(error).__name__ if error.response is None else str(error).split(" for url")[0]
+            failures.append(f"{url}: {answer}")
         except ValueError as error:  # pooch's word for a wrong checksum
             failures.append(f"{url}: {str(error).split('. ')[0]}")
+        except OSError as error:
+            raise _unwritable(dataset.folder, error) from error
     if not file.urls:
         raise NicestError(f"{dataset.name}: expected {file.path} in {dataset.folder}, found none; {dataset.how}")
     raise NicestError(
@@ -246,55 +253,35 @@ def _fetch(dataset: DataSet, file: File) -> None:
     )
 
 
-def _refusal(error: Any) -> str:
-    """What went wrong with a request, in short."""
-    return type(error).__name__ if error.response is None else str(error).split(" for url")[0]
+def _stream(url: str, target: str, _: object) -> None:
+    """Write what a URL gives to a file, with a progress bar."""
+    import requests
+
+    from nicest.progress import Bar
+
+    with requests.get(url, stream=True, timeout=30) as response, Path(target).open("wb") as out:
+        response.raise_for_status()
+        size = int(response.headers.get("content-length", 0))
+        with Bar(url.rpartition("/")[2], size) as bar:
+            for chunk in response.iter_content(1 << 16):
+                out.write(chunk)
+                bar.update(out.tell(), f"{out.tell() / 1e6:.1f} of {size / 1e6:.1f} MB")
 
 
-class _Bar:
-    """A progress bar on a terminal's stderr, in the words pooch has for one: total, update, reset, close."""
-
-    def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.task = self.progress.add_task(title, total=None)
-        self.total = 0
-
-    def __enter__(self) -> "_Bar":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def update(self, amount: int) -> None:
-        self.progress.update(self.task, total=self.total, advance=amount)
-
-    def reset(self) -> None:
-        self.progress.reset(self.task)
-
-    def close(self) -> None:
-        self.progress.refresh()
-
-
-def _unpack(dataset: DataSet, archive: File, files: Iterable[File]) -> None:
-    """Unpack the named files, and nothing else, from a set's archive."""
-    path, wanted = dataset.folder / archive.path, {file.path for file in files}
+def _unpack(path: Path, files: Iterable[File]) -> None:
+    """Unpack the named files, and nothing else, beside their archive."""
+    wanted = {file.path for file in files}
     try:
         with tarfile.open(path, "r:gz") as tar:
             for member in tar:
                 if member.isfile() and member.name in wanted:
-                    _unpack_member(tar, member, dataset.folder / member.name)
+                    _unpack_member(tar, member, path.parent / member.name)
                     wanted.remove(member.name)
     except (tarfile.TarError, EOFError, zlib.error, BadGzipFile) as error:
         size = path.stat().st_size
         raise NicestError(f"{path}: expected a whole .tar.gz, got {size} bytes ({error}); get it again") from error
     except OSError as error:
-        raise _unwritable(dataset.folder, error) from error
+        raise _unwritable(path.parent, error) from error
     if wanted:
         raise NicestError(f"{path}: expected it to hold {', '.join(sorted(wanted))}, found none; get it again")
 
@@ -303,10 +290,8 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) 
     """Write one member to a temporary file, then rename it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
-    source = tar.extractfile(member)
-    assert source is not None
     try:
-        with source, temporary.open("wb") as out:
+        with tar.extractfile(member) as source, temporary.open("wb") as out:  # type: ignore[union-attr]
             shutil.copyfileobj(source, out)
         temporary.replace(target)
     finally:
@@ -314,5 +299,5 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) 
 
 
 def _unwritable(folder: Path, error: OSError) -> NicestError:
-    reason = error.strerror or str(error)
-    return NicestError(f"cannot write in {folder} ({reason}); set NICEST_DATA to a folder with room that you can write in")
+    reason = error.strerror or error
+    return NicestError(f"cannot write in {folder} ({reason}); free some room or set NICEST_DATA to another folder")

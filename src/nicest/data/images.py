@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ def read_idx(path: Path) -> np.ndarray:
     """Read an idx file, plain or gzipped: two zero bytes, a type, a rank, the big-endian sizes, the values."""
     data, whole = _inflated(path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_DTYPES or data[3] == 0:
-        raise NicestError(f"{path}: expected the magic number of an idx file (00 00 type rank), got '{data[:4].hex(' ')}'")
+        raise NicestError(
+            f"{path}: expected the magic number of an idx file (00 00 type rank), got '{data[:4].hex(' ')}'"
+        )
     dtype, start = np.dtype(IDX_DTYPES[data[2]]), 4 + 4 * data[3]
-    shape = tuple(int(size) for size in np.frombuffer(data[4:start][: len(data[4:start]) // 4 * 4], ">u4"))
+    if len(data) < start:
+        raise NicestError(f"{path}: expected a header of {start} bytes, got {len(data)}; {AGAIN}")
+    shape = struct.unpack(f">{data[3]}I", data[4:start])
     expected = start + math.prod(shape) * dtype.itemsize
     if len(data) != expected or not whole:
         broken = "" if whole else " before its gzip stream breaks off"
@@ -62,7 +67,9 @@ def read_cifar10(path: Path) -> np.ndarray:
         )
     rows = np.frombuffer(data, np.uint8).reshape(-1, CIFAR10_ROW)
     if rows[:, 0].max() > 9:
-        raise NicestError(f"{path}: expected labels 0..9, got {rows[:, 0].max()}: not a batch of CIFAR-10's binary version")
+        raise NicestError(
+            f"{path}: expected labels 0..9, got {rows[:, 0].max()}: not a batch of CIFAR-10's binary version"
+        )
     return rows[:, 1:].reshape(-1, 3, 32, 32)
 
 
@@ -88,7 +95,7 @@ def _read_mat(path: Path, *names: str) -> dict[str, Any]:
     """Read the named variables of a MATLAB 5 file."""
     from scipy.io import loadmat
 
-    size = len(read_bytes(path)) if not path.is_file() else path.stat().st_size
+    size = path.stat().st_size
     try:
         data = loadmat(path, variable_names=names)
     except NotImplementedError as error:
@@ -129,7 +136,7 @@ def read_images(files: list[Path]) -> np.ndarray:
 
 
 def _read_image(file: Path) -> np.ndarray:
-    """Read one image in its own mode, palettes as RGB."""
+    """Read one image in its own mode; one with a palette is RGB, or grey where it holds nothing else."""
     from PIL import Image
 
     try:
@@ -140,10 +147,16 @@ def _read_image(file: Path) -> np.ndarray:
         raise NicestError(f"{file}: cannot be read as an image ({error}); remove it or save it again") from error
     if mode not in ("1", "L", "I;16", "I;16B", "P", "RGB"):
         raise NicestError(f"{file}: expected a grey or RGB image, got mode {mode}; convert it to L or RGB")
+    if mode == "P" and (pixels == pixels[..., :1]).all():
+        return pixels[..., 0]
     return pixels
 
 
 def _kind(pixels: np.ndarray) -> str:
     """Width, height and mode of an image, in words."""
-    colour = "RGB" if pixels.ndim == 3 else {"bool": "black and white", "uint8": "grey"}.get(pixels.dtype.name, "16-bit grey")
+    colour = (
+        "RGB"
+        if pixels.ndim == 3
+        else {"bool": "black and white", "uint8": "grey"}.get(pixels.dtype.name, "16-bit grey")
+    )
     return f"{pixels.shape[1]}x{pixels.shape[0]} {colour}"

@@ -13,7 +13,7 @@ from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_varyin
 from nicest.errors import NicestError
 
 PARTS = ("train", "valid", "test")
-IDX_IMAGES = re.compile(r"idx[23]|\.idx(\.gz)?$")
+IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,177 @@ def load(name_or_path: str, *, seed: int = 0, valid: float = 0.1, test: float = 
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd) or own data by path; a known name comes first.
 
     A path is a .npy, .npz or idx file, or a folder of idx files or of images. Digits and own data are split by a
-    permutation from `seed`, with the fractions `valid` and `test`; sets and files that come with their own split
-    ignore what it already settles. Nothing is downloaded.
+    permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in MNIST's layout and
+    archives with the keys train, valid and test have a split of their own and ignore all three; an archive without
+    valid has that carved from its train. Nothing is downloaded.
     """
     _require_fractions(seed, valid, test)
-    if name_or_path == "digits":
-        return by_seed("digits", _digits(), seed, valid, test)
-    if name_or_path in PUBLISHED:
-        return PUBLISHED[name_or_path]()
-    path = Path(name_or_path).expanduser()
-    if path.exists() or path.suffix or os.sep in name_or_path or "/" in name_or_path:
-        return _load_path(path, seed, valid, test)
-    raise NicestError(str(_unknown(name_or_path)))
+    try:
+        if name_or_path == "digits":
+            return by_seed("digits", _digits(), seed, valid, test)
+        if name_or_path in PUBLISHED:
+            return PUBLISHED[name_or_path]()
+        path = Path(name_or_path).expanduser()
+        if path.exists() or path.suffix or os.sep in name_or_path or "/" in name_or_path:
+            return _load_path(path, seed, valid, test)
+    except OSError as error:
+        raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
+    raise download.unknown(name_or_path)
+
+
+def _require_fractions(seed: int, valid: float, test: float) -> None:
+    """Refuse a seed or fractions that no split can have."""
+    if seed < 0:
+        raise NicestError(f"expected a seed of 0 or more, got {seed}")
+    if not (valid > 0 and test > 0 and valid + test < 1):
+        raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
+
+
+def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float) -> Splits:
+    """Split rows by a permutation from a seed, with at least one row in each part."""
+    n = len(rows.values)
+    n_valid, n_test = max(1, round(n * valid)), max(1, round(n * test))
+    if n_valid + n_test >= n:
+        raise NicestError(
+            f"{name}: expected at least 3 rows, and 1 left to train on, got {n} of which validation takes {n_valid} "
+            f"and test {n_test}; give more rows or smaller fractions"
+        )
+    order = np.random.default_rng(seed).permutation(n)
+    test_rows, valid_rows, train_rows = np.split(order, [n_test, n_test + n_valid])
+    return _assemble(name, _take(rows, train_rows), _take(rows, valid_rows), _take(rows, test_rows))
+
+
+def _take(rows: Rows, index: np.ndarray | slice) -> Rows:
+    return rows._replace(values=rows.values[index])
+
+
+def _assemble(name: str, train: Rows, valid: Rows, test: Rows) -> Splits:
+    """Put three parts of one kind together."""
+    for part, rows in zip(PARTS, (train, valid, test), strict=True):
+        if len(rows.values) == 0:
+            raise NicestError(f"{name}: expected at least 1 row in each split, got none in {part}: too few images")
+        if rows[1:] != train[1:]:
+            raise NicestError(
+                f"{name}: expected splits of one kind, got train of shape {train.shape} and levels {train.levels}, "
+                f"{part} of shape {rows.shape} and levels {rows.levels}"
+            )
+    require_varying(train, name)
+    return Splits(name, train.values, valid.values, test.values, train.shape, train.levels)
+
+
+def _digits() -> Rows:
+    from sklearn.datasets import load_digits
+
+    return as_rows(load_digits().images.astype(np.uint8), "digits")._replace(levels=17)
+
+
+def _mnist() -> Splits:
+    """MNIST, 50,000 / 10,000 / 10,000."""
+    paths = download.locate("mnist", ["train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"])
+    splits = _mnist_layout("mnist", *paths)
+    if splits.shape != (28, 28):
+        raise NicestError(f"{paths[0]}: expected images of 28 x 28, got {splits.shape}: not MNIST")
+    return splits
+
+
+def _mnist_layout(name: str, train_file: Path, test_file: Path) -> Splits:
+    """A training file whose last sixth validates, and a test file."""
+    train, test = _read_idx([train_file]), _read_idx([test_file])
+    start = len(train.values) - len(train.values) // 6
+    return _assemble(name, _take(train, slice(start)), _take(train, slice(start, None)), test)
+
+
+def _cifar10() -> Splits:
+    """CIFAR-10, 40,000 / 10,000 / 10,000: the fifth batch validates."""
+    batches = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
+    paths = download.locate("cifar10", [*batches, "cifar-10-batches-bin/test_batch.bin"])
+    *first, fifth, test = [images.read_cifar10(path) for path in paths]
+    return _assemble("cifar10", *(as_rows(array, "cifar10") for array in (np.concatenate(first), fifth, test)))
+
+
+def _svhn() -> Splits:
+    """SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates, and is not trained on."""
+    paths = download.locate("svhn", ["train_32x32.mat", "test_32x32.mat"])
+    train, test = (as_rows(images.read_svhn(path), str(path)) for path in paths)
+    start = len(train.values) - len(train.values) // 10
+    return _assemble("svhn", _take(train, slice(start)), _take(train, slice(start, None)), test)
+
+
+def _tfd() -> Splits:
+    """The Toronto Face Dataset by its first fold: the unlabeled images train, as in the paper."""
+    (path,) = download.locate("tfd", ["TFD_48x48.mat"])
+    faces, folds = images.read_tfd(path)
+    rows, fold = as_rows(faces, str(path)), folds[:, 0]
+    return _assemble("tfd", _take(rows, fold == 0), _take(rows, fold == 2), _take(rows, fold == 3))
+
+
+PUBLISHED: dict[str, Callable[[], Splits]] = {"mnist": _mnist, "cifar10": _cifar10, "svhn": _svhn, "tfd": _tfd}
+
+
+def _load_path(path: Path, seed: int, valid: float, test: float) -> Splits:
+    """Own data: in the split it comes with, or split by the seed."""
+    if not path.exists():
+        raise NicestError(f"expected a file or folder of data, found no {path}; looked from {Path.cwd()}")
+    name = path.resolve().stem
+    if path.is_dir():
+        train_file, test_file = _first(path, "train-images*"), _first(path, "t10k-images*")
+        if train_file and test_file:
+            return _mnist_layout(name, train_file, test_file)
+    if path.suffix == ".npz":
+        parts = {part: as_rows(array, f"{path} [{part}]") for part, array in read_npz(path).items()}
+        if "all" not in parts:
+            return _from_parts(name, parts, seed, valid)
+        return by_seed(name, parts["all"], seed, valid, test)
+    return by_seed(name, _read(path), seed, valid, test)
+
+
+def _from_parts(name: str, parts: dict[str, Rows], seed: int, valid: float) -> Splits:
+    """The splits of an archive, with a validation part carved from its training rows where there is none."""
+    if "valid" in parts:
+        return _assemble(name, parts["train"], parts["valid"], parts["test"])
+    train = parts["train"]
+    order = np.random.default_rng(seed).permutation(len(train.values))
+    n_valid = max(1, round(len(order) * valid))
+    return _assemble(name, _take(train, order[n_valid:]), _take(train, order[:n_valid]), parts["test"])
+
+
+def _first(folder: Path, pattern: str) -> Path | None:
+    return min((file for file in folder.glob(pattern) if file.is_file()), default=None)
+
+
+def _read(path: Path) -> Rows:
+    """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix == ".npy":
+        return as_rows(read_npy(path), str(path))
+    if IDX_IMAGES.search(path.name):
+        return _read_idx([path])
+    raise NicestError(f"{path}: expected .npy, .npz, an idx file, or a folder of idx files or of images")
+
+
+def _read_folder(folder: Path) -> Rows:
+    """The idx files of a folder if it has any, else its images."""
+    if idx := sorted(file for file in folder.glob("*") if file.is_file() and IDX_IMAGES.search(file.name)):
+        return _read_idx(idx)
+    if files := images.image_files(folder):
+        return as_rows(images.read_images(files), str(folder))
+    kinds = ", ".join(images.IMAGE_SUFFIXES)
+    raise NicestError(
+        f"{folder}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"
+    )
+
+
+def _read_idx(files: list[Path]) -> Rows:
+    """The rows of idx files, one after the other: unsigned bytes are levels, every other type is continuous."""
+    arrays = [images.read_idx(file) for file in files]
+    for file, array in zip(files, arrays, strict=True):
+        if array.ndim not in (2, 3):
+            raise NicestError(f"{file}: expected rows or images (rank 2 or 3), got rank {array.ndim}; is it of labels?")
+        if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+            raise NicestError(
+                f"expected idx files of one shape and type, got {files[0]} of {arrays[0].shape[1:]} {arrays[0].dtype} "
+                f"and {file} of {array.shape[1:]} {array.dtype}; keep them in folders of their own"
+            )
+    values = np.concatenate(arrays)
+    return as_rows(values if values.dtype == np.uint8 else values.astype(np.float32), str(files[0]))

@@ -1,0 +1,48 @@
+# Everything from a bare clone: `make demo` and `make test` set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint format types docs lock clean
+
+help:  ## these lines
+	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw the figures
+	$(BIN)/nicest demo --out runs/demo
+
+test: lint types  ## lint, types, import contracts and all tests
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## write the generated pages of docs/
+	$(BIN)/python docs/generate.py
+
+# the lock file pins every version; pyproject.toml says what is needed
+$(VENV)/.runtime: pyproject.toml requirements.lock
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml requirements.lock
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+lock: $(VENV)/.dev  ## pin what is installed now
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+
+clean:  ## remove everything that was made
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,364 @@
+"""The command line: it parses, calls one function, and prints. torch is imported by the commands, not by --help."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from nicest import __version__
+from nicest.errors import NicestError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Exact-likelihood density models by invertible coupling layers (NICE).",
+    epilog="Any command takes --debug, for a traceback where there would be one line.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="The data sets: what there is, fetch one, check one.")
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
+Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
+
+
+class Split(StrEnum):
+    train = "train"
+    valid = "valid"
+    test = "test"
+
+
+class Look(StrEnum):
+    spectrum = "spectrum"
+
+
+def main() -> None:
+    """Run the command line; an error is one line on standard error, and a traceback only with --debug."""
+    debug = "--debug" in sys.argv
+    arguments = [each for each in sys.argv[1:] if each != "--debug"]
+    try:
+        app(arguments)
+    except NicestError as error:
+        if debug:
+            raise
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("interrupted", code=130)
+    except Exception as error:
+        if debug:
+            raise
+        _fail(f"{type(error).__name__}: {_one_line(error)} (this should not happen: --debug shows where)")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"nicest {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train on the embedded digits, evaluate, certify, and draw the figures.
+
+    Example: nicest demo
+    """
+    from nicest.tasks.demo import demo as run_demo
+
+    result = run_demo(out, device=device)
+    if not result["training"]["finished"]:
+        _interrupted(result["training"], as_json)
+    _emit(result, as_json, _show_demo)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show one recipe whole, every field with its meaning.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, with the figures expected of them.
+
+    Example: nicest recipes mnist
+    """
+    from nicest.recipes import load_recipe, names
+
+    if name:
+        recipe = load_recipe(name)
+        _emit({"name": recipe.name, "toml": recipe.to_toml()}, as_json, lambda result: print(result["toml"], end=""))
+        return
+    fields = ("name", "title", "reading", "paper_nats", "expected_nats")
+    rows = [{field: getattr(load_recipe(each), field) for field in fields} for each in names()]
+    _emit({"recipes": rows}, as_json, _show_recipes)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe by name, or a .toml file.", show_default=False)],
+    data: Annotated[
+        str | None, typer.Option(help="Your own data: .npy, .npz, a folder of images or of idx files.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: --set train.epochs=50; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
+
+    Example: nicest train mnist --set train.epochs=50
+    """
+    from nicest.recipes import load_recipe
+    from nicest.train.loop import train as run_training
+
+    loaded = load_recipe(recipe)
+    overrides = list(change or [])
+    if data:
+        path = Path(data)
+        overrides.append(f"data.name={json.dumps(str(path.resolve()) if path.exists() else data)}")
+    folder = out or Path("runs") / loaded.name
+    result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
+    if not result["finished"]:
+        _interrupted(result, as_json)
+    _emit(result, as_json, _show_training)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
+    baselines: Annotated[bool, typer.Option(help="Fit the linear baselines and score them beside.")] = True,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """The log-likelihood of a trained model, term by term, beside linear baselines.
+
+    Example: nicest evaluate runs/demo
+    """
+    from nicest.tasks.evaluate import evaluate as run_evaluation
+
+    result = run_evaluation(run, split=split, draws=draws, seed=seed, device=device, with_baselines=baselines)
+    _emit(result, as_json, _show_evaluation)
+
+
+@app.command()
+def sample(
+    run: Run,
+    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Multiplies the scale of the prior.")] = 1.0,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="A grid (.png) or an array (.npy, .npz).")] = Path("samples.png"),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Draw samples from a trained model.
+
+    Example: nicest sample runs/demo -n 100 --out grid.png
+    """
+    from nicest.tasks.sample import sample as run_sampling
+
+    result = run_sampling(run, n, temperature=temperature, seed=seed, out=out, device=device)
+    _emit(result, as_json, lambda result: print(f"{result['n']} samples in {result['out']}"))
+
+
+@app.command()
+def certify(
+    run: Run,
+    n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
+    jacobians: Annotated[int, typer.Option(min=1, help="Examples whose whole Jacobian is computed.")] = 4,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure that a model inverts and counts its volume right, at every precision it is used in.
+
+    Example: nicest certify runs/demo
+    """
+    from nicest.tasks.certify import certify as run_certification
+
+    result = run_certification(run, n=n, jacobians=jacobians, seed=seed, device=device)
+    _emit(result, as_json, _show_certificate)
+
+
+@app.command()
+def latent(
+    run: Run,
+    look: Annotated[Look, typer.Argument(help="What to look at.")],
+    out: Annotated[Path | None, typer.Option(help="The picture.", show_default="RUN/figures/spectrum.png")] = None,
+    as_json: Json = False,
+) -> None:
+    """Look inside a trained model: spectrum, the sorted sigma_d of the scaling layer.
+
+    Example: nicest latent runs/demo spectrum
+    """
+    from nicest.tasks.latent import spectrum
+
+    looks = {Look.spectrum: spectrum}
+    _emit(looks[look](run, out=out), as_json, lambda result: print(f"{look.value} in {result['out']}"))
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The data sets by name, and which are here."""
+    from nicest.data.download import list_sets
+
+    _emit({"sets": [row._asdict() for row in list_sets()]}, as_json, _show_sets)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: Json = False) -> None:
+    """Fetch a data set and check it against its published checksums.
+
+    Example: nicest data get mnist
+    """
+    from nicest.data.download import get
+
+    _emit({"name": name, "folder": str(get(name))}, as_json, lambda result: print(f"{name} in {result['folder']}"))
+
+
+@data_app.command("check")
+def data_check(name: Annotated[str, typer.Argument(help="A data set by name.")], as_json: Json = False) -> None:
+    """Check the files of a data set against their published checksums."""
+    from nicest.data.download import check
+
+    files = [{"file": file, "status": status} for file, status in check(name)]
+    _emit({"name": name, "files": files}, as_json, _show_check)
+    if any(each["status"] != "ok" for each in files):
+        raise typer.Exit(1)
+
+
+def _emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
+    if as_json:
+        print(json.dumps(_clean(result), allow_nan=False))
+    else:
+        show(result)
+
+
+def _clean(value: Any) -> Any:
+    """JSON has no NaN, no infinity and no paths: they become null, null and text."""
+    if isinstance(value, Mapping):
+        return {key: _clean(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
+    text = f"stopped at step {training['step']}, all saved in {training['run']}: --resume goes on"
+    _emit(training, as_json, lambda _: print(text))
+    raise typer.Exit(130)
+
+
+NUMBERS = ("nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats")
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    return table
+
+
+def _print(*items: Any) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for item in items:
+        console.print(item)
+
+
+def _show_training(result: Mapping[str, Any]) -> None:
+    best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
+    print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
+    print(f"next: nicest evaluate {result['run']}")
+
+
+def _show_evaluation(result: Mapping[str, Any]) -> None:
+    from nicest.tasks.evaluate import WHY_POSITIVE
+
+    unit = f"on {result['interval']}" if result["interval"] else "of the data"
+    ledger = _table(
+        f"{result['dataset']} {result['split']}, {result['n']} examples, {result['draws']} draws", "", "nats"
+    )
+    for name, value in result["terms"].items():
+        ledger.add_row(name, f"{value:+.2f}")
+    total = f"{result['mean_nats']:.2f} ± {result['stderr_nats']:.2f}"
+    ledger.add_row(f"[bold]log-likelihood {unit}[/]", f"[bold]{total}[/]")
+    for name, value in result["level_terms"].items():
+        ledger.add_row(name, f"{value:+.2f}")
+    if result["level_terms"]:
+        ledger.add_row("log-likelihood of the levels", f"{result['level_nats']:.2f}")
+    ledger.add_row("[bold]bits/dim[/]", f"[bold]{result['bits_per_dim']:.4f}[/]")
+    beside = _table("Beside it", "", "nats", "this model is ahead by")
+    rows = {name.replace("_", " "): nats for name, nats in result["baselines"].items()}
+    if result["paper_nats"] is not None:
+        rows["the paper's figure"] = result["paper_nats"]
+    for name, nats in rows.items():
+        beside.add_row(name, f"{nats:.2f}", f"{result['mean_nats'] - nats:+.2f}")
+    _print(ledger, "", *([beside, ""] if rows else []), WHY_POSITIVE)
+    if result["non_finite"]:
+        _print(f"[bold red]{result['non_finite']} examples have a non-finite likelihood, and so has the mean[/]")
+
+
+def _show_certificate(result: Mapping[str, Any]) -> None:
+    table = _table(f"{result['dataset']}, {result['n']} examples", "precision", "round trip", "log-det error, nats")
+    for row in zip(result["dtype"], result["max_roundtrip"], result["max_logdet_error"], strict=True):
+        table.add_row(row[0], f"{row[1]:.1e}", f"{row[2]:.1e}")
+    _print(table)
+
+
+def _show_demo(result: Mapping[str, Any]) -> None:
+    _show_training(result["training"])
+    _show_evaluation(result["evaluation"])
+    _show_certificate(result["certificate"])
+    print("figures:", *result["figures"], sep="\n  ")
+
+
+def _show_recipes(result: Mapping[str, Any]) -> None:
+    table = _table("", "recipe", "reading", "paper, nats", "measured, nats", "what it is")
+    for row in result["recipes"]:
+        figures = [f"{row[key]:.2f}" if row[key] is not None else "–" for key in ("paper_nats", "expected_nats")]
+        table.add_row(row["name"], row["reading"], *figures, row["title"])
+    _print(table)
+
+
+def _show_sets(result: Mapping[str, Any]) -> None:
+    table = _table("", "data set", "D", "examples", "here", "what it is")
+    for row in result["sets"]:
+        table.add_row(row["name"], str(row["dim"]), str(row["n"]), "yes" if row["present"] else "no", row["title"])
+    _print(table)
+
+
+def _show_check(result: Mapping[str, Any]) -> None:
+    for row in result["files"]:
+        print(f"{row['status']:8} {row['file']}")

@@ -1,0 +1,105 @@
+"""Figures: arrays in, pictures out."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from nicest.errors import NicestError
+
+INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
+
+
+def image_grid(
+    images: np.ndarray, *, brightest: float, columns: int | None = None, gap: int = 1, size: int = 720
+) -> Image.Image:
+    """Images (N, H, W) or (N, C, H, W), 0 black and `brightest` white, as one picture of at least `size` pixels."""
+    n, (height, width) = len(images), images.shape[-2:]
+    columns = columns or math.ceil(math.sqrt(n))
+    rows = math.ceil(n / columns)
+    grey = np.clip(images.astype(np.float64) * 255 / brightest, 0, 255).round().astype(np.uint8)
+    colour = grey if grey.ndim == 4 else grey[:, None]
+    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, colour.shape[1]), 96, np.uint8)
+    for i, image in enumerate(colour):
+        top, left = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
+        sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
+    picture = Image.fromarray(sheet.squeeze(-1) if sheet.shape[-1] == 1 else sheet)
+    zoom = max(1, round(size / max(picture.size)))
+    return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
+
+
+def plot_spectrum(sigma: np.ndarray, *, log: bool = False, ax: Axes | None = None) -> Axes:
+    """σ_d sorted from the largest (NICE App. A)."""
+    ax = ax or Figure().subplots()
+    ax.plot(np.arange(1, len(sigma) + 1), sigma, color=INK, linewidth=1.8)
+    ax.set(xlabel="component d, sorted", ylabel="σ_d", yscale="log" if log else "linear")
+    ax.grid(alpha=0.25)
+    return ax
+
+
+def spectrum_figure(sigma: np.ndarray, *, title: str) -> Figure:
+    """The spectrum on a linear and on a logarithmic axis."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    plot_spectrum(sigma, ax=left)
+    plot_spectrum(sigma, log=True, ax=right)
+    figure.suptitle(title)
+    return figure
+
+
+def plot_likelihood(
+    metrics: Sequence[Mapping[str, Any]], *, baselines: Mapping[str, float] | None = None, ax: Axes | None = None
+) -> Axes:
+    """Training and validation nats over the epochs, with the test figures of linear models as levels."""
+    ax = ax or Figure().subplots()
+    epochs = [row["epoch"] for row in metrics]
+    ax.plot(epochs, [row["train_nats"] for row in metrics], color=QUIET, label="training, with dropout")
+    ax.plot(epochs, [row["valid_nats"] for row in metrics], color=ACCENT, linewidth=2, label="validation")
+    for name, nats in (baselines or {}).items():
+        ax.axhline(nats, color=INK, linewidth=0.8, linestyle=":")
+        ax.annotate(name.replace("_", " "), (epochs[-1], nats), ha="right", va="bottom", fontsize=8, color=INK)
+    ax.set(xlabel="epoch", ylabel="log-likelihood, nats")
+    ax.legend(loc="lower right", frameon=False)
+    ax.grid(alpha=0.25)
+    return ax
+
+
+def likelihood_figure(
+    metrics: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[str, float] | None = None
+) -> Figure:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    plot_likelihood(metrics, baselines=baselines, ax=figure.subplots()).set_title(title)
+    return figure
+
+
+def contact_sheet(pictures: Mapping[str, Path], *, title: str, columns: int = 2) -> Figure:
+    """Pictures on disk side by side, each under its name."""
+    rows = math.ceil(len(pictures) / columns)
+    figure = Figure(figsize=(6.5 * columns, 4.6 * rows), layout="constrained")
+    figure.suptitle(title, fontsize=14)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for ax in axes:
+        ax.set_axis_off()
+    for ax, (name, path) in zip(axes, pictures.items(), strict=False):
+        ax.imshow(np.asarray(Image.open(path)), cmap="gray", interpolation="antialiased")
+        ax.set_title(name)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=130)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(buffer.getvalue())
+    except OSError as error:
+        raise NicestError(f"cannot write {path}: {error.strerror}") from error

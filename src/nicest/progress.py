@@ -1,0 +1,57 @@
+"""Progress on the terminal, always on standard error: standard output is for results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
+
+
+class Bar:
+    """A progress bar with a text and the time left; off a terminal, only its notes are printed."""
+
+    def __init__(self, description: str, total: int, done: int = 0) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[text]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task(description, total=total, completed=done, text="")
+
+    def update(self, done: int, text: str | None = None) -> None:
+        fields = {} if text is None else {"text": text}
+        self._progress.update(self._task, completed=done, **fields)  # type: ignore[arg-type]
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._progress.console.print(text, soft_wrap=True, markup=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """The items, under a progress bar."""
+    with Bar(description, total) as bar:
+        for i, item in enumerate(items):
+            yield item
+            bar.update(i + 1)

@@ -1,0 +1,56 @@
+"""The demonstration: the embedded digits from nothing to figures, on any machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nicest.plots import contact_sheet, likelihood_figure, save_figure
+from nicest.recipes import load_recipe
+from nicest.tasks.certify import certify
+from nicest.tasks.evaluate import evaluate
+from nicest.tasks.latent import spectrum
+from nicest.tasks.sample import draw, save_grid
+from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe
+from nicest.train.loop import load_splits, train
+
+
+def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, Any]:
+    """Train `digits` into `out` (or go on with what is there), evaluate it, certify it, draw every figure."""
+    run = RunFolder(out)
+    training = train(load_recipe("digits"), out, resume=(run.path / LAST).exists(), device=device)
+    if not training["finished"]:
+        return {"training": training}
+    evaluation = evaluate(out, device=device)
+    certificate = certify(out, device=device)
+    return {
+        "training": training,
+        "evaluation": evaluation,
+        "certificate": certificate,
+        "figures": draw_figures(run, evaluation),
+    }
+
+
+def draw_figures(run: RunFolder, evaluation: dict[str, Any]) -> list[str]:
+    """Samples beside data, spectrum, likelihood curve, and all of them on one sheet."""
+    folder = run.path / "figures"
+    flow, recipe, _ = load_with_recipe(run.path)
+    test = load_splits(recipe).test
+    chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:100].numpy()
+    pictures = {
+        "Held-out data": folder / "data.png",
+        "Samples of the model": folder / "samples.png",
+        "Log-likelihood": folder / "likelihood.png",
+        "Spectrum": folder / "spectrum.png",
+    }
+    save_grid(pictures["Held-out data"], test[chosen].reshape(-1, *recipe.data.shape), recipe.data)
+    drawn = draw(flow, recipe.data, 100, temperature=1.0, seed=0)
+    save_grid(pictures["Samples of the model"], drawn, recipe.data)
+    spectrum(run.path, out=pictures["Spectrum"])
+    title = f"{recipe.name}: {evaluation['mean_nats']:.1f} nats, {evaluation['bits_per_dim']:.3f} bits/dim on test"
+    curve = likelihood_figure(run.metrics(), title=title, baselines=evaluation["baselines"])
+    save_figure(curve, pictures["Log-likelihood"])
+    save_figure(contact_sheet(pictures, title=f"NICE on {recipe.data.name}"), folder / "contact-sheet.png")
+    return [str(path) for path in (*pictures.values(), folder / "contact-sheet.png")]

@@ -1,0 +1,159 @@
+"""The run folder: recipe, weights, state and metrics on disk, written whole or not at all; no pickle anywhere."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import Flow
+from nicest.recipes import Recipe, parse
+from nicest.recipes.build import build
+
+FORMAT = 1
+MODEL, LAST = "model.safetensors", "last.safetensors"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when all is written, and vanishes when something fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise NicestError(f"cannot write {path}: {reason}; what was there before is untouched") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, figures: Mapping[str, Any]) -> None:
+    """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
+    metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(dict(figures))}
+    with replacing(path) as temporary:
+        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, temporary, metadata)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
+    """What `write_tensors` wrote; nothing in the file is executed."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            check_format(path, metadata.get("format", ""))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise NicestError(f"{path} cannot be read, it is truncated or damaged ({error})") from error
+    return tensors, parse(metadata["recipe"], str(path)), json.loads(metadata["figures"])
+
+
+def check_format(path: Path, found: str) -> None:
+    name, _, version = found.partition(" ")
+    if name != "nicest" or not version.isdigit():
+        raise NicestError(
+            f"{path} was not written by nicest: expected a format such as 'nicest {FORMAT}', got {found!r}"
+        )
+    if int(version) > FORMAT:
+        raise NicestError(f"{path} is of format {version}, this nicest reads up to {FORMAT}: upgrade nicest")
+
+
+class RunFolder:
+    """One training run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @contextmanager
+    def open_for_writing(self) -> Iterator[None]:
+        """Make the folder if need be, and hold its lock: one process writes at a time."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise NicestError(f"cannot write in {self.path}: {error.strerror}; choose another --out") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise NicestError(f"{self.path} is being written by another process; wait, or choose --out") from error
+            yield
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / LAST).exists() or (self.path / MODEL).exists()
+
+    def save_model(self, flow: Flow, constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]) -> None:
+        """The model that is kept; `constants`, its fitted buffers in float64, stand in for their rounded copies."""
+        write_tensors(self.path / MODEL, flow.state_dict() | dict(constants), recipe, figures)
+
+    def read_model(self) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
+        path = self.path if self.path.suffix == ".safetensors" else self.path / MODEL
+        if not path.is_file():
+            raise NicestError(self._absent())
+        return read_tensors(path)
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        try:
+            with (self.path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(dict(row)) + "\n")
+        except OSError as error:
+            raise NicestError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget rows beyond the state that training goes on from."""
+        rows = [row for row in self.metrics() if row["step"] <= step]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def _absent(self) -> str:
+        if (self.path / LAST).exists():
+            return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
+        there = "is empty or no run folder" if self.path.is_dir() else "does not exist"
+        return f"expected a run folder with {MODEL}, but {self.path} {there}: train one with `nicest train`"
+
+
+def load(run: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Flow:
+    """The trained flow of a run folder, ready for `log_prob` and `sample`; loading never executes code."""
+    return load_with_recipe(run, dtype=dtype, device=device)[0]
+
+
+def load_with_recipe(
+    run: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> tuple[Flow, Recipe, dict[str, Any]]:
+    """The trained flow of a run folder, its recipe, and the figures it was chosen by."""
+    tensors, recipe, figures = RunFolder(run).read_model()
+    return restore_flow(recipe, tensors, str(run)).to(device=device, dtype=dtype).eval(), recipe, figures
+
+
+def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> Flow:
+    """The flow of a recipe with these weights, in float64: fitted constants were stored in it."""
+    with torch.random.fork_rng(devices=[]):
+        flow = build(recipe).double()
+    try:
+        flow.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        raise NicestError(
+            f"{source}: the weights do not fit the recipe ({str(error).splitlines()[-1].strip()})"
+        ) from error
+    return flow

@@ -1,0 +1,277 @@
+"""Training: maximise the log-likelihood (NICE §5.1), in one loop."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nicest.data import Splits, load
+from nicest.errors import NicestError
+from nicest.flows import Flow, moments
+from nicest.progress import Bar
+from nicest.recipes import Recipe
+from nicest.recipes.build import build, fit_constants, interval_nats, needs_moments
+from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow, write_tensors, write_text
+from nicest.train.optim import make_optimizer, set_rates
+from nicest.train.runtime import choose_device, environment, log_probs, rows_to, set_precision
+
+CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
+
+
+@dataclass
+class Counters:
+    """Where training stands."""
+
+    step: int = 0
+    best_nats: float = -math.inf
+    best_epoch: int = 0
+    seconds: float = 0.0
+    rolled_back: bool = False
+
+
+class State:
+    """All that changes while training, and all that an exact resume needs."""
+
+    def __init__(self, recipe: Recipe, flow: Flow, device: torch.device) -> None:
+        # fitted constants are kept in float64 beside the float32 flow, and saved so
+        self.constants = {name: b.clone() for name, b in flow.named_buffers() if name in flow.state_dict()}
+        self.recipe, self.device = recipe, device
+        self.flow = flow.float().to(device)
+        self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
+        for model in (self.flow, self.average):
+            set_precision(model, getattr(torch, recipe.train.precision))
+        self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
+        self.counters = Counters()
+        self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far
+
+    def save(self, path: Path) -> None:
+        tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
+        if self.average is not self.flow:
+            tensors |= {f"average.{name}": p.clone() for name, p in self.average.named_parameters()}
+        for i, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
+        tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        write_tensors(path, tensors, self.recipe, asdict(self.counters))
+
+    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
+        """Go back to a saved state; without `random`, the noise to come is new."""
+        self.flow.load_state_dict(_under("flow.", tensors))
+        if self.average is not self.flow:
+            with torch.no_grad():
+                averages = _under("average.", tensors)
+                for name, parameter in self.average.named_parameters():
+                    parameter.copy_(averages[name])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in _under("optimizer.", tensors).items():
+            i, _, name = key.partition(".")
+            moments.setdefault(int(i), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.counters = Counters(**counters)
+        self.losses = tensors["losses"].to(self.device)
+        if random:
+            torch.set_rng_state(tensors["random.cpu"])
+            if self.device.type == "cuda" and "random.cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+
+
+def train(
+    recipe: Recipe, out: str | Path, *, overrides: tuple[str, ...] = (), resume: bool = False, device: str = "auto"
+) -> dict[str, Any]:
+    """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended."""
+    run, place = RunFolder(out), choose_device(device)
+    if run.exists and not resume:
+        raise NicestError(f"{run.path} holds a run already: --resume goes on with it, --out chooses another folder")
+    if resume and not (run.path / LAST).exists():
+        raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
+    with run.open_for_writing():
+        if resume:
+            tensors, stored, counters = read_tensors(run.path / LAST)
+            recipe = _same_model(stored, stored.override(*overrides))
+            splits = load_splits(recipe)
+            state = State(recipe, restore_flow(recipe, _under("flow.", tensors), str(run.path / LAST)), place)
+            state.restore(tensors, counters, random=True)
+            run.drop_metrics_after(state.counters.step)
+        else:
+            recipe = recipe.override(*overrides)
+            splits = load_splits(recipe)
+            recipe = replace(recipe, data=replace(recipe.data, shape=splits.shape, levels=splits.levels or 0))
+            torch.manual_seed(recipe.train.seed)
+            flow = build(recipe).double()
+            if needs_moments(flow):
+                fit_constants(flow, *moments(rows_to(splits.train, place)))
+            state = State(recipe, flow, place)
+            write_text(run.path / "environment.json", json.dumps(environment(place), indent=2) + "\n")
+            state.save(run.path / LAST)
+        write_text(run.path / "recipe.toml", recipe.to_toml())
+        return fit(state, splits, run)
+
+
+def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
+    """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
+    settings, flow, counters = state.recipe.train, state.flow, state.counters
+    rows, valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
+    batch = min(settings.batch, len(rows))
+    per_epoch = len(rows) // batch  # what is left over sits out this epoch; the order is new in each
+    total = settings.epochs * per_epoch
+    unit = splits.dim if settings.loss == "nats-per-dim" else 1
+    offset = interval_nats(state.recipe.data)
+    order, order_of = torch.empty(0), -1
+    started = time.perf_counter() - counters.seconds
+
+    with Bar(f"training {state.recipe.name}", total, counters.step) as bar, interruptible() as interrupted:
+        while counters.step < total and not interrupted.is_set():
+            epoch, position = divmod(counters.step, per_epoch)
+            if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
+                generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
+                order, order_of = torch.randperm(len(rows), generator=generator).to(state.device), epoch
+            if position == 0:
+                state.losses = torch.zeros(per_epoch, device=state.device)
+            lr = set_rates(state.optimizer, settings, counters.step, epoch, total)
+
+            x = rows[order[position * batch : (position + 1) * batch]]
+            loss = -flow.train()(x).mean() / unit  # forward is log_prob; noise is drawn afresh inside
+            state.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if settings.clip:
+                torch.nn.utils.clip_grad_norm_(flow.parameters(), settings.clip)
+            state.optimizer.step()
+            if settings.ema:
+                update_average(state.average, flow, settings.ema, counters.step)
+            state.losses[position] = loss.detach()
+            counters.step += 1
+
+            last_of_epoch = position + 1 == per_epoch
+            if last_of_epoch or counters.step % CHECK_EVERY == 0:
+                if not bool(state.losses[: position + 1].isfinite().all()):
+                    bad = int(state.losses[: position + 1].isfinite().logical_not().nonzero()[0])
+                    recover(state, run, epoch * per_epoch + bad, x, bar)
+                    counters = state.counters
+                    continue
+                nats = offset - unit * float(state.losses[: position + 1].mean())
+                bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
+            if last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs):
+                valid_nats = float(log_probs(state.average.eval(), valid).mean()) + offset
+                counters.seconds = time.perf_counter() - started
+                row: dict[str, float | None] = {
+                    "epoch": epoch + 1,
+                    "step": counters.step,
+                    "train_nats": nats,
+                    "valid_nats": valid_nats,
+                    "valid_bits_per_dim": bits_per_dim(valid_nats - offset, splits.dim),
+                    "lr": lr,
+                    "seconds": counters.seconds,
+                }
+                if not math.isfinite(valid_nats):
+                    row |= {"valid_nats": None, "valid_bits_per_dim": None}
+                elif valid_nats > counters.best_nats:
+                    counters.best_nats, counters.best_epoch = valid_nats, epoch + 1
+                    run.save_model(state.average, state.constants, state.recipe, row)
+                state.save(run.path / LAST)
+                run.append_metrics(row)
+                if not bar.console.is_terminal:
+                    bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
+        if interrupted.is_set():
+            counters.seconds = time.perf_counter() - started
+            state.save(run.path / LAST)
+    return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}
+
+
+@torch.no_grad()
+def update_average(average: Flow, flow: Flow, decay: float, step: int) -> None:
+    """average <- d · average + (1 - d) · flow, where d starts low so that the first weights are soon forgotten."""
+    d = min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(list(average.parameters()), list(flow.parameters()), 1 - d)
+
+
+def recover(state: State, run: RunFolder, step: int, x: Tensor, bar: Bar) -> None:
+    """After a non-finite loss: back to the last good state, once; the second time, stop and say where."""
+    what = f"non-finite loss at step {step}, first in {sick_layer(state.flow, x)}"
+    remedy = f"lower train.lr (now {state.recipe.train.lr:g}) or set train.clip (now {state.recipe.train.clip:g})"
+    if state.counters.rolled_back:
+        raise NicestError(f"{what}, for the second time: {remedy}; the last good state is kept in {run.path}")
+    tensors, _, counters = read_tensors(run.path / LAST)
+    state.restore(tensors, counters | {"rolled_back": True}, random=False)
+    run.drop_metrics_after(state.counters.step)
+    bar.note(f"{what}: back to step {state.counters.step}; if it happens again, {remedy}")
+
+
+@torch.no_grad()
+def sick_layer(flow: Flow, x: Tensor) -> str:
+    """The first layer whose weights, output or log-det are not finite."""
+    for name, layer in flow.chain.layers.items():
+        x, log_det = layer(x)
+        suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
+        for part, tensors in suspects.items():
+            if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+                return f"the {part} of layer {name!r}"
+    return "the prior or the gradient"
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a termination signal sets, once; the second one acts as usual."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in signals}
+
+    def handle(number: int, frame: Any) -> None:
+        event.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for each in signals:
+        signal.signal(each, handle)
+    try:
+        yield event
+    finally:
+        for each in signals:
+            signal.signal(each, before[each])
+
+
+def load_splits(recipe: Recipe) -> Splits:
+    """The data of a recipe; where the recipe was trained before, it must still look the same."""
+    data = recipe.data
+    splits = load(data.name, seed=data.seed, valid=data.valid, test=data.test)
+    if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
+        raise NicestError(
+            f"{data.name} has examples of shape {splits.shape} with {splits.levels or 0} levels,"
+            f" the run was trained on {data.shape} with {data.levels}"
+        )
+    return splits
+
+
+def bits_per_dim(nats: float, dim: int) -> float:
+    """Nats in the data's own space as bits for each dimension."""
+    return -nats / (dim * math.log(2))
+
+
+def _figures(nats: float, dim: int, offset: float) -> str:
+    return f"{nats:.1f} nats, {bits_per_dim(nats - offset, dim):.3f} bits/dim"
+
+
+def _same_model(stored: Recipe, changed: Recipe) -> Recipe:
+    if (stored.data, stored.model) != (changed.data, changed.model):
+        raise NicestError("a resumed run keeps its data and its model: only train.* may be --set with --resume")
+    return changed
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,87 @@
+"""Optimisers and learning-rate schedules: the text's Adam, the released code's RMSProp, and AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer
+
+from nicest.recipes.recipe import TrainSettings
+
+
+class RMSProp(Optimizer):
+    """RMSProp with momentum as the authors' released code has it.
+
+        v <- 0.95 v + 0.05 g²,   w <- μ w - lr · g / max(√v, 0.01),   θ <- θ + w
+
+    without bias correction. DIFFERS from torch's RMSprop, whose denominator is √v + ε.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.0, decay: float = 0.95, floor: float = 1e-2
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "decay": decay, "floor": floor})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            gradients = [p.grad for p in parameters]
+            for p in parameters:
+                if not self.state[p]:
+                    self.state[p] = {"square": torch.zeros_like(p), "velocity": torch.zeros_like(p)}
+            squares = [self.state[p]["square"] for p in parameters]
+            velocities = [self.state[p]["velocity"] for p in parameters]
+            torch._foreach_mul_(squares, group["decay"])
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["decay"])
+            roots = torch._foreach_sqrt(squares)
+            torch._foreach_clamp_min_(roots, group["floor"])
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_addcdiv_(velocities, gradients, roots, -group["lr"])
+            torch._foreach_add_(parameters, velocities)
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
+    """The optimiser a recipe asks for; weight decay is for matrices only."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "rmsprop":
+        return RMSProp(trained, settings.lr)
+    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "fused": True}
+    if settings.optimizer == "adam":
+        return Adam(trained, **options)
+    matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return AdamW([group for group in groups if group["params"]], **options)
+
+
+def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
+    """The learning rate of step 0, 1, ..., total - 1."""
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.schedule == "cosine":
+        done = (step - settings.warmup) / max(1, total - settings.warmup)
+        return settings.lr * 0.5 * (1 + math.cos(math.pi * done))
+    if settings.schedule == "exponential":
+        return max(settings.lr * settings.lr_decay**-step, settings.lr_floor)
+    return settings.lr
+
+
+def momentum(epoch: int) -> float:
+    """The released code's momentum for RMSProp: none for five epochs, then 0.5."""
+    return 0.0 if epoch < 5 else 0.5
+
+
+def set_rates(optimizer: Optimizer, settings: TrainSettings, step: int, epoch: int, total: int) -> float:
+    """Give the optimiser the rates of this step; the learning rate is returned."""
+    lr = learning_rate(settings, step, total)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if settings.optimizer == "rmsprop":
+            group["momentum"] = momentum(epoch)
+    return lr

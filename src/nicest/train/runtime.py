@@ -1,0 +1,75 @@
+"""Where and how a flow runs: device, precision, batches of bounded size."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import Coupling, Flow
+
+BATCH = 2000  # rows that are scored or decoded at once, whatever their number
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The GPU if there is one, or the device that was asked for."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise NicestError(f"no device {name!r} here: {str(error).splitlines()[0]}; try --device cpu") from error
+    return device
+
+
+def set_precision(flow: Flow, precision: torch.dtype) -> None:
+    """Let the coupling functions compute in `precision`; everything else keeps the dtype of the flow."""
+    for layer in flow.modules():
+        if isinstance(layer, Coupling):
+            layer.precision = None if precision == torch.float32 else precision
+
+
+def rows_to(rows: np.ndarray, device: torch.device) -> Tensor:
+    """An array of examples as a tensor on the device, in its own dtype."""
+    return torch.from_numpy(rows if rows.dtype != np.uint16 else rows.astype(np.int32)).to(device)
+
+
+@torch.inference_mode()
+def log_probs(flow: Flow, rows: Tensor) -> Tensor:
+    """log p of every row, in float64 on the CPU, with fresh noise where the flow dequantises."""
+    return torch.cat([flow.log_prob(part).double().cpu() for part in rows.split(BATCH)])
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a run ran on."""
+    packages = ("nicest", "torch", "numpy", "safetensors")
+    return {
+        "command": " ".join(sys.argv),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": describe_device(device),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "from source"

@@ -1,0 +1,228 @@
+"""Readers of image files: exact contents, and one line for every damaged file."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from published import cifar10_rows, cut, idx_bytes, write_idx, write_mnist, write_svhn, write_tfd
+from scipy.io import savemat
+
+from nicest.data import images, load
+
+Refusal = Callable[..., str]
+
+
+@given(
+    array=hnp.arrays(
+        st.sampled_from(["u1", "i1", "i2", "i4", "f4", "f8"]).map(np.dtype),
+        hnp.array_shapes(min_dims=1, max_dims=4, max_side=5),
+    ),
+    suffix=st.sampled_from(["", ".gz"]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_idx_round_trip(tmp_path: Path, array: np.ndarray, suffix: str) -> None:
+    got = images.read_idx(write_idx(tmp_path / f"x-idx{suffix}", array))
+    assert got.dtype == array.dtype
+    assert got.dtype.isnative
+    np.testing.assert_array_equal(got, array)
+
+
+@given(keep=st.integers(0, 27), packed=st.booleans())
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_idx_cut_anywhere(tmp_path: Path, refusal: Refusal, keep: int, packed: bool) -> None:
+    data = idx_bytes(np.arange(12, dtype=np.uint8).reshape(3, 2, 2))
+    path = tmp_path / "x-idx3-ubyte"
+    path.write_bytes(gzip.compress(data)[: keep + 1] if packed else data[:keep])
+    assert str(path) in refusal(images.read_idx, path)
+
+
+def test_idx_says_expected_and_actual_bytes(tmp_path: Path, refusal: Refusal) -> None:
+    images_ = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    plain = cut(write_idx(tmp_path / "plain-idx3-ubyte", images_), 5)
+    assert f"{plain}: expected 28 bytes by its header, got 23" in refusal(images.read_idx, plain)
+    packed = cut(write_idx(tmp_path / "packed-idx3-ubyte.gz", images_), 3)  # inside the checksum: all values are there
+    assert "expected 28 bytes by its header, got 28 before its gzip stream breaks off" in refusal(
+        images.read_idx, packed
+    )
+    longer = tmp_path / "longer-idx3-ubyte"
+    longer.write_bytes(idx_bytes(images_) + b"\0")
+    assert "expected 28 bytes by its header, got 29" in refusal(images.read_idx, longer)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0", b"PK\3\4rest", b"\0\0\x07\3rest", b"\0\0\x08\0"])
+def test_idx_wrong_magic(tmp_path: Path, refusal: Refusal, data: bytes) -> None:
+    path = tmp_path / "x-idx3-ubyte"
+    path.write_bytes(data)
+    message = refusal(images.read_idx, path)
+    assert "magic number" in message
+    assert f"got '{data[:4].hex(' ')}'" in message
+
+
+def test_idx_damaged_gzip(tmp_path: Path, refusal: Refusal) -> None:
+    path = write_idx(tmp_path / "x-idx3-ubyte.gz", np.arange(256, dtype=np.uint8).reshape(4, 8, 8))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    assert f"{path}: expected a whole gzip file" in refusal(images.read_idx, path)
+
+
+def test_cifar10_pixels(tmp_path: Path) -> None:
+    rows = cifar10_rows(2)["data_batch_1.bin"]
+    (tmp_path / "b.bin").write_bytes(rows.tobytes())
+    batch = images.read_cifar10(tmp_path / "b.bin")
+    assert batch.shape == (2, 3, 32, 32)
+    assert batch[1, 2, 3, 4] == rows[1, 1 + 2 * 1024 + 3 * 32 + 4]
+
+
+def test_cifar10_damaged(tmp_path: Path, refusal: Refusal) -> None:
+    path = tmp_path / "data_batch_1.bin"
+    path.write_bytes(cifar10_rows(2)["data_batch_1.bin"].tobytes())
+    message = refusal(images.read_cifar10, cut(path))
+    assert f"{path}: expected a multiple of 3073 bytes (published: 30730000), got 6139, 1 whole images" in message
+    path.write_bytes(b"")
+    assert "got 0" in refusal(images.read_cifar10, path)
+    path.write_bytes(b"\x0b" + bytes(3072))
+    assert "expected labels 0..9, got 11" in refusal(images.read_cifar10, path)
+    assert "cannot be read (No such file" in refusal(images.read_cifar10, tmp_path / "none.bin")
+
+
+def test_svhn_is_planar(tmp_path: Path) -> None:
+    train, _ = write_svhn(tmp_path, n_train=3)
+    got = images.read_svhn(tmp_path / "train_32x32.mat")
+    assert got.shape == (3, 3, 32, 32)
+    assert got[2, 1, 5, 7] == train[5, 7, 1, 2]
+    write_svhn(tmp_path, n_train=1)
+    assert images.read_svhn(tmp_path / "train_32x32.mat").shape == (1, 3, 32, 32)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_mat_cut_short(tmp_path: Path, refusal: Refusal, compressed: bool, share: float) -> None:
+    path = tmp_path / "train_32x32.mat"
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 2), np.uint8)
+    savemat(path, {"X": pixels}, do_compression=compressed)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    message = refusal(images.read_svhn, path)
+    assert str(path) in message
+    assert str(int(len(data) * share)) in message
+
+
+def test_mat_of_another_kind(tmp_path: Path, refusal: Refusal) -> None:
+    path = tmp_path / "x.mat"
+    savemat(path, {"X": np.zeros((32, 32, 3, 2))})
+    assert "expected X to be (32, 32, 3, N) uint8, got (32, 32, 3, 2) float64" in refusal(images.read_svhn, path)
+    savemat(path, {"Z": np.zeros(3)})
+    assert "expected the variable X" in refusal(images.read_svhn, path)
+    savemat(path, {"images": np.zeros((4, 48, 48), np.uint8), "folds": np.zeros((3, 5))})
+    assert "expected folds to be (4, 5)" in refusal(images.read_tfd, path)
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400))
+    assert "version 7.3; save it with -v7" in refusal(images.read_svhn, path)
+
+
+def test_tfd_contents(tmp_path: Path) -> None:
+    faces, folds = write_tfd(tmp_path)
+    got_faces, got_folds = images.read_tfd(tmp_path / "TFD_48x48.mat")
+    np.testing.assert_array_equal(got_faces, faces)
+    np.testing.assert_array_equal(got_folds, folds)
+
+
+def _save_images(folder: Path, pixels: np.ndarray, suffix: str = ".png") -> None:
+    folder.mkdir(exist_ok=True)
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"{i:02d}{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".gif"])
+def test_grey_folder(tmp_path: Path, suffix: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 6), np.uint8)
+    _save_images(tmp_path / "a", pixels, suffix)
+    np.testing.assert_array_equal(images.read_images(images.image_files(tmp_path)), pixels)
+    splits = load(str(tmp_path / "a"))
+    assert (splits.shape, splits.levels, splits.train.dtype) == ((4, 6), 256, np.uint8)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".PNG", ".bmp"])
+def test_colour_folder_is_recursive_sorted_and_planar(tmp_path: Path, suffix: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), np.uint8)
+    _save_images(tmp_path / "b", pixels[3:], suffix)
+    _save_images(tmp_path / "a", pixels[:3], suffix)
+    (tmp_path / "b" / "notes.txt").write_text("not an image")
+    (tmp_path / "b" / f"._00{suffix}").write_text("a resource fork")
+    np.testing.assert_array_equal(images.read_images(images.image_files(tmp_path)), pixels)
+    splits = load(str(tmp_path))
+    assert (splits.shape, splits.dim, splits.levels) == ((3, 4, 5), 60, 256)
+    planar = {row.tobytes() for row in pixels.transpose(0, 3, 1, 2).reshape(6, -1)}
+    assert {row.tobytes() for part in ("train", "valid", "test") for row in splits.split(part)} == planar
+
+
+def test_images_of_other_depths(tmp_path: Path) -> None:
+    wide = np.random.default_rng(0).integers(0, 65536, (4, 3, 3), np.uint16)
+    _save_images(tmp_path / "wide", wide, ".tif")
+    assert load(str(tmp_path / "wide")).levels == 65536
+    assert load(str(tmp_path / "wide")).train.dtype == np.uint16
+    _save_images(tmp_path / "bits", wide > 30000)
+    assert load(str(tmp_path / "bits")).levels == 2
+    (tmp_path / "palette").mkdir()
+    colours = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    for i in range(3):
+        colours.quantize(16).save(tmp_path / "palette" / f"{i}.png")
+    assert load(str(tmp_path / "palette")).shape == (3, 4, 4)
+
+
+def test_bad_folders(tmp_path: Path, refusal: Refusal) -> None:
+    folder = tmp_path / "faces"
+    folder.mkdir()
+    assert f"{folder}: expected images (.png" in refusal(load, str(folder))
+    _save_images(folder, np.zeros((3, 4, 4), np.uint8))
+    Image.fromarray(np.zeros((5, 4), np.uint8)).save(folder / "99.png")
+    message = refusal(load, str(folder))
+    assert f"{folder / '00.png'} of 4x4 grey" in message
+    assert f"{folder / '99.png'} of 4x5 grey" in message
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / "99.png")
+    assert "99.png of 4x4 RGB" in refusal(load, str(folder))
+    Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(folder / "99.png")
+    assert "99.png: expected a grey or RGB image, got mode RGBA" in refusal(load, str(folder))
+    (folder / "99.png").write_text("no image")
+    assert "99.png: cannot be read as an image" in refusal(load, str(folder))
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)).save(folder / "99.png")
+    cut(folder / "99.png", 2000)
+    assert "99.png: cannot be read as an image" in refusal(load, str(folder))
+
+
+def test_idx_folders(tmp_path: Path, refusal: Refusal) -> None:
+    train, test = write_mnist(tmp_path / "fashion", 12, 4, suffix="")
+    splits = load(str(tmp_path / "fashion"))
+    assert splits.name == "fashion"
+    np.testing.assert_array_equal(splits.train, train[:10].reshape(10, -1))
+    np.testing.assert_array_equal(splits.valid, train[10:].reshape(2, -1))
+    np.testing.assert_array_equal(splits.test, test.reshape(4, -1))
+
+    own = tmp_path / "own"
+    write_idx(own / "a-images-idx3-ubyte.gz", train)
+    write_idx(own / "b-images-idx3-ubyte", test)
+    write_idx(own / "a-labels-idx1-ubyte", np.zeros(12, np.uint8))
+    splits = load(str(own), seed=3)
+    assert [len(splits.split(part)) for part in ("train", "valid", "test")] == [12, 2, 2]
+    assert splits.levels == 256
+    assert len(load(str(own / "a-images-idx3-ubyte.gz")).train) == 10
+
+    write_idx(own / "c-images-idx2-float.gz", np.zeros((3, 4), "f4"))
+    message = refusal(load, str(own))
+    assert "a-images-idx3-ubyte.gz of (28, 28) uint8" in message
+    assert "c-images-idx2-float.gz of (4,) float32" in message
+    write_idx(own / "a-images-idx3-ubyte.gz", np.zeros(9, np.uint8))
+    assert "rank 1" in refusal(load, str(own / "a-images-idx3-ubyte.gz"))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i2"])
+def test_idx_of_other_types_is_continuous(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(0).permutation(80).reshape(20, 4).astype(dtype)
+    splits = load(str(write_idx(tmp_path / "rows-idx2-other", values)))
+    assert (splits.train.dtype, splits.levels, splits.shape) == (np.float32, None, (4,))

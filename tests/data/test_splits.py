@@ -1,0 +1,211 @@
+"""The published sets by name, splits by seed, and the names and paths that are refused."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from published import cifar10_rows, cut, write_cifar10, write_cifar10_tar, write_idx, write_mnist, write_svhn, write_tfd
+
+from nicest.data import Splits, download, load
+
+Refusal = Callable[..., str]
+PARTS = ("train", "valid", "test")
+
+
+def _sizes(splits: Splits) -> list[int]:
+    return [len(splits.split(part)) for part in PARTS]
+
+
+def test_digits() -> None:
+    splits = load("digits")
+    assert _sizes(splits) == [1437, 180, 180]
+    assert (splits.name, splits.shape, splits.dim, splits.levels) == ("digits", (8, 8), 64, 17)
+    assert splits.train.dtype == np.uint8
+    assert splits.train.max() == 16
+    assert _sizes(load("digits", valid=0.2, test=0.3)) == [899, 359, 539]
+
+
+def test_splits_by_seed_are_disjoint_and_repeatable(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(200, dtype=np.uint16).reshape(100, 2))
+    path = str(tmp_path / "x.npy")
+    once, again, other = load(path, seed=1), load(path, seed=1), load(path, seed=2)
+    assert _sizes(once) == [80, 10, 10]
+    for part in PARTS:
+        np.testing.assert_array_equal(once.split(part), again.split(part))
+        assert not np.array_equal(once.split(part), other.split(part))
+    firsts = np.concatenate([once.split(part)[:, 0] for part in PARTS])
+    assert sorted(firsts) == list(range(0, 200, 2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"valid": 0.0}, {"test": -0.1}, {"valid": 0.6, "test": 0.4}, {"valid": float("nan")}]
+)
+def test_bad_fractions(refusal: Refusal, options: dict[str, float]) -> None:
+    assert "expected fractions above 0 whose sum is below 1" in refusal(load, "digits", **options)
+
+
+def test_bad_seed_and_split(refusal: Refusal) -> None:
+    assert "expected a seed of 0 or more, got -1" in refusal(load, "digits", seed=-1)
+    assert "train, valid, test, got 'dev'" in refusal(load("digits").split, "dev")
+
+
+def test_fractions_that_leave_nothing(tmp_path: Path, refusal: Refusal) -> None:
+    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.uint8))
+    assert "1 left to train on, got 4" in refusal(load, str(tmp_path / "x.npy"), valid=0.45, test=0.45)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ""])
+def test_mnist(home: Path, suffix: str) -> None:
+    train, test = write_mnist(home / "mnist", 12, 4, suffix)
+    splits = load("mnist", seed=9)
+    assert (splits.name, splits.shape, splits.levels, splits.dim) == ("mnist", (28, 28), 256, 784)
+    np.testing.assert_array_equal(splits.train, train[:10].reshape(10, 784))
+    np.testing.assert_array_equal(splits.valid, train[10:].reshape(2, 784))
+    np.testing.assert_array_equal(splits.test, test.reshape(4, 784))
+
+
+def test_mnist_damaged(home: Path, refusal: Refusal) -> None:
+    write_mnist(home / "mnist")
+    path = home / "mnist" / "train-images-idx3-ubyte.gz"
+    cut(path, 100)
+    assert f"{path}: expected 9424 bytes by its header" in refusal(load, "mnist")
+    write_mnist(home / "mnist", n_train=5)
+    assert "got none in valid" in refusal(load, "mnist")
+    write_idx(path, np.zeros((12, 8, 8), np.uint8))
+    assert "expected splits of one kind" in refusal(load, "mnist")
+    write_idx(home / "mnist" / "t10k-images-idx3-ubyte.gz", np.zeros((12, 8, 8), np.uint8))
+    assert "expected images of 28 x 28, got (8, 8)" in refusal(load, "mnist")
+
+
+def test_cifar10(home: Path) -> None:
+    rows = cifar10_rows()
+    write_cifar10(home / "cifar10", rows)
+    splits = load("cifar10")
+    assert (splits.shape, splits.levels, splits.dim, _sizes(splits)) == ((3, 32, 32), 256, 3072, [12, 3, 3])
+    first = np.concatenate([rows[f"data_batch_{i}.bin"] for i in range(1, 5)])
+    np.testing.assert_array_equal(splits.train, first[:, 1:])
+    np.testing.assert_array_equal(splits.valid, rows["data_batch_5.bin"][:, 1:])
+    np.testing.assert_array_equal(splits.test, rows["test_batch.bin"][:, 1:])
+    assert all(splits.split(part).flags.writeable for part in PARTS)
+
+
+def test_cifar10_from_its_archive(home: Path, tmp_path: Path) -> None:
+    rows = cifar10_rows()
+    write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", rows)
+    np.testing.assert_array_equal(load("cifar10").test, rows["test_batch.bin"][:, 1:])
+    unpacked = sorted(path.name for path in (home / "cifar10" / "cifar-10-batches-bin").iterdir())
+    assert unpacked == sorted(rows)  # the six batches, no readme, no temporary file
+    assert sorted(path.name for path in (home / "cifar10").iterdir()) == [
+        "cifar-10-batches-bin",
+        "cifar-10-binary.tar.gz",
+    ]
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def test_cifar10_damaged_archive(home: Path, refusal: Refusal) -> None:
+    rows = cifar10_rows()
+    path = write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", rows)
+    cut(path, path.stat().st_size // 2)
+    assert f"{path}: expected a whole .tar.gz, got {path.stat().st_size} bytes" in refusal(load, "cifar10")
+    assert not list(home.rglob("*.part"))
+    path.write_text("not a tar")
+    assert "expected a whole .tar.gz" in refusal(load, "cifar10")
+    del rows["test_batch.bin"]
+    write_cifar10_tar(path, rows)
+    assert "expected it to hold cifar-10-batches-bin/test_batch.bin" in refusal(load, "cifar10")
+
+
+def test_cifar10_archive_in_a_home_that_cannot_be_written(home: Path, refusal: Refusal) -> None:
+    write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", cifar10_rows())
+    (home / "cifar10" / "cifar-10-batches-bin").write_text("a file where the folder belongs")
+    assert f"cannot write in {home / 'cifar10'}" in refusal(load, "cifar10")
+
+
+def test_svhn_validation_is_the_last_tenth_and_not_trained_on(home: Path) -> None:
+    train, test = write_svhn(home / "svhn", 20, 5)
+    splits = load("svhn")
+    planar = train.transpose(3, 2, 0, 1).reshape(20, 3072)
+    assert (splits.shape, splits.levels) == ((3, 32, 32), 256)
+    np.testing.assert_array_equal(splits.train, planar[:18])
+    np.testing.assert_array_equal(splits.valid, planar[18:])
+    np.testing.assert_array_equal(splits.test, test.transpose(3, 2, 0, 1).reshape(5, 3072))
+
+
+def test_tfd_uses_the_unlabeled_images_of_its_first_fold(home: Path) -> None:
+    faces, folds = write_tfd(home / "tfd")
+    splits = load("tfd")
+    assert (splits.shape, splits.dim, splits.levels) == ((48, 48), 2304, 256)
+    for part, code in (("train", 0), ("valid", 2), ("test", 3)):
+        np.testing.assert_array_equal(splits.split(part), faces[folds[:, 0] == code].reshape(3, 2304))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "advice"),
+    [
+        ("mnist", "train-images-idx3-ubyte.gz", "nicest data get mnist"),
+        ("cifar10", "data_batch_1.bin", "nicest data get cifar10"),
+        ("svhn", "train_32x32.mat", "nicest data get svhn"),
+        ("tfd", "TFD_48x48.mat", "ask the University of Toronto"),
+    ],
+)
+def test_absent_sets(home: Path, refusal: Refusal, name: str, file: str, advice: str) -> None:
+    message = refusal(load, name)
+    for part in (file, str(home / name), advice):
+        assert part in message
+
+
+def test_unknown_names_and_missing_paths(tmp_path: Path, refusal: Refusal) -> None:
+    message = refusal(load, "mnits")
+    assert "unknown data set 'mnits', did you mean mnist?" in message
+    assert "cifar10, digits, mnist, svhn, tfd" in message
+    assert "unknown data set 'zzzzzz'; Known" in refusal(load, "zzzzzz")
+    for missing in (tmp_path / "none.npy", tmp_path / "none", Path("none.npz")):
+        assert f"found no {missing}" in refusal(load, str(missing))
+    assert "cannot be read (File name too long)" in refusal(load, "x" * 300)
+    (tmp_path / "table.txt").write_text("1 2 3")
+    assert "expected .npy, .npz, an idx file, or a folder" in refusal(load, str(tmp_path / "table.txt"))
+
+
+def test_a_name_on_disk_is_a_path_but_a_known_name_comes_first(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_mnist(tmp_path / "garments")
+    write_mnist(tmp_path / "mnist")
+    assert load("garments").shape == (28, 28)
+    assert "nicest data get mnist" in refusal(load, "mnist")
+    assert load("./mnist").name == "mnist"
+
+
+def test_importing_data_is_light() -> None:
+    heavy = "torch, sklearn, scipy, PIL, pooch, requests, rich"
+    code = f"import sys, nicest.data.download; print([m for m in '{heavy}'.split(', ') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def _load_real(name: str) -> Splits:
+    listing = next(row for row in download.list_sets() if row.name == name)
+    if not listing.present:
+        pytest.skip(f"{name} is not in {listing.folder}: run `nicest data get {name}`")
+    return load(name)
+
+
+def test_real_mnist() -> None:
+    splits = _load_real("mnist")
+    assert _sizes(splits) == [50_000, 10_000, 10_000]
+    five = splits.train[0].reshape(28, 28)
+    np.testing.assert_array_equal(np.flatnonzero(five.any(axis=1))[[0, -1]], [5, 24])
+    np.testing.assert_array_equal(five[5, 12:24], [3, 18, 18, 18, 126, 136, 175, 26, 166, 255, 247, 127])
+    assert splits.train.mean() / 255 == pytest.approx(0.1307, abs=3e-4)
+
+
+def test_real_cifar10() -> None:
+    splits = _load_real("cifar10")
+    assert _sizes(splits) == [40_000, 10_000, 10_000]
+    frog = splits.train[0].reshape(splits.shape)
+    assert frog[:, 0, 0].tolist() == [59, 62, 63]
+    assert frog[:, 0, 1].tolist() == [43, 46, 45]
+    assert splits.test[0].reshape(splits.shape)[:, 0, 0].tolist() == [158, 112, 49]

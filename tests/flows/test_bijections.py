@@ -1,0 +1,208 @@
+"""What every bijection promises, for the whole zoo (NICE §3.1)."""
+
+import copy
+import inspect
+import re
+
+import pytest
+import torch
+import zoo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo import DIMS, ZOO, inputs, jacobian
+
+import nicest.flows
+from nicest.flows import Bijection, Chain, Dequantize, Law, Logit, Partition, Rescale
+
+zoo_times_dims = pytest.mark.parametrize(("name", "dim"), [(name, dim) for name in ZOO for dim in DIMS])
+whole_zoo = pytest.mark.parametrize("name", ZOO)
+
+
+def concrete(kind: type) -> set[type]:
+    exported = (getattr(nicest.flows, name) for name in nicest.flows.__all__)
+    return {c for c in exported if inspect.isclass(c) and issubclass(c, kind) and not inspect.isabstract(c)}
+
+
+def test_every_exported_bijection_and_law_is_in_the_zoo():
+    modules = [module for make in ZOO.values() for module in make(6).modules()]
+    assert concrete(Bijection) - {Dequantize} == {type(m) for m in modules if isinstance(m, Bijection)}
+    assert concrete(Law) == {type(m.law) for m in modules if hasattr(m, "law")}
+
+
+@zoo_times_dims
+def test_inverse_undoes_forward(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 7, dim)
+    assert (layer.inverse(layer(x)[0]) - x).abs().max() < 1e-10
+
+
+@zoo_times_dims
+def test_forward_undoes_inverse(name: str, dim: int):
+    layer, y = ZOO[name](dim), torch.randn(7, dim, dtype=torch.float64)
+    assert (layer(layer.inverse(y))[0] - y).abs().max() < 1e-10
+
+
+@zoo_times_dims
+def test_log_det_is_that_of_the_jacobian(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 3, dim)
+    expected = torch.linalg.slogdet(jacobian(layer, x)).logabsdet
+    assert (layer(x)[1] - expected).abs().max() < 1e-9
+
+
+@zoo_times_dims
+def test_shapes_and_dtype_for_batches_of_none_one_and_more(name: str, dim: int):
+    layer = ZOO[name](dim)
+    for batch in (0, 1, 4):
+        y, log_det = layer(inputs(name, batch, dim))
+        assert y.shape == layer.inverse(y).shape == (batch, dim)
+        assert log_det.shape == (batch,)
+        assert y.dtype == log_det.dtype == layer.inverse(y).dtype == torch.float64
+
+
+@zoo_times_dims
+def test_float32_stays_float32_and_agrees_with_float64(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 5, dim)
+    expected, expected_log_det = layer(x)
+    layer, x = layer.float(), x.float()
+    y, log_det = layer(x)
+    assert y.dtype == log_det.dtype == layer.inverse(y).dtype == torch.float32
+    torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(log_det.double(), expected_log_det, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.inverse(y), x, rtol=1e-3, atol=1e-3)
+
+
+@whole_zoo
+def test_all_tensors_are_made_on_the_device_of_the_input(name: str):
+    layer, x = ZOO[name](5).to("meta"), inputs(name, 4, 5).to("meta")  # the meta device refuses tensors of the CPU
+    y, log_det = layer(x)
+    assert y.device == log_det.device == layer.inverse(y).device == x.device
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_gpu_agrees_with_cpu():
+    for name, make in ZOO.items():
+        layer, x = make(17), inputs(name, 8, 17)
+        expected, expected_log_det = layer(x)
+        y, log_det = layer.cuda()(x.cuda())
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-10, atol=1e-10, msg=name)
+        torch.testing.assert_close(log_det.cpu(), expected_log_det, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@zoo_times_dims
+def test_input_and_state_are_not_mutated(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 4, dim)
+    before_x, before_state = x.clone(), copy.deepcopy(layer.state_dict())
+    y, _ = layer(x)
+    before_y = y.clone()
+    layer.inverse(y)
+    assert torch.equal(x, before_x)
+    assert torch.equal(y, before_y)
+    assert all(torch.equal(value, before_state[key]) for key, value in layer.state_dict().items())
+
+
+@whole_zoo
+@torch.no_grad()
+def test_a_caller_may_change_the_log_det_it_was_given(name: str):
+    layer, x = ZOO[name](5), inputs(name, 1, 5)
+    log_det = layer(x)[1]
+    before = log_det.clone()
+    log_det += 1
+    assert torch.equal(layer(x)[1], before)
+
+
+@zoo_times_dims
+def test_rows_are_independent(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 4, dim)
+    y, log_det = layer(x)
+    for i in range(4):
+        torch.testing.assert_close(layer(x[i : i + 1])[0][0], y[i], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(layer(x[i : i + 1])[1][0], log_det[i], rtol=1e-12, atol=1e-12)
+
+
+@zoo_times_dims
+def test_gradients_reach_everything_and_are_finite(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 4, dim).requires_grad_()
+    y, log_det = layer(x)
+    (y.square().sum() + log_det.sum()).backward()
+    for tensor in (x, *layer.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+    assert x.grad.abs().sum() > 0
+
+
+@zoo_times_dims
+def test_deep_copy_is_exact_and_separate(name: str, dim: int):
+    layer, x = ZOO[name](dim), inputs(name, 4, dim)
+    twin, before = copy.deepcopy(layer), layer(x)[0].detach().clone()
+    assert all(torch.equal(a, b) for a, b in zip(twin(x), layer(x), strict=True))
+    for parameter in twin.parameters():
+        parameter.data += 1
+    assert torch.equal(layer(x)[0], before)
+
+
+@zoo_times_dims
+def test_state_dict_round_trip_is_exact(name: str, dim: int):
+    layer, other, x = ZOO[name](dim), ZOO[name](dim), inputs(name, 4, dim)
+    drawn = bool(layer.state_dict()) and name != "rescale-interval"
+    assert torch.equal(layer(x)[0], other(x)[0]) != drawn  # else the round trip says nothing
+    other.load_state_dict(layer.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(other(x), layer(x), strict=True))
+    assert torch.equal(other.inverse(x.sigmoid()), layer.inverse(x.sigmoid()))
+
+
+@pytest.mark.parametrize("name", sorted(ZOO.keys() - zoo.ANY_DIM))
+@pytest.mark.parametrize("got", [1, 6])
+@pytest.mark.parametrize("direction", ["forward", "inverse"])
+def test_wrong_number_of_features_is_refused_with_both_numbers(name: str, got: int, direction: str):
+    layer, x = ZOO[name](5), inputs(name, 23, got)
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        getattr(layer, direction)(x)
+    assert {5, got} <= {int(number) for number in re.findall(r"\d+", str(error.value))}
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.data())
+def test_any_coupling_of_any_partition_is_a_bijection(data: st.DataObject):
+    dim = data.draw(st.integers(2, 12))
+    i1 = data.draw(st.sets(st.integers(0, dim - 1), min_size=1, max_size=dim - 1))
+    law = data.draw(st.sampled_from(list(zoo.LAWS.values())))
+    batch = data.draw(st.integers(0, 3))
+    layer, x = zoo.coupling(Partition(i1, dim), law), inputs("", batch, dim)
+    y, log_det = layer(x)
+    torch.testing.assert_close(layer.inverse(y), x, rtol=0, atol=1e-10)
+    assert torch.equal(y[:, sorted(i1)], x[:, sorted(i1)])
+    if batch:
+        torch.testing.assert_close(log_det, torch.linalg.slogdet(jacobian(layer, x)).logabsdet, rtol=0, atol=1e-9)
+
+
+class TestChain:
+    def test_log_dets_add_up_in_the_order_data_meets_the_layers(self):
+        first, second = ZOO["logit"](3), ZOO["affine-halves"](3)
+        x = torch.rand(4, 3, dtype=torch.float64)
+        h1, log_det1 = first(x)
+        h2, log_det2 = second(h1)
+        y, log_det = Chain(first, second)(x)
+        assert torch.equal(y, h2)
+        torch.testing.assert_close(log_det, log_det1 + log_det2)
+
+    def test_layers_are_named_by_position_and_class_or_by_the_caller(self):
+        chain = Chain(Logit(), {"squeeze": Rescale(0.0, 2.0, 3)}, Logit())
+        assert list(chain.layers) == ["0_logit", "squeeze", "2_logit"]
+        y, terms = chain.walk(torch.rand(4, 3))
+        assert list(terms) == ["0_logit", "squeeze", "2_logit"]
+        torch.testing.assert_close(terms["squeeze"], torch.full((4,), 3.0).mul(torch.tensor(2.0).log()))
+        assert y.shape == (4, 3)
+
+    def test_a_slice_shares_its_layers_and_their_names(self):
+        chain = Chain(Logit(), Rescale(0.0, 2.0, 3), Logit())
+        part = chain[1:]
+        assert list(part.layers) == ["1_rescale", "2_logit"]
+        assert list(part) == list(chain)[1:]
+        assert len(part) == 2
+
+    def test_only_bijections_are_accepted(self):
+        with pytest.raises(TypeError, match="Linear"):
+            Chain(Logit(), torch.nn.Linear(3, 3))
+
+    def test_two_layers_of_one_name_are_refused(self):
+        with pytest.raises(ValueError, match="top"):
+            Chain({"top": Logit()}, {"top": Rescale(0.0, 2.0, 3)})

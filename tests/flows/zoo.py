@@ -1,0 +1,137 @@
+"""Every bijection and its variations, name -> constructor of dimension D, in float64 with random parameters.
+
+One new line in `ZOO` tests a new layer. A name that starts with "logit" gets its inputs from (0, 1), all others from
+R^D. `Dequantize` draws noise, so it stands apart, in `test_pixels.py`.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from nicest.flows import (
+    MLP,
+    ZCA,
+    Additive,
+    Affine,
+    Bijection,
+    Chain,
+    Coupling,
+    DiagonalScaling,
+    Law,
+    Logit,
+    Multiplicative,
+    Partition,
+    Rescale,
+    TriangularAffine,
+    checkerboard,
+    halves,
+    odd_even,
+)
+
+DIMS = (2, 3, 5, 6, 17)
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def irregular(dim: int) -> Partition:
+    """A random index set, without a stride from D = 5 on."""
+    return Partition(random.Random(dim + 1).sample(range(dim), (dim + 1) // 2), dim)
+
+
+def board(dim: int) -> Partition:
+    """The checkerboard of the squarest image of D pixels."""
+    height = max(h for h in range(1, math.isqrt(dim) + 1) if dim % h == 0)
+    return checkerboard(height, dim // height)
+
+
+LAWS: dict[str, Law] = {"additive": Additive(), "multiplicative": Multiplicative(), "affine": Affine()}
+PARTITIONS: dict[str, Callable[[int], Partition]] = {
+    "odd_even": odd_even,
+    "odd_even-swapped": lambda dim: odd_even(dim).swap(),
+    "halves": halves,
+    "halves-swapped": lambda dim: halves(dim).swap(),
+    "irregular": irregular,
+    "checkerboard": board,
+}
+
+
+def randomised(module: Module, std: float = 0.3) -> Module:
+    """The module in float64, every parameter drawn from N(0, std²)."""
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter, std=std)
+    return module
+
+
+def coupling(partition: Partition, law: Law, context_dim: int = 0) -> Coupling:
+    """A coupling layer with a random rectified network."""
+    outputs = law.size * len(partition.i2)
+    return randomised(Coupling(partition, law, MLP(len(partition.i1), outputs, (16, 16), context_dim=context_dim)))
+
+
+def couplings(dim: int, law: Law, n: int, partition: Callable[[int], Partition] = odd_even, **options: int) -> Chain:
+    """n coupling layers that exchange the roles of I1 and I2."""
+    first = partition(dim)
+    return Chain(*(coupling(first if k % 2 == 0 else first.swap(), law, **options) for k in range(n)))
+
+
+def correlated(n: int, dim: int) -> Tensor:
+    """n rows of correlated data, off centre."""
+    mixing = torch.eye(dim) + torch.randn(dim, dim) / (2 * math.sqrt(dim))
+    return torch.randn(n, dim, dtype=torch.float64) @ mixing.double() + torch.arange(dim)
+
+
+def rescale(dim: int) -> Rescale:
+    return Rescale(torch.randn(dim), torch.rand(dim) + 0.5, dim).double()
+
+
+def everything(dim: int) -> Chain:
+    """All linear layers and all laws in one chain."""
+    linear = [ZOO[name](dim) for name in ("rescale", "zca", "triangular-fitted", "triangular", "diagonal-scaling")]
+    return Chain(*linear, *(coupling(irregular(dim), law) for law in LAWS.values()))
+
+
+ZOO: dict[str, Callable[[int], Bijection]] = {
+    **{
+        f"{law}-{partition}": lambda dim, law=law, partition=partition: coupling(PARTITIONS[partition](dim), LAWS[law])
+        for law in LAWS
+        for partition in PARTITIONS
+    },
+    "multiplicative-bound": lambda dim: coupling(halves(dim), Multiplicative(bound=0.5)),
+    "affine-bound": lambda dim: coupling(halves(dim), Affine(bound=5.0)),
+    "diagonal-scaling": lambda dim: randomised(DiagonalScaling(dim)),
+    "triangular": lambda dim: randomised(TriangularAffine(dim)),
+    "triangular-fitted": lambda dim: TriangularAffine(dim).double().fit(correlated(20 * dim, dim)),
+    "zca": lambda dim: ZCA(dim).double().fit(correlated(20 * dim, dim)),
+    "rescale": rescale,
+    "rescale-interval": lambda dim: Rescale(-1.0, 2.0, dim).double(),
+    "logit": lambda dim: Logit(),
+    "logit-margin": lambda dim: Logit(margin=0.05),
+    "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), rescale(dim)),
+    "chain-empty": lambda dim: Chain(),
+    "chain-nice": lambda dim: Chain(couplings(dim, Additive(), 4), randomised(DiagonalScaling(dim))),
+    "chain-affine": lambda dim: couplings(dim, Affine(), 4, irregular),
+    "chain-named": lambda dim: Chain({"bottom": coupling(halves(dim), Affine()), "top": rescale(dim)}),
+    "chain-nested": lambda dim: Chain(Chain(Chain(coupling(odd_even(dim), Affine())), rescale(dim)), Chain()),
+    "chain-everything": everything,
+}
+
+ANY_DIM = {"logit", "logit-margin", "chain-empty"}  # these treat every component alike, however many there are
+
+
+def inputs(name: str, batch: int, dim: int) -> Tensor:
+    """Points in the domain of a bijection of the zoo."""
+    draw = torch.rand if name.startswith("logit") else torch.randn
+    return draw(batch, dim, dtype=torch.float64)
+
+
+def jacobian(layer: Bijection, x: Tensor, context: Tensor | None = None) -> Tensor:
+    """dy/dx at each row of x, (B, D, D), by automatic differentiation of one row at a time."""
+    rows = []
+    for i, row in enumerate(x):
+        given = () if context is None else (context[i : i + 1],)
+        rows.append(torch.autograd.functional.jacobian(lambda r, given=given: layer(r[None], *given)[0][0], row))
+    return torch.stack(rows)
