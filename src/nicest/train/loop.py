@@ -47,7 +47,8 @@ class State:
 
     def __init__(self, recipe: Recipe, flow: Flow, device: torch.device) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
-        self.constants = {name: b.clone() for name, b in flow.named_buffers() if name in flow.state_dict()}
+        saved = flow.state_dict().keys()
+        self.constants = {name: buffer.clone() for name, buffer in flow.named_buffers() if name in saved}
         self.recipe, self.device = recipe, device
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
@@ -135,6 +136,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     started = time.perf_counter() - counters.seconds
 
     with Bar(f"training {state.recipe.name}", total, counters.step) as bar, interruptible() as interrupted:
+        flow.train()
         while counters.step < total and not interrupted.is_set():
             epoch, position = divmod(counters.step, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
@@ -145,7 +147,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             lr = set_rates(state.optimizer, settings, counters.step, epoch, total)
 
             x = rows[order[position * batch : (position + 1) * batch]]
-            loss = -flow.train()(x).mean() / unit  # forward is log_prob; noise is drawn afresh inside
+            loss = -flow(x).mean() / unit  # forward is log_prob; noise is drawn afresh inside
             state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if settings.clip:
@@ -167,8 +169,13 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
             if last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs):
                 valid_nats = float(log_probs(state.average.eval(), valid).mean()) + offset
+                flow.train()
+                if not math.isfinite(valid_nats):
+                    recover(state, run, counters.step, x, bar)
+                    counters = state.counters
+                    continue
                 counters.seconds = time.perf_counter() - started
-                row: dict[str, float | None] = {
+                row = {
                     "epoch": epoch + 1,
                     "step": counters.step,
                     "train_nats": nats,
@@ -177,16 +184,14 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     "lr": lr,
                     "seconds": counters.seconds,
                 }
-                if not math.isfinite(valid_nats):
-                    row |= {"valid_nats": None, "valid_bits_per_dim": None}
-                elif valid_nats > counters.best_nats:
+                if valid_nats > counters.best_nats:
                     counters.best_nats, counters.best_epoch = valid_nats, epoch + 1
                     run.save_model(state.average, state.constants, state.recipe, row)
                 state.save(run.path / LAST)
                 run.append_metrics(row)
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
-        if interrupted.is_set():
+        if interrupted.is_set() and bool(state.losses.isfinite().all()):
             counters.seconds = time.perf_counter() - started
             state.save(run.path / LAST)
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}

@@ -1,0 +1,95 @@
+"""The documentation says what is so."""
+
+import ast
+import importlib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TAG = re.compile(r"NICE (?:eq\. \d|§[\d.]*\d|App\. [A-C])")
+
+
+def paper_map() -> list[list[str]]:
+    lines = (ROOT / "docs/paper-map.md").read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| NICE")]
+
+
+def resolve(symbol: str) -> object:
+    """The object of a dotted name whose first parts are modules."""
+    parts = symbol.split(".")
+    for i in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:i]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[i:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"no module in {symbol}")
+
+
+def defined(path: Path) -> set[str]:
+    """`function`, `Class` and `Class::method` of a test file."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
+
+
+def test_the_map_has_rows_for_every_tag_in_the_sources():
+    used = {tag for file in (ROOT / "src").rglob("*.py") for tag in TAG.findall(file.read_text())}
+    mapped = {row[0] for row in paper_map()}
+    assert len(used) > 8
+    assert used <= mapped
+
+
+@pytest.mark.parametrize("row", paper_map(), ids=lambda row: f"{row[0]}: {row[1]}")
+def test_symbols_and_tests_of_the_map_exist(row: list[str]):
+    _, _, symbols, tests = row
+    if symbols == "*open*":
+        assert tests == "*open*"
+        return
+    named = re.findall(r"`([^`]+)`", symbols)
+    assert named
+    for symbol in named:
+        assert resolve(symbol) is not None
+    held_by = re.findall(r"`([^`]+)`", tests)
+    assert held_by
+    for test in held_by:
+        file, _, name = test.partition("::")
+        assert name in defined(ROOT / file), test
+
+
+def test_cli_page_is_made_from_help():
+    generate = runpy.run_path(str(ROOT / "docs/generate.py"))
+    assert (ROOT / "docs/cli.md").read_text() == generate["page"](), "run `make docs`"
+
+
+def test_cli_page_has_every_command():
+    from nicest.cli import app, data_app
+
+    page = (ROOT / "docs/cli.md").read_text()
+    names = [command.callback.__name__ for command in app.registered_commands]
+    names += [f"data {command.name}" for command in data_app.registered_commands]
+    assert all(f"\n## nicest {name}\n" in page for name in names)
+
+
+def test_the_example_of_the_readme_runs():
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(code) == 1
+    scope: dict = {}
+    exec(code[0], scope)
+    assert scope["samples"].shape == (100, 6)
+
+
+def test_files_named_in_the_readme_exist():
+    text = (ROOT / "README.md").read_text()
+    named = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"^\| `((?:src|docs)[^`]+)`", text, re.M)
+    assert len(named) > 8
+    assert [each for each in named if not (ROOT / each).exists()] == []
