@@ -100,9 +100,10 @@ def test_input_and_state_are_not_mutated(name: str, dim: int):
 
 
 @whole_zoo
+@pytest.mark.parametrize("batch", [1, 3])
 @torch.no_grad()
-def test_a_caller_may_change_the_log_det_it_was_given(name: str):
-    layer, x = ZOO[name](5), inputs(name, 1, 5)
+def test_a_caller_may_change_the_log_det_it_was_given(name: str, batch: int):
+    layer, x = ZOO[name](5), inputs(name, batch, 5)
     log_det = layer(x)[1]
     before = log_det.clone()
     log_det += 1
@@ -198,6 +199,11 @@ class TestChain:
         assert list(part.layers) == ["1_rescale", "2_logit"]
         assert list(part) == list(chain)[1:]
         assert len(part) == 2
+
+    def test_a_chain_inside_lends_its_layers_under_names_of_their_own(self):
+        chain = Chain(Chain(Logit(), Chain(Rescale(0.0, 2.0, 3))), {"top": Chain(Logit())}, Chain())
+        assert list(chain.layers) == ["0_chain_0_logit", "0_chain_1_chain_0_rescale", "top_0_logit"]
+        assert [type(layer) for layer in chain] == [Logit, Rescale, Logit]
 
     def test_only_bijections_are_accepted(self):
         with pytest.raises(TypeError, match="Linear"):

@@ -131,10 +131,13 @@ class TestContext:
         assert (layer.inverse(y, two) - x).abs().max() > 1e-3
         assert (log_det - torch.linalg.slogdet(jacobian(layer, x, one)).logabsdet).abs().max() < 1e-9
 
-    def test_may_be_whole_numbers(self):
-        layer, x = coupling(halves(4), Affine(), context_dim=2), inputs("", 3, 4)
-        labels = torch.eye(2, dtype=torch.int64)[[0, 1, 0]]
-        assert torch.equal(layer(x, labels)[0], layer(x, labels.double())[0])
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+    def test_may_have_another_dtype_than_x(self, dtype: torch.dtype):
+        layer, x = coupling(halves(4), Affine(), context_dim=2).float(), torch.randn(3, 4)
+        labels = torch.eye(2)[[0, 1, 0]]
+        y, log_det = layer(x, labels.to(dtype))
+        assert y.dtype == log_det.dtype == torch.float32
+        assert torch.equal(y, layer(x, labels)[0])
 
     def test_of_one_row_changes_that_row_alone(self):
         layer, x = coupling(halves(4), Affine(), context_dim=2), inputs("", 3, 4)

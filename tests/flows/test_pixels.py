@@ -133,10 +133,10 @@ class TestRescale:
             Rescale(0.0, torch.tensor([1.0, scale]), 2)
 
     def test_does_not_follow_the_callers_tensor(self):
-        scale = torch.ones(3)
-        layer = Rescale(0.0, scale, 3)
-        scale.fill_(7)
-        assert layer.scale.tolist() == [1, 1, 1]
+        shift, scale = torch.zeros(3), torch.ones(3)
+        layer = Rescale(shift, scale, 3)
+        shift.fill_(7), scale.fill_(7)
+        assert (layer.shift.tolist(), layer.scale.tolist()) == ([0, 0, 0], [1, 1, 1])
 
 
 class TestLogit:

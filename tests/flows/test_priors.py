@@ -39,6 +39,12 @@ def test_log_density_is_scipys_in_the_tails(prior_class):
     np.testing.assert_allclose(prior_class(1).double().log_prob(h), expected, rtol=1e-12)
 
 
+def test_gradient_of_the_logistic_is_minus_tanh_of_half_everywhere():
+    h = (torch.arange(-1200, 1201, dtype=torch.float64) / 20)[:, None].requires_grad_()  # 0, too, where |h| has a kink
+    Logistic(1).double().log_prob(h).sum().backward()
+    torch.testing.assert_close(h.grad, -torch.tanh(h.detach() / 2), rtol=1e-12, atol=1e-12)
+
+
 @both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [-1e4, -100.0, 100.0, 1e4])

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import Tensor, nn
+
+
+def check_features(x: Tensor, dim: int) -> None:
+    """Refuse x of another number of features than dim, also where it would broadcast."""
+    if x.shape[-1] != dim:
+        raise ValueError(f"expected {dim} features, got {x.shape[-1]}")
 
 
 class Bijection(nn.Module, ABC):
@@ -29,19 +34,29 @@ class Bijection(nn.Module, ABC):
 class Chain(Bijection):
     """Layers in the order data meets them: f = f_L ∘ ... ∘ f_1 (NICE §3.1).
 
-    log |det df/dx| = Σ_l log |det df_l/dh_(l-1)|. Takes layers, which are named by their position and class, or a
-    mapping of names to layers. A slice of a chain is a chain that shares its layers.
+    log |det df/dx| = Σ_l log |det df_l/dh_(l-1)|. Takes layers, which are named by their position and class, and
+    mappings of names to layers. A chain among them lends its layers, so that every term of the log-det has its own
+    name. A slice of a chain is a chain that shares its layers.
     """
 
     def __init__(self, *layers: Bijection | Mapping[str, Bijection]) -> None:
         super().__init__()
-        named: dict[str, Any] = {}
+        self.layers = nn.ModuleDict()
         for i, layer in enumerate(layers):
-            named |= layer if isinstance(layer, Mapping) else {f"{i}_{type(layer).__name__.lower()}": layer}
-        for name, layer in named.items():
-            if not isinstance(layer, Bijection):
-                raise TypeError(f"a chain is made of Bijections, got {type(layer).__name__} for {name!r}")
-        self.layers = nn.ModuleDict(named)
+            named = layer if isinstance(layer, Mapping) else {f"{i}_{type(layer).__name__.lower()}": layer}
+            for name, each in named.items():
+                self._append(name, each)
+
+    def _append(self, name: str, layer: Bijection) -> None:
+        if isinstance(layer, Chain):
+            for inner, each in layer.layers.items():
+                self._append(f"{name}_{inner}", each)  # type: ignore[arg-type]
+            return
+        if not isinstance(layer, Bijection):
+            raise TypeError(f"a chain is made of Bijections, got {type(layer).__name__} for {name!r}")
+        if name in self.layers:
+            raise ValueError(f"two layers of a chain have the name {name!r}")
+        self.layers[name] = layer
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, terms = self.walk(x, context)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection
+from nicest.flows.bijection import Bijection, check_features
 
 
 class Partition(nn.Module):
@@ -46,6 +46,7 @@ class Partition(nn.Module):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x_I1 and x_I2."""
+        check_features(x, self.dim)
         return x[:, self.select1], x[:, self.select2]
 
     def merge(self, x1: Tensor, x2: Tensor) -> Tensor:
@@ -111,6 +112,10 @@ class Multiplicative(Law):
 
     bound: float = 2.0
 
+    def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise ValueError(f"expected a positive bound, got {self.bound}")
+
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         log_scale = self.log_scale(b)
         return a * log_scale.exp(), log_scale.sum(-1)
@@ -160,12 +165,12 @@ class Coupling(Bijection):
         self.precision: torch.dtype | None = None
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x1, x2 = self._split(x)
+        x1, x2 = self.partition.split(x)
         y2, log_det = self.law.forward(x2, self.m(x1, context))
         return self.partition.merge(x1, y2), log_det
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        y1, y2 = self._split(y)
+        y1, y2 = self.partition.split(y)
         return self.partition.merge(y1, self.law.inverse(y2, self.m(y1, context)))
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
@@ -180,11 +185,6 @@ class Coupling(Bijection):
         if b.shape != expected:
             raise ValueError(f"the coupling network must give {expected}, got {tuple(b.shape)}")
         return b.to(x1.dtype)
-
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.shape[-1] != self.partition.dim:
-            raise ValueError(f"expected {self.partition.dim} features, got {x.shape[-1]}")
-        return self.partition.split(x)
 
     def extra_repr(self) -> str:
         return str(self.law)

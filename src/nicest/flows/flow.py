@@ -27,6 +27,8 @@ class Flow(nn.Module):
         super().__init__()
         self.chain = chain if isinstance(chain, Chain) else Chain(chain)
         self.prior = prior
+        if "prior" in self.chain.layers:
+            raise ValueError("no layer may be called 'prior': the ledger has that name already")
         couplings = sum(isinstance(layer, Coupling) for layer in self.chain)
         if 0 < couplings < 3:
             warnings.warn(
@@ -131,7 +133,7 @@ class FlowDistribution(Distribution):
 
     def _draw(self, sample_shape: Shape) -> Tensor:
         n = torch.Size(sample_shape).numel()
-        return self.flow.rsample(n, self._context(n)).reshape(*sample_shape, -1)
+        return self.flow.rsample(n, self._context(n)).reshape(*sample_shape, self.flow.prior.dim)
 
     def _context(self, n: int) -> Tensor | None:
         return None if self.context is None else self.context.expand(n, -1)

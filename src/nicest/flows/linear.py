@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection
+from nicest.flows.bijection import Bijection, check_features
 
 
 class DiagonalScaling(Bijection):
@@ -21,9 +21,11 @@ class DiagonalScaling(Bijection):
         self.s = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return x * self.s.exp(), self.s.sum().expand(x.shape[0])
+        check_features(x, len(self.s))
+        return x * self.s.exp(), self.s.sum().repeat(x.shape[0])
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.s))
         return y * torch.exp(-self.s)
 
     @property
@@ -62,16 +64,17 @@ class TriangularAffine(Whitening):
         return self.below.tril(-1) + self.log_diagonal.exp().diag()
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return x @ self.lower.mT + self.b, self.log_diagonal.sum().expand(x.shape[0])
+        check_features(x, len(self.b))
+        return x @ self.lower.mT + self.b, self.log_diagonal.sum().repeat(x.shape[0])
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.b))
         return torch.linalg.solve_triangular(self.lower, (y - self.b).mT, upper=False).mT
 
     @torch.no_grad()
     def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
-        factor, failed = torch.linalg.cholesky_ex(covariance.double())
-        if failed:
-            raise ValueError(_singular(covariance))
+        _check_rank(torch.linalg.eigvalsh(covariance.double()))
+        factor = torch.linalg.cholesky(covariance.double())
         identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
         lower = torch.linalg.solve_triangular(factor, identity, upper=False)
         self.below.copy_(lower.tril(-1))
@@ -99,17 +102,17 @@ class ZCA(Whitening):
         self.register_buffer("log_det", torch.zeros(()))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return (x - self.mean) @ self.whiten, self.log_det.expand(x.shape[0])
+        check_features(x, len(self.mean))
+        return (x - self.mean) @ self.whiten, self.log_det.repeat(x.shape[0])
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.mean))
         return y @ self.colour + self.mean
 
     @torch.no_grad()
     def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
         eigenvalues, vectors = torch.linalg.eigh(covariance.double())
-        smallest = torch.finfo(torch.float64).eps * len(mean) * eigenvalues[-1]
-        if eigenvalues[0] <= smallest:
-            raise ValueError(_singular(covariance))
+        _check_rank(eigenvalues)
         self.mean.copy_(mean)
         self.whiten.copy_(vectors * eigenvalues.rsqrt() @ vectors.mT)
         self.colour.copy_(vectors * eigenvalues.sqrt() @ vectors.mT)
@@ -124,9 +127,12 @@ def moments(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
     return mean, scatter / len(x)
 
 
-def _singular(covariance: Tensor) -> str:
-    rank = int(torch.linalg.matrix_rank(covariance.double(), hermitian=True))
-    return (
-        f"whitening needs a covariance of full rank, got rank {rank} of {len(covariance)}:"
-        " drop constant or linearly dependent columns, or use more rows"
-    )
+def _check_rank(eigenvalues: Tensor) -> None:
+    """Refuse a covariance some of whose eigenvalues, sorted, are rounding errors beside the largest."""
+    dim = len(eigenvalues)
+    rank = int((eigenvalues > torch.finfo(torch.float64).eps * dim * eigenvalues[-1]).sum())
+    if rank < dim:
+        raise ValueError(
+            f"whitening needs a covariance of full rank, got rank {rank} of {dim}:"
+            " drop constant or linearly dependent columns, or use more rows"
+        )

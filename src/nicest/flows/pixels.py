@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nicest.flows.bijection import Bijection
+from nicest.flows.bijection import Bijection, check_features
 
 
 class Dequantize(Bijection):
@@ -29,12 +29,17 @@ class Dequantize(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x = x.to(self.unit.dtype)
-        # x + u may round up to x + 1, the next level: the largest number below it is meant
-        y = torch.minimum(x + torch.rand_like(x), torch.nextafter(x + 1, x)) / self.levels
+        y = (x + torch.rand_like(x)) / self.levels
+        # rounding may take y up to the next level: the largest number below that is meant
+        next_level = (x + 1) / self.levels
+        y = torch.minimum(y, torch.nextafter(next_level, torch.zeros_like(y)))
         return y, y.new_full((len(y),), -y.shape[-1] * math.log(self.levels))
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        return (y * self.levels).floor().clamp(0, self.levels - 1)
+        level = (y * self.levels).floor()
+        # where rounding took y * levels across a level, y itself tells on which side it lies
+        level = level + ((level + 1) / self.levels <= y).to(y) - (level / self.levels > y).to(y)
+        return level.clamp(0, self.levels - 1)
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}"
@@ -54,9 +59,11 @@ class Rescale(Bijection):
             raise ValueError("every scale must be positive")
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.shift + self.scale * x, self.scale.log().sum().expand(x.shape[0])
+        check_features(x, len(self.scale))
+        return self.shift + self.scale * x, self.scale.log().sum().repeat(x.shape[0])
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.scale))
         return (y - self.shift) / self.scale
 
 
@@ -74,7 +81,7 @@ class Logit(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y = torch.logit(self.margin + (1 - 2 * self.margin) * x)
-        log_det = functional.softplus(y) + functional.softplus(-y) + math.log1p(-2 * self.margin)
+        log_det = math.log1p(-2 * self.margin) + y.abs() + 2 * functional.softplus(-y.abs())
         return y, log_det.sum(-1)
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nicest.flows.bijection import check_features
+
 
 class Prior(nn.Module, ABC):
     """p_H(h) = Π_d p((h_d - loc_d) / scale_d) / scale_d, p one standard law (NICE §3.4).
@@ -39,6 +41,7 @@ class Prior(nn.Module, ABC):
 
     def log_prob(self, h: Tensor) -> Tensor:
         """log p_H(h), (B,)."""
+        check_features(h, self.dim)
         e = (h - self.loc) * torch.exp(-self.log_scale)
         return self.standard_log_density(e).sum(-1) - self.log_scale.expand(self.dim).sum()
 
@@ -66,11 +69,15 @@ class Gaussian(Prior):
 
 
 class Logistic(Prior):
-    """log p(e) = -log(1 + exp e) - log(1 + exp -e), by softplus so that nothing overflows (NICE §3.4)."""
+    """log p(e) = -log(1 + exp e) - log(1 + exp -e) (NICE §3.4).
+
+    Computed as -|e| - 2 softplus(-|e|), which overflows nowhere and is exact in the tails.
+    """
 
     def standard_log_density(self, e: Tensor) -> Tensor:
-        return -functional.softplus(e) - functional.softplus(-e)
+        return -e.abs() - 2 * functional.softplus(-e.abs())
 
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         u = torch.rand(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
-        return torch.logit(u.clamp(torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2))
+        eps = torch.finfo(u.dtype).eps  # u is a multiple of eps/2: 0 stands for [0, eps/2), of middle eps/4
+        return torch.logit(u.clamp(eps / 4, 1 - eps / 2))
