@@ -130,7 +130,8 @@ def train(
     overrides = list(change or [])
     if data:
         path = Path(data)
-        overrides.append(f"data.name={json.dumps(str(path.resolve()) if path.exists() else data)}")
+        name = str(path.resolve()) if path.exists() else data
+        overrides.append(f"data.name={json.dumps(name, ensure_ascii=False)}")
     folder = out or Path("runs") / loaded.name
     result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
     if not result["finished"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ def image_grid(
         top, left = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
         sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
     picture = Image.fromarray(sheet.squeeze(-1) if sheet.shape[-1] == 1 else sheet)
-    zoom = max(1, round(size / max(picture.size)))
+    zoom = math.ceil(size / max(picture.size))
     return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
 
 
@@ -61,11 +63,13 @@ def plot_likelihood(
     """Training and validation nats over the epochs, with the test figures of linear models as levels."""
     ax = ax or Figure().subplots()
     epochs = [row["epoch"] for row in metrics]
-    ax.plot(epochs, [row["train_nats"] for row in metrics], color=QUIET, label="training, with dropout")
+    ax.plot(epochs, [row["train_nats"] for row in metrics], color=QUIET, label="training")
     ax.plot(epochs, [row["valid_nats"] for row in metrics], color=ACCENT, linewidth=2, label="validation")
-    for name, nats in (baselines or {}).items():
+    levels = sorted((baselines or {}).items(), key=lambda level: -level[1])
+    for (name, nats), side in zip(levels, itertools.cycle(("bottom", "top")), strict=False):
         ax.axhline(nats, color=INK, linewidth=0.8, linestyle=":")
-        ax.annotate(name.replace("_", " "), (epochs[-1], nats), ha="right", va="bottom", fontsize=8, color=INK)
+        label = f"{name.replace('_', ' ')} {nats:.1f}"
+        ax.annotate(label, (epochs[-1], nats), ha="right", va=side, fontsize=8, color=INK)
     ax.set(xlabel="epoch", ylabel="log-likelihood, nats")
     ax.legend(loc="lower right", frameon=False)
     ax.grid(alpha=0.25)
@@ -96,10 +100,17 @@ def contact_sheet(pictures: Mapping[str, Path], *, title: str, columns: int = 2)
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=130)
+    buffer, kind = io.BytesIO(), path.suffix.lstrip(".").lower() or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
+    figure.savefig(buffer, format=kind, dpi=130)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(buffer.getvalue())
+        try:
+            temporary.write_bytes(buffer.getvalue())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise NicestError(f"cannot write {path}: {error.strerror}") from error
+        raise NicestError(f"cannot write {path}: {error.strerror}; what was there before is untouched") from error

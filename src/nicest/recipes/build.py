@@ -53,7 +53,7 @@ def build(recipe: Recipe) -> Flow:
 
 def needs_moments(flow: Flow) -> bool:
     """Whether `fit_constants` has anything to fit."""
-    return any(isinstance(layer, ZCA | TriangularAffine | Rescale) for layer in flow.chain)
+    return any(name == "standardise" or isinstance(x, ZCA | TriangularAffine) for name, x in flow.chain.layers.items())
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import resources
@@ -145,7 +147,11 @@ def load_recipe(name: str) -> Recipe:
     if path.suffix == ".toml":
         if not path.is_file():
             raise NicestError(f"no recipe file {path}; the recipes that come with nicest are {', '.join(names())}")
-        return parse(path.read_text(), str(path))
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise NicestError(f"{path} cannot be read as a recipe: {error}") from error
+        return parse(text, str(path))
     raise NicestError(f"no recipe {name!r}{_nearest(name, names())}; there are {', '.join(names())}, or a .toml file")
 
 
@@ -189,6 +195,8 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     kinds = [each for each in (get_args(kind) or (kind,)) if each is not type(None)]
     if kinds == [float] and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NicestError(f"{where} must be a finite number; got {value}")
     if type(value) in kinds:
         return value
     raise NicestError(f"{where} is of type {kinds[0].__name__}; got {value!r}")
@@ -240,6 +248,7 @@ def _check(recipe: Recipe) -> None:
         ("train.clip", train.clip, "not negative", train.clip >= 0),
         ("train.ema", train.ema, "in [0, 1)", 0 <= train.ema < 1),
         ("train.evaluate_every", train.evaluate_every, "at least 1", train.evaluate_every >= 1),
+        ("train.seed", train.seed, "from 0 to 10^12", 0 <= train.seed <= 10**12),
     ]
     for name, value, expected, holds in rules:
         if not holds:
@@ -264,8 +273,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False)  # JSON's strings are TOML's
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)

@@ -29,10 +29,13 @@ def baselines(splits: Splits, split: str, data: DataSettings, device: torch.devi
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):
         flow = linear_flow(name, data).double()
-        fit_constants(flow, mean, covariance)
-        flow = flow.float().to(device)
-        if flow.prior.learned:
-            fit_prior(flow, rows)
+        try:
+            fit_constants(flow, mean, covariance)
+            flow = flow.float().to(device)
+            if flow.prior.learned:
+                fit_prior(flow, rows)
+        except NicestError as error:
+            raise NicestError(f"baseline {name}: {error}; --no-baselines evaluates without them") from error
         scores[name] = float(log_probs(flow, held_out).mean()) + interval_nats(data)
     return scores
 
@@ -74,6 +77,6 @@ def fit_prior(flow: Flow, rows: Tensor, steps: int = 12) -> None:
     else:
         log_scale = scale.log()
     if not bool(log_scale.isfinite().all()):
-        raise NicestError("a baseline has a column without spread: drop constant columns")
+        raise NicestError("a column has no spread: drop constant columns")
     flow.prior.loc.copy_(loc)
     flow.prior.log_scale.copy_(log_scale)

@@ -48,7 +48,8 @@ def certify(
             roundtrip = (flow.decode(flow.encode(points)) - points).abs().max()
         result["dtype"].append(precision)
         result["max_roundtrip"].append(float(roundtrip))
-        result["max_logdet_error"].append(max(log_det_error(flow, points[i]) for i in picked))
+        errors = torch.tensor([log_det_error(flow, points[i]) for i in picked], dtype=torch.float64)
+        result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
     result |= {"jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
     write_text(RunFolder(run).path / "certificate.json", json.dumps(result, indent=2) + "\n")
     return result

@@ -7,20 +7,24 @@ from typing import Any
 
 import torch
 
+from nicest.errors import NicestError
 from nicest.plots import contact_sheet, likelihood_figure, save_figure
 from nicest.recipes import load_recipe
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import draw, save_grid
-from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe
+from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe, read_tensors
 from nicest.train.loop import load_splits, train
 
 
 def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, Any]:
     """Train `digits` into `out` (or go on with what is there), evaluate it, certify it, draw every figure."""
     run = RunFolder(out)
-    training = train(load_recipe("digits"), out, resume=(run.path / LAST).exists(), device=device)
+    resume = (run.path / LAST).exists()
+    if resume and (name := read_tensors(run.path / LAST)[1].data.name) != "digits":
+        raise NicestError(f"expected a run on digits in {run.path}, got one on {name}: choose another --out")
+    training = train(load_recipe("digits"), out, resume=resume, device=device)
     if not training["finished"]:
         return {"training": training}
     evaluation = evaluate(out, device=device)

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise NicestError(f"cannot write {path}: {reason}; what was there before is untouched") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that turned read-only has nothing of ours to remove
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,7 +50,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, fig
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
     metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(dict(figures))}
     with replacing(path) as temporary:
+        temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
+        mode = temporary.stat().st_mode
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, temporary, metadata)
+        temporary.chmod(mode)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
@@ -61,6 +65,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise NicestError(f"{path} cannot be read, it is truncated or damaged ({error})") from error
+    if not {"recipe", "figures"} <= metadata.keys():
+        raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
     return tensors, parse(metadata["recipe"], str(path)), json.loads(metadata["figures"])
 
 
@@ -93,11 +99,16 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise NicestError(f"{self.path} is being written by another process; wait, or choose --out") from error
+            for left_over in (*self.path.glob(f".{LAST}.*.tmp"), *self.path.glob(f".{MODEL}.*.tmp")):
+                left_over.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
 
-    @property
-    def exists(self) -> bool:
-        return (self.path / LAST).exists() or (self.path / MODEL).exists()
+    def refuse_existing(self) -> None:
+        """A run is never overwritten."""
+        if (self.path / LAST).exists() or (self.path / MODEL).exists():
+            raise NicestError(
+                f"{self.path} holds a run already: --resume goes on with it, --out chooses another"
+            )
 
     def save_model(self, flow: Flow, constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]) -> None:
         """The model that is kept; `constants`, its fitted buffers in float64, stand in for their rounded copies."""

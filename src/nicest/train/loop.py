@@ -47,8 +47,8 @@ class State:
 
     def __init__(self, recipe: Recipe, flow: Flow, device: torch.device) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
-        saved = flow.state_dict().keys()
-        self.constants = {name: buffer.clone() for name, buffer in flow.named_buffers() if name in saved}
+        trained = {name for name, p in flow.named_parameters() if p.requires_grad}
+        self.constants = {name: t.clone() for name, t in flow.state_dict().items() if name not in trained}
         self.recipe, self.device = recipe, device
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
@@ -96,31 +96,46 @@ def train(
 ) -> dict[str, Any]:
     """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended."""
     run, place = RunFolder(out), choose_device(device)
-    if run.exists and not resume:
-        raise NicestError(f"{run.path} holds a run already: --resume goes on with it, --out chooses another folder")
-    if resume and not (run.path / LAST).exists():
-        raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
+    if resume:
+        if not (run.path / LAST).exists():
+            raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
+        with run.open_for_writing():
+            state, splits = resumed(run, recipe, overrides, place)
+            return fit(state, splits, run)
+    run.refuse_existing()
+    recipe = recipe.override(*overrides)
+    splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
     with run.open_for_writing():
-        if resume:
-            tensors, stored, counters = read_tensors(run.path / LAST)
-            recipe = _same_model(stored, stored.override(*overrides))
-            splits = load_splits(recipe)
-            state = State(recipe, restore_flow(recipe, _under("flow.", tensors), str(run.path / LAST)), place)
-            state.restore(tensors, counters, random=True)
-            run.drop_metrics_after(state.counters.step)
-        else:
-            recipe = recipe.override(*overrides)
-            splits = load_splits(recipe)
-            recipe = replace(recipe, data=replace(recipe.data, shape=splits.shape, levels=splits.levels or 0))
-            torch.manual_seed(recipe.train.seed)
-            flow = build(recipe).double()
-            if needs_moments(flow):
-                fit_constants(flow, *moments(rows_to(splits.train, place)))
-            state = State(recipe, flow, place)
-            write_text(run.path / "environment.json", json.dumps(environment(place), indent=2) + "\n")
-            state.save(run.path / LAST)
-        write_text(run.path / "recipe.toml", recipe.to_toml())
+        run.refuse_existing()
+        state = started(recipe, splits, place)
+        write_text(run.path / "recipe.toml", state.recipe.to_toml())
+        write_text(run.path / "environment.json", json.dumps(environment(place), indent=2) + "\n")
+        state.save(run.path / LAST)
         return fit(state, splits, run)
+
+
+def started(recipe: Recipe, splits: Splits, device: torch.device) -> State:
+    """The state before the first step: a fresh flow, its constants fitted to the training rows."""
+    recipe = replace(recipe, data=replace(recipe.data, shape=splits.shape, levels=splits.levels or 0))
+    torch.manual_seed(recipe.train.seed)
+    flow = build(recipe).double()
+    if needs_moments(flow):
+        fit_constants(flow, *moments(rows_to(splits.train, device)))
+    return State(recipe, flow, device)
+
+
+def resumed(run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device) -> tuple[State, Splits]:
+    """The state a run stopped in, and its data; the run keeps its own recipe, but for the overrides."""
+    tensors, stored, counters = read_tensors(run.path / LAST)
+    if stored.name != recipe.name:
+        raise NicestError(f"{run.path} holds a run of recipe {stored.name!r}, not {recipe.name!r}")
+    recipe = _same_model(stored, stored.override(*overrides))
+    splits = load_splits(recipe)
+    state = State(recipe, restore_flow(recipe, _under("flow.", tensors), str(run.path / LAST)), device)
+    state.restore(tensors, counters, random=True)
+    run.drop_metrics_after(state.counters.step)
+    write_text(run.path / "recipe.toml", recipe.to_toml())
+    return state, splits
 
 
 def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
@@ -132,12 +147,17 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     total = settings.epochs * per_epoch
     unit = splits.dim if settings.loss == "nats-per-dim" else 1
     offset = interval_nats(state.recipe.data)
+    if len(state.losses) not in (0, per_epoch):
+        raise NicestError(
+            f"an epoch of {run.path} had {len(state.losses)} steps, now {per_epoch}: a resumed run keeps its data"
+        )
     order, order_of = torch.empty(0), -1
     started = time.perf_counter() - counters.seconds
 
     with Bar(f"training {state.recipe.name}", total, counters.step) as bar, interruptible() as interrupted:
         flow.train()
-        while counters.step < total and not interrupted.is_set():
+        stop = False
+        while counters.step < total and not stop:
             epoch, position = divmod(counters.step, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
                 generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
@@ -157,12 +177,13 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 update_average(state.average, flow, settings.ema, counters.step)
             state.losses[position] = loss.detach()
             counters.step += 1
+            stop = interrupted.is_set()  # asked once a step, so that what is saved then was looked at first
 
             last_of_epoch = position + 1 == per_epoch
-            if last_of_epoch or counters.step % CHECK_EVERY == 0:
-                if not bool(state.losses[: position + 1].isfinite().all()):
-                    bad = int(state.losses[: position + 1].isfinite().logical_not().nonzero()[0])
-                    recover(state, run, epoch * per_epoch + bad, x, bar)
+            if last_of_epoch or stop or counters.step % CHECK_EVERY == 0:
+                good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
+                if good <= position or (stop and not finite(flow)):
+                    recover(state, run, epoch * per_epoch + good, x, bar)
                     counters = state.counters
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
@@ -187,11 +208,12 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 if valid_nats > counters.best_nats:
                     counters.best_nats, counters.best_epoch = valid_nats, epoch + 1
                     run.save_model(state.average, state.constants, state.recipe, row)
-                state.save(run.path / LAST)
+                # before the state: --resume drops a row too many, but a lost one stays lost
                 run.append_metrics(row)
+                state.save(run.path / LAST)
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
-        if interrupted.is_set() and bool(state.losses.isfinite().all()):
+        if stop:
             counters.seconds = time.perf_counter() - started
             state.save(run.path / LAST)
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}
@@ -216,6 +238,11 @@ def recover(state: State, run: RunFolder, step: int, x: Tensor, bar: Bar) -> Non
     bar.note(f"{what}: back to step {state.counters.step}; if it happens again, {remedy}")
 
 
+def finite(flow: Flow) -> bool:
+    """Whether all weights are finite."""
+    return all(bool(p.isfinite().all()) for p in flow.parameters())
+
+
 @torch.no_grad()
 def sick_layer(flow: Flow, x: Tensor) -> str:
     """The first layer whose weights, output or log-det are not finite."""
@@ -235,19 +262,19 @@ def interruptible() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.getsignal(each) for each in signals}
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    heard = [each for each in before if before[each] != signal.SIG_IGN]  # nohup and background jobs ignore Ctrl-C
 
     def handle(number: int, frame: Any) -> None:
         event.set()
         signal.signal(number, before[signal.Signals(number)])
 
-    for each in signals:
+    for each in heard:
         signal.signal(each, handle)
     try:
         yield event
     finally:
-        for each in signals:
+        for each in heard:
             signal.signal(each, before[each])
 
 
@@ -273,8 +300,14 @@ def _figures(nats: float, dim: int, offset: float) -> str:
 
 
 def _same_model(stored: Recipe, changed: Recipe) -> Recipe:
-    if (stored.data, stored.model) != (changed.data, changed.model):
-        raise NicestError("a resumed run keeps its data and its model: only train.* may be --set with --resume")
+    def kept(recipe: Recipe) -> tuple[Any, ...]:
+        return recipe.data, recipe.model, recipe.train.batch, recipe.train.optimizer, bool(recipe.train.ema)
+
+    if kept(stored) != kept(changed):
+        raise NicestError(
+            "a resumed run keeps its data, model, batch, optimizer and whether it averages:"
+            " only the rest of train.* may be --set with --resume"
+        )
     return changed
 
 

@@ -1,0 +1,114 @@
+"""Every recipe through the real command line: build, one step, save, load, at reduced width on few images."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from published import cifar10_rows, write_cifar10, write_mnist, write_svhn, write_tfd
+from typer.testing import CliRunner
+
+import nicest
+from nicest.cli import app, main
+from nicest.data import load as load_data
+from nicest.recipes import load_recipe, names
+from nicest.train.checkpoint import load_with_recipe
+
+ONE_STEP = ("model.width=8", "train.epochs=1", "train.batch=100")
+SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32), "digits": (8, 8)}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data home with a few images of each set, in the published layouts."""
+    home = tmp_path_factory.mktemp("home")
+    write_mnist(home / "mnist")
+    write_tfd(home / "tfd")
+    write_svhn(home / "svhn")
+    write_cifar10(home / "cifar10", cifar10_rows())
+    return home
+
+
+def settings(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+def train_and_load(name: str, out: Path, *arguments: str) -> tuple[nicest.Flow, nicest.recipes.Recipe]:
+    """Train one step by the command line; the model that it saved, which scores its training data."""
+    result = CliRunner().invoke(
+        app,
+        ["train", name, "--out", str(out), "--device", "cpu", "--json", *settings(*ONE_STEP), *arguments],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["step"] == 1
+    flow, recipe, figures = load_with_recipe(out)
+    assert figures["epoch"] == 1
+    rows = load_data(recipe.data.name).train
+    assert flow(torch.from_numpy(rows)).isfinite().all()
+    assert load_recipe(str(out / "recipe.toml")) == recipe
+    return flow, recipe
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {"digits", "svhn", "cifar10"}))
+def test_recipe_on_its_published_layout(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NICEST_DATA", str(home))
+    flow, recipe = train_and_load(name, tmp_path / "run")
+    assert (recipe.name, recipe.model.width) == (name, 8)
+    assert (recipe.data.shape, recipe.data.levels) == (SHAPES[recipe.data.name], 256)
+    assert recipe.model.hidden_layers == load_recipe(name).model.hidden_layers
+    assert ("whitening" in flow.chain.layers) == (name == "tfd")
+
+
+@pytest.mark.parametrize("name", ["svhn", "cifar10"])
+def test_recipe_with_exact_zca_on_smaller_images(name: str, tmp_path: Path):
+    """The eigenvectors of 3072 dimensions take ten seconds; the published layouts are read in the test above."""
+    images = np.random.default_rng(0).integers(0, 256, (50, 5, 4, 3), np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    flow, recipe = train_and_load(name, tmp_path / "run", "--data", str(tmp_path / "images.npy"))
+    assert (recipe.name, recipe.data.shape, recipe.data.interval) == (name, (3, 5, 4), load_recipe(name).data.interval)
+    assert "zca" in flow.chain.layers
+
+
+def test_digits_by_the_installed_command(tmp_path: Path):
+    command = [Path(sys.executable).with_name("nicest"), "train", "digits", "--out", "run", "--json", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, *settings("model.width=8", "train.epochs=1", "train.batch=100")],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["step"], result["best_epoch"], result["finished"], result["run"]) == (14, 1, True, "run")
+    assert nicest.load(tmp_path / "run").sample(3).shape == (3, 64)
+    assert "epoch 1/1" in done.stderr
+
+
+def test_a_recipe_of_ones_own_on_a_table(tmp_path: Path):
+    """Continuous rows, affine law, learned prior, whitening: what no shipped recipe has."""
+    np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(3, 2, (60, 5)).astype(np.float32))
+    (tmp_path / "mine.toml").write_text(
+        '[model]\npreprocess = "zca"\nlaw = "affine"\nhidden_layers = 1\nlearned_prior = true\npartition = "halves"\n'
+    )
+    flow, recipe = train_and_load(str(tmp_path / "mine.toml"), tmp_path / "run", "--data", str(tmp_path / "table.npy"))
+    assert (recipe.name, recipe.data.shape, recipe.data.levels) == ("mine", (5,), 0)
+    assert list(flow.chain.layers)[:2] == ["standardise", "zca"]
+    assert flow.prior.learned
+
+
+def test_a_setting_that_does_not_exist_is_one_line_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    arguments = ["nicest", "train", "digits", "--out", str(tmp_path / "run"), "--set", "train.epoch=3"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    message = "error: --set: unknown key 'train.epoch' (did you mean 'train.epochs'?)\n"
+    assert capsys.readouterr() == ("", message)

@@ -1,0 +1,282 @@
+"""One loop: it learns, with fresh noise, keeps the best averaged model, and is the same twice."""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import PER_EPOCH, PLAIN, SMALL, equal, last, metrics, model, run, same_run
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from nicest.data import load as load_data
+from nicest.flows import Dequantize, Flow
+from nicest.recipes import load_recipe
+from nicest.train import loop
+from nicest.train.checkpoint import LAST, MODEL, load, load_with_recipe, read_tensors
+from nicest.train.loop import bits_per_dim, update_average
+from nicest.train.runtime import log_probs
+
+SCALING = "chain.layers.scaling.s"
+
+
+@pytest.fixture
+def norms() -> Iterator[list[float]]:
+    """The norm of the gradient at every step that is taken."""
+    seen: list[float] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+    with register_optimizer_step_pre_hook(look):
+        yield seen
+
+
+@pytest.fixture
+def batches() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """The levels of every training batch, and the noise that was added to them."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(layer: torch.nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Tensor]) -> None:
+        if isinstance(layer, Dequantize) and layer.training:
+            seen.append((inputs[0], outputs[0].detach().double() * layer.levels - inputs[0]))
+
+    with register_module_forward_hook(look):
+        yield seen
+
+
+class TestLearning:
+    def test_the_likelihood_of_training_and_validation_data_rises(self, tmp_path: Path):
+        run(tmp_path)
+        rows = metrics(tmp_path)
+        for key in ("train_nats", "valid_nats"):
+            first, second, third = (row[key] for row in rows)
+            assert first < second < third
+
+    @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+    def test_every_optimizer_learns(self, tmp_path: Path, optimizer: str):
+        run(tmp_path, f"train.optimizer={optimizer}", settings=PLAIN)
+        rows = metrics(tmp_path)
+        assert rows[-1]["train_nats"] > rows[0]["train_nats"] + 1
+
+    def test_noise_is_fresh_for_every_pixel_row_and_pass(self, tmp_path: Path, batches: list[tuple[Tensor, Tensor]]):
+        run(tmp_path, "train.batch=2000", "train.epochs=2", settings=PLAIN)  # a batch of everything
+        noise = [u for _, u in batches]
+        assert [len(u) for u in noise] == [1437, 1437]
+        both = torch.cat(noise)
+        assert len(both.unique(dim=0)) == len(both)
+        assert both.min() > -1e-5
+        assert both.max() < 1 + 1e-5
+        assert abs(float(both.mean()) - 0.5) < 0.01
+        assert float(both.T.corrcoef().fill_diagonal_(0).abs().max()) < 0.1
+
+    def test_a_batch_beyond_the_data_is_all_of_it(self, tmp_path: Path):
+        assert run(tmp_path, "train.batch=100000")["step"] == 3
+
+    def test_every_epoch_visits_each_example_once_in_a_new_order(
+        self, tmp_path: Path, batches: list[tuple[Tensor, Tensor]]
+    ):
+        run(tmp_path, "train.batch=479", "train.epochs=2", settings=PLAIN)  # 3 x 479 = 1437
+        levels = [x for x, _ in batches]
+        first, second = torch.cat(levels[:3]), torch.cat(levels[3:])
+        assert not torch.equal(first, second)
+        everything = sorted(row.tobytes() for row in load_data("digits").train)
+        for epoch in (first, second):
+            assert sorted(row.tobytes() for row in epoch.numpy()) == everything
+
+    def test_the_gradient_is_clipped_to_its_norm(self, tmp_path: Path, norms: list[float]):
+        run(tmp_path / "free", "train.epochs=1", settings=PLAIN)
+        free, norms[:] = list(norms), []
+        run(tmp_path / "clipped", "train.epochs=1", f"train.clip={min(free) / 2}", settings=PLAIN)
+        assert len(norms) == PER_EPOCH
+        assert norms == pytest.approx([min(free) / 2] * PER_EPOCH, rel=1e-4)
+
+    def test_the_loss_is_in_its_unit_and_the_figures_are_in_nats(self, tmp_path: Path, norms: list[float]):
+        for loss in ("nats", "nats-per-dim"):
+            run(tmp_path / loss, "train.epochs=1", "train.batch=2000", f"train.loss={loss}", settings=PLAIN)
+        assert norms[0] == pytest.approx(64 * norms[1], rel=1e-4)
+        nats, per_dim = (metrics(tmp_path / loss)[0]["train_nats"] for loss in ("nats", "nats-per-dim"))
+        assert nats == pytest.approx(per_dim, rel=1e-6)
+
+    def test_held_whitening_stays_as_it_was_fitted(self, tmp_path: Path):
+        run(tmp_path, "model.preprocess=triangular", "train.epochs=1", "train.weight_decay=0.5")
+        tensors, recipe, _ = read_tensors(tmp_path / LAST)
+        flow = loop.build(recipe).double()
+        loop.fit_constants(flow, *loop.moments(torch.from_numpy(load_data("digits").train)))
+        for part in ("below", "log_diagonal", "b"):
+            name = f"chain.layers.whitening.{part}"
+            assert torch.equal(tensors[f"flow.{name}"], flow.state_dict()[name])
+
+
+class TestAverage:
+    def test_formula(self):
+        average, flow = (loop.build(load_recipe("digits").override(*SMALL, "data.shape=[6]")) for _ in range(2))
+        before, weights = (
+            dict(f.named_parameters())["chain.layers.coupling1.network.layers.0.weight"] for f in (average, flow)
+        )
+        expected, theta = before.detach().double().numpy(), weights.detach().double().numpy()
+        for step, decay in enumerate([0.1, 2 / 11, 3 / 12, 0.3, 0.3]):  # (1 + step)/(10 + step), up to 0.3
+            update_average(average, flow, 0.3, step)
+            expected = decay * expected + (1 - decay) * theta
+            np.testing.assert_allclose(before.detach().numpy(), expected, rtol=1e-5, atol=1e-7)
+
+    def test_is_of_the_weights_of_every_step_from_the_first_ones(self, tmp_path: Path):
+        weights: list[Tensor] = []
+
+        def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            weights.append(optimizer.param_groups[0]["params"][-1].detach().double())
+
+        with register_optimizer_step_post_hook(look):
+            run(tmp_path, "train.ema=0.5", settings=PLAIN)
+        expected = torch.zeros(64).double()  # where s starts
+        for step, s in enumerate(weights):
+            decay = min(0.5, (1 + step) / (10 + step))
+            expected = decay * expected + (1 - decay) * s
+        tensors = last(tmp_path)
+        assert torch.equal(tensors[f"flow.{SCALING}"].double(), weights[-1])
+        torch.testing.assert_close(tensors[f"average.{SCALING}"].double(), expected, rtol=1e-4, atol=1e-7)
+
+    def test_is_what_is_validated_and_the_best_by_validation_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        scored: list[dict[str, Tensor]] = []
+        nats = iter([-3.0, -1.0, -2.0])
+
+        def score(flow: Flow, rows: Tensor) -> Tensor:
+            assert not flow.training
+            scored.append({name: tensor.clone() for name, tensor in flow.state_dict().items()})
+            return torch.full((len(rows),), next(nats))
+
+        monkeypatch.setattr(loop, "log_probs", score)
+        result = run(tmp_path, "train.ema=0.9")
+        assert result["best_epoch"] == 2
+        assert equal(model(tmp_path), scored[1])
+        averages = {name: last(tmp_path)[f"average.{name}"] for name in scored[2]}
+        assert equal(averages, scored[2])
+        weights = {name: last(tmp_path)[f"flow.{name}"] for name in scored[2]}
+        assert not equal(weights, scored[2])
+
+    def test_an_overfitted_end_is_not_what_is_kept(self, tmp_path: Path):
+        rows = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+        np.save(tmp_path / "few.npy", rows)
+        more = (f"data.name={tmp_path}/few.npy", "model.width=64", "train.epochs=80")
+        result = run(tmp_path / "run", *more, settings=PLAIN)
+        nats = [row["valid_nats"] for row in metrics(tmp_path / "run")]
+        best = int(np.argmax(nats))
+        assert 0 < best < 79
+        assert nats[best] > nats[-1] + 0.5
+        flow, recipe, figures = load_with_recipe(tmp_path / "run")
+        assert result["best_epoch"] == figures["epoch"] == best + 1
+        assert result["best_nats"] == nats[best]
+        valid = torch.from_numpy(load_data(recipe.data.name).valid)
+        assert float(log_probs(flow, valid).mean()) == pytest.approx(nats[best], rel=1e-6)
+
+
+class TestRecord:
+    def test_one_row_for_every_validation_and_one_at_the_end(self, tmp_path: Path):
+        run(tmp_path, "train.epochs=5", "train.evaluate_every=2")
+        assert [row["epoch"] for row in metrics(tmp_path)] == [2, 4, 5]
+        assert [row["step"] for row in metrics(tmp_path)] == [28, 56, 70]
+
+    def test_a_row_says_where_and_how_well_and_how_long(self, tmp_path: Path):
+        run(tmp_path, "train.schedule=exponential", "train.lr_decay=1.1")
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            assert set(row) == {
+                *("epoch", "step", "train_nats", "valid_nats", "valid_bits_per_dim", "lr", "seconds"),
+            }
+            assert row["lr"] == pytest.approx(1e-2 * 1.1 ** -(row["step"] - 1))
+            level_nats = row["valid_nats"] - 64 * math.log(17)
+            assert row["valid_bits_per_dim"] == pytest.approx(-level_nats / (64 * math.log(2)))
+        assert 0 < rows[0]["seconds"] < rows[1]["seconds"] < rows[2]["seconds"]
+
+    def test_figures_are_on_the_interval_and_bits_are_not(self, tmp_path: Path):
+        flat = ("model.initialisation=zero-last", "train.lr=1e-12", "train.epochs=1", "train.batch=2000")
+        for interval in ("[0, 1]", "[0, 4]"):
+            run(tmp_path / interval, *flat, f"data.interval={interval}", settings=PLAIN)
+        (unit,), (wide,) = metrics(tmp_path / "[0, 1]"), metrics(tmp_path / "[0, 4]")
+        for row, interval in ((unit, (0, 1)), (wide, (0, 4))):
+            rows = load_data("digits").valid
+            x = interval[0] + (interval[1] - interval[0]) * (rows[None] + np.linspace(0, 1, 21)[:, None, None]) / 17
+            expected = -(np.logaddexp(0, x) + np.logaddexp(0, -x)).sum(-1).mean()  # the prior alone
+            assert row["valid_nats"] == pytest.approx(expected, abs=0.1)
+            level_nats = expected - 64 * math.log(17 / interval[1])
+            assert row["valid_bits_per_dim"] == pytest.approx(-level_nats / 64 / math.log(2), abs=0.01)
+
+    def test_bits_of_the_uniform_density_are_those_of_its_levels(self):
+        assert bits_per_dim(-784 * math.log(256), 784) == 8
+
+    def test_the_folder_holds_recipe_model_state_metrics_and_environment(self, tmp_path: Path):
+        result = run(tmp_path / "deep" / "run")
+        files = {path.name for path in (tmp_path / "deep" / "run").iterdir()}
+        assert files - {".lock"} == {"recipe.toml", MODEL, LAST, "metrics.jsonl", "environment.json"}
+        recipe = load_recipe(str(tmp_path / "deep" / "run" / "recipe.toml"))
+        assert (recipe.data.shape, recipe.data.levels, recipe.model.width) == ((8, 8), 17, 8)
+        versions = json.loads((tmp_path / "deep" / "run" / "environment.json").read_text())["versions"]
+        assert versions["torch"] == torch.__version__
+        assert result | {"seconds": 0, "best_nats": 0} == {
+            "step": 42,
+            "best_nats": 0,
+            "best_epoch": 3,
+            "seconds": 0,
+            "rolled_back": False,
+            "run": str(tmp_path / "deep" / "run"),
+            "epochs": 3,
+            "finished": True,
+        }
+
+
+class TestSeed:
+    def test_one_seed_is_one_result_to_the_bit(self, tmp_path: Path):
+        run(tmp_path / "a")
+        torch.rand(7)  # whatever random numbers were drawn before
+        run(tmp_path / "b")
+        assert same_run(tmp_path / "a", tmp_path / "b")
+
+    def test_another_seed_is_another_order(self, tmp_path: Path, batches: list[tuple[Tensor, Tensor]]):
+        for seed in (0, 1):
+            run(tmp_path / str(seed), "train.epochs=1", "train.batch=1437", f"train.seed={seed}", settings=PLAIN)
+        (first, _), (second, _) = batches
+        assert not torch.equal(first, second)
+
+    @pytest.mark.parametrize("changed", ["train.seed=1", "data.seed=1"])
+    def test_another_seed_is_another_result(self, tmp_path: Path, changed: str):
+        run(tmp_path / "a", "train.epochs=1")
+        run(tmp_path / "b", "train.epochs=1", changed)
+        assert not torch.equal(last(tmp_path / "a")[f"flow.{SCALING}"], last(tmp_path / "b")[f"flow.{SCALING}"])
+        assert metrics(tmp_path / "a") != metrics(tmp_path / "b")
+
+
+@pytest.fixture
+def _without_onednn() -> Iterator[None]:
+    """Its bfloat16 kernels use instructions that some virtual machines announce and refuse."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+class TestPrecision:
+    @pytest.mark.usefixtures("_without_onednn")
+    def test_bfloat16_trains_and_the_model_is_float32(self, tmp_path: Path):
+        run(tmp_path / "a", "train.precision=bfloat16", settings=PLAIN)
+        rows = metrics(tmp_path / "a")
+        assert rows[-1]["train_nats"] > rows[0]["train_nats"]
+        assert {tensor.dtype for tensor in model(tmp_path / "a").values()} == {torch.float32}
+        assert load(tmp_path / "a")(torch.zeros(2, 64)).dtype == torch.float32
+        run(tmp_path / "b", settings=PLAIN)
+        assert metrics(tmp_path / "b") != rows  # it did compute in another precision
+        assert metrics(tmp_path / "b")[-1]["valid_nats"] == pytest.approx(rows[-1]["valid_nats"], abs=1)
+
+    def test_whitening_is_saved_in_float64_and_weights_in_float32(self, tmp_path: Path):
+        run(tmp_path, "model.preprocess=zca", "train.epochs=1")
+        for tensors in (model(tmp_path), last(tmp_path)):
+            for name, tensor in tensors.items():
+                if "zca" in name or "coupling" in name:
+                    assert tensor.dtype == (torch.float64 if "zca" in name else torch.float32), name

@@ -1,0 +1,291 @@
+"""A run that was killed, interrupted or extended goes on as if nothing had happened: to the bit."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from runs import counters, digests, metrics, resume, run, same_run, start, wait_for
+
+from nicest.errors import NicestError
+from nicest.recipes import load_recipe
+from nicest.train import loop
+from nicest.train.checkpoint import RunFolder
+from nicest.train.loop import State, interruptible
+
+Refusal = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Settings of a run of four epochs of 240 steps, so that there is time to stop it; with dropout and averages."""
+    rows = tmp_path_factory.mktemp("data") / "rows.npy"
+    np.save(rows, np.random.default_rng(0).integers(0, 17, (1500, 16), np.uint8))
+    return ["train.epochs=4", "train.batch=5", f"data.name={rows}"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, long: list[str]) -> Path:
+    """Four epochs at once."""
+    out = tmp_path_factory.mktemp("straight")
+    run(out, *long)
+    return out
+
+
+class Stopped(NamedTuple):
+    """A real process that a signal stopped, at some moment after its first validation."""
+
+    out: Path
+    code: int
+    stdout: str
+    stderr: str
+    refused: list[str]  # how training in the folder was refused while the process lived
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, long: list[str]) -> dict[str, Stopped]:
+    """Three processes that train side by side, each stopped by its own signal at a random moment."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    def stop(number: signal.Signals) -> Stopped:
+        out = folder / number.name
+        process = start(out, *long)
+        wait_for((out / "metrics.jsonl").exists, process)
+        refused = [refusal_of(run, out), refusal_of(resume, out)]
+        time.sleep(random.uniform(0, 0.15))
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+        return Stopped(out, process.returncode, stdout, stderr, refused)
+
+    signals = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+    with ThreadPoolExecutor(len(signals)) as pool:
+        return {number.name: result for number, result in zip(signals, pool.map(stop, signals), strict=True)}
+
+
+def refusal_of(attempt: Callable[[Path], object], out: Path) -> str:
+    try:
+        attempt(out)
+    except NicestError as error:
+        return str(error)
+    return "not refused"
+
+
+class TestSignals:
+    def test_a_second_process_is_refused_while_the_first_lives(self, stopped: dict[str, Stopped]):
+        for each in stopped.values():
+            again, resumed = each.refused
+            assert "holds a run already: --resume goes on with it, --out chooses another folder" in again
+            assert "is being written by another process" in resumed
+
+    def test_a_killed_run_resumes_to_the_bit(self, stopped: dict[str, Stopped], straight: Path):
+        killed = stopped["SIGKILL"]
+        assert killed.code == -signal.SIGKILL
+        assert counters(killed.out)["step"] in (0, 240, 480, 720)  # 0: in the middle of the first validation's writes
+        assert resume(killed.out)["step"] == 4 * 240  # and is no longer locked
+        assert same_run(killed.out, straight)
+
+    @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+    def test_an_interrupted_run_saves_leaves_and_resumes_to_the_bit(
+        self, stopped: dict[str, Stopped], straight: Path, name: str
+    ):
+        each = stopped[name]
+        assert each.code == 130
+        assert each.stdout.count("\n") == 1
+        step = counters(each.out)["step"]
+        assert each.stdout.startswith(f"stopped at step {step}, all saved in {each.out}: --resume goes on")
+        assert "Traceback" not in each.stderr
+        assert 240 <= step < 4 * 240
+        assert resume(each.out)["finished"]
+        assert same_run(each.out, straight)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reference")
+    run(out)
+    return out
+
+
+class TestInterrupt:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("step", [0, 9, 13, 17])  # of 14 in an epoch
+    def test_the_state_of_the_very_step_is_saved(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path, number: signal.Signals, step: int
+    ):
+        handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+        interrupt_at(step, number, monkeypatch)
+        result = run(tmp_path)
+        assert (result["step"], result["finished"]) == (step + 1, False)
+        assert counters(tmp_path)["step"] == step + 1
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+        monkeypatch.undo()
+        assert resume(tmp_path)["finished"]
+        assert same_run(tmp_path, reference)
+
+    def test_twice_in_one_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path):
+        for step in (5, 20):
+            interrupt_at(step, signal.SIGINT, monkeypatch)
+            (resume if step == 20 else run)(tmp_path)
+            monkeypatch.undo()
+        assert counters(tmp_path)["step"] == 21
+        resume(tmp_path)
+        assert same_run(tmp_path, reference)
+
+    @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+    def test_with_every_optimizer_and_whitening(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str):
+        more = (f"train.optimizer={optimizer}", "model.preprocess=triangular", "train.ema=0", "train.epochs=7")
+        run(tmp_path / "straight", *more)
+        interrupt_at(75, signal.SIGINT, monkeypatch)  # in the sixth epoch, when RMSProp has momentum
+        run(tmp_path / "stopped", *more)
+        monkeypatch.undo()
+        resume(tmp_path / "stopped")
+        assert same_run(tmp_path / "stopped", tmp_path / "straight")
+
+    def test_the_second_signal_acts_as_usual(self):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        with interruptible() as event:
+            assert not event.is_set()
+            signal.raise_signal(signal.SIGINT)
+            assert event.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+
+    def test_training_works_in_a_thread_where_there_are_no_signals(self, tmp_path: Path):
+        results: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: results.append(run(tmp_path, "train.epochs=1")))
+        thread.start()
+        thread.join()
+        assert results[0]["finished"]
+
+
+def interrupt_at(step: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process a real signal while it takes a step."""
+    set_rates = loop.set_rates
+
+    def interrupted(optimizer: Any, settings: Any, now: int, epoch: int, total: int) -> float:
+        if now == step:
+            os.kill(os.getpid(), number)
+        return set_rates(optimizer, settings, now, epoch, total)
+
+    monkeypatch.setattr(loop, "set_rates", interrupted)
+
+
+class Crash(BaseException):
+    """The end of the process, as far as the loop can tell."""
+
+
+class TestCrash:
+    """Between any two writes of a validation, the third epoch's: the resumed run has every row, once."""
+
+    @pytest.mark.parametrize(
+        ("owner", "method", "call"),
+        [(RunFolder, "save_model", 3), (RunFolder, "append_metrics", 3), (State, "save", 4)],
+    )
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_resumes_to_the_bit(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        reference: Path,
+        owner: type,
+        method: str,
+        call: int,
+        moment: str,
+    ):
+        write, calls = getattr(owner, method), []
+
+        def crash(*arguments: Any) -> None:
+            calls.append(method)
+            if len(calls) < call or moment == "after":
+                write(*arguments)
+            if len(calls) == call:
+                raise Crash
+
+        monkeypatch.setattr(owner, method, crash)
+        with pytest.raises(Crash):
+            run(tmp_path)
+        monkeypatch.undo()
+        resume(tmp_path)
+        assert same_run(tmp_path, reference)
+
+    def test_a_torn_row_is_dropped(self, tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch):
+        interrupt_at(17, signal.SIGINT, monkeypatch)
+        run(tmp_path)
+        monkeypatch.undo()
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"epoch": 2, "step": 28, "train_n')
+        resume(tmp_path)
+        assert same_run(tmp_path, reference)
+
+
+class TestGoingOn:
+    def test_a_finished_run_stays_as_it_is(self, tmp_path: Path):
+        before = run(tmp_path)
+        files = digests(tmp_path)
+        assert resume(tmp_path) == before
+        assert digests(tmp_path) == files
+
+    def test_more_epochs_extend_it_and_are_remembered(self, tmp_path: Path):
+        constant = "train.schedule=constant"
+        run(tmp_path / "a", "train.epochs=4", constant)
+        run(tmp_path / "b", "train.epochs=2", constant)
+        result = resume(tmp_path / "b", "train.epochs=4")
+        assert (result["step"], result["epochs"], result["finished"]) == (56, 4, True)
+        assert same_run(tmp_path / "a", tmp_path / "b")
+        assert load_recipe(str(tmp_path / "b" / "recipe.toml")).train.epochs == 4
+
+    def test_the_rest_of_train_may_change(self, tmp_path: Path):
+        run(tmp_path, "train.epochs=1")
+        resume(tmp_path, "train.epochs=2", "train.lr=1e-5", "train.schedule=constant")
+        assert metrics(tmp_path)[1]["lr"] == 1e-5
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            "model.width=9",
+            "model.prior=gaussian",
+            "data.seed=1",
+            "data.name=mnist",
+            "train.batch=50",
+            "train.optimizer=rmsprop",
+            "train.ema=0",
+        ],
+    )
+    def test_another_model_or_data_or_state_is_refused(self, refusal: Refusal, reference: Path, changed: str):
+        before = digests(reference)
+        assert "a resumed run keeps its data, model, batch, optimizer" in refusal(resume, reference, changed)
+        assert digests(reference) == before
+
+    def test_data_of_another_length_is_refused(self, refusal: Refusal, tmp_path: Path):
+        rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+        np.save(tmp_path / "rows.npy", rows)
+        run(tmp_path / "run", f"data.name={tmp_path}/rows.npy", "train.batch=10")
+        np.save(tmp_path / "rows.npy", rows[:200])
+        message = refusal(resume, tmp_path / "run", "train.epochs=5")
+        assert "had 24 steps, now 16: a resumed run keeps its data" in message
+
+    def test_data_of_another_shape_is_refused(self, refusal: Refusal, tmp_path: Path):
+        rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+        np.save(tmp_path / "rows.npy", rows)
+        run(tmp_path / "run", f"data.name={tmp_path}/rows.npy")
+        np.save(tmp_path / "rows.npy", rows[:, :3])
+        message = refusal(resume, tmp_path / "run", "train.epochs=5")
+        assert "has examples of shape (3,) with 0 levels, the run was trained on (4,) with 0" in message
+
+    def test_nothing_cannot_be_resumed(self, refusal: Refusal, tmp_path: Path):
+        assert f"nothing to resume: {tmp_path / 'none'} holds no last" in refusal(resume, tmp_path / "none")
+        assert not (tmp_path / "none").exists()
+
+    def test_a_run_is_never_trained_over(self, refusal: Refusal, tmp_path: Path):
+        run(tmp_path, "train.epochs=1")
+        before = digests(tmp_path)
+        assert f"{tmp_path} holds a run already" in refusal(run, tmp_path)
+        assert digests(tmp_path) == before
