@@ -63,7 +63,7 @@ def test_symbols_and_tests_of_the_map_exist(row: list[str]):
     assert held_by
     for test in held_by:
         file, _, name = test.partition("::")
-        assert name in defined(ROOT / file), test
+        assert name in defined(ROOT / file) if name else (ROOT / file).is_file(), test
 
 
 def test_cli_page_is_made_from_help():

@@ -309,7 +309,7 @@ def _show_evaluation(result: Mapping[str, Any]) -> None:
 
     unit = f"on {result['interval']}" if result["interval"] else "of the data"
     ledger = _table(
-        f"{result['dataset']} {result['split']}, {result['n']} examples, {result['draws']} draws", "", "nats"
+        f"{result['recipe']} on {result['split']}, {result['n']} examples, noise draws: {result['draws']}", "", "nats"
     )
     for name, value in result["terms"].items():
         ledger.add_row(name, f"{value:+.2f}")
@@ -363,3 +363,5 @@ def _show_sets(result: Mapping[str, Any]) -> None:
 def _show_check(result: Mapping[str, Any]) -> None:
     for row in result["files"]:
         print(f"{row['status']:8} {row['file']}")
+    if not result["files"]:
+        print(f"{result['name']} comes with nicest: nothing to check")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from nicest.errors import NicestError
+from nicest.files import write_bytes
 
 INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
 
@@ -104,13 +104,4 @@ def save_figure(figure: Figure, path: Path) -> None:
     if kind not in figure.canvas.get_supported_filetypes():
         raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
     figure.savefig(buffer, format=kind, dpi=130)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(buffer.getvalue())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise NicestError(f"cannot write {path}: {error.strerror}; what was there before is untouched") from error
+    write_bytes(path, buffer.getvalue())

@@ -145,7 +145,7 @@ class TestRefused:
     def test_truncated_files(self, refusal: Refusal, copy: Path, name: str, keep: int):
         (copy / name).write_bytes((copy / name).read_bytes()[:keep])
         attempt = nicest.load if name == MODEL else resume
-        assert f"{copy / name} cannot be read, it is truncated or damaged" in refusal(attempt, copy)
+        assert f"{copy / name} is truncated or damaged" in refusal(attempt, copy)
 
     def test_garbage(self, refusal: Refusal, copy: Path):
         (copy / MODEL).write_bytes(np.random.default_rng(0).bytes(5000))
@@ -187,7 +187,7 @@ class TestRefused:
     def test_no_folder_and_an_empty_folder(self, refusal: Refusal, tmp_path: Path):
         missing = refusal(nicest.load, tmp_path / "none")
         assert f"expected a run folder with {MODEL}, but {tmp_path / 'none'} does not exist: train one with" in missing
-        assert f"but {tmp_path} is empty or no run folder" in refusal(nicest.load, tmp_path)
+        assert f"but {tmp_path} is no run folder" in refusal(nicest.load, tmp_path)
         assert "does not exist" in refusal(nicest.load, tmp_path / "none.safetensors")
 
     def test_a_run_without_a_model_yet(self, refusal: Refusal, copy: Path):

@@ -11,8 +11,9 @@ import pytest
 import torch
 from runs import counters, digests, resume, run
 
+from nicest.files import replacing, write_text
 from nicest.recipes import Recipe
-from nicest.train.checkpoint import LAST, MODEL, RunFolder, read_tensors, replacing, write_tensors, write_text
+from nicest.train.checkpoint import LAST, MODEL, RunFolder, read_tensors, write_tensors
 
 Refusal = Callable[..., str]
 BIG = 1_000_000

@@ -81,7 +81,7 @@ class TestSignals:
     def test_a_second_process_is_refused_while_the_first_lives(self, stopped: dict[str, Stopped]):
         for each in stopped.values():
             again, resumed = each.refused
-            assert "holds a run already: --resume goes on with it, --out chooses another folder" in again
+            assert "holds a run already: --resume goes on with it, --out chooses another" in again
             assert "is being written by another process" in resumed
 
     def test_a_killed_run_resumes_to_the_bit(self, stopped: dict[str, Stopped], straight: Path):
@@ -278,7 +278,7 @@ class TestGoingOn:
         run(tmp_path / "run", f"data.name={tmp_path}/rows.npy")
         np.save(tmp_path / "rows.npy", rows[:, :3])
         message = refusal(resume, tmp_path / "run", "train.epochs=5")
-        assert "has examples of shape (3,) with 0 levels, the run was trained on (4,) with 0" in message
+        assert "expected 4 features, shape (4,), 0 levels, as in training; got 3 features" in message
 
     def test_nothing_cannot_be_resumed(self, refusal: Refusal, tmp_path: Path):
         assert f"nothing to resume: {tmp_path / 'none'} holds no last" in refusal(resume, tmp_path / "none")

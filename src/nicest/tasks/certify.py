@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nicest.files import write_text
 from nicest.flows import Flow
 from nicest.progress import track
-from nicest.train.checkpoint import RunFolder, load_with_recipe, write_text
+from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.loop import load_splits
 from nicest.train.runtime import choose_device, rows_to, set_precision
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from nicest.errors import NicestError
+from nicest.files import write_bytes
 from nicest.flows import Flow
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
-from nicest.train.checkpoint import load_with_recipe, replacing
+from nicest.train.checkpoint import load_with_recipe
 from nicest.train.runtime import BATCH, choose_device
 
 SUFFIXES = (".png", ".npy", ".npz")
@@ -70,12 +71,3 @@ def save_grid(path: Path, images: np.ndarray, data: DataSettings) -> None:
     buffer = io.BytesIO()
     image_grid(images, brightest=brightest).save(buffer, format="PNG")
     write_bytes(path, buffer.getvalue())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NicestError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.files import replacing, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
@@ -24,35 +24,16 @@ FORMAT = 1
 MODEL, LAST = "model.safetensors", "last.safetensors"
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when all is written, and vanishes when something fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise NicestError(f"cannot write {path}: {reason}; what was there before is untouched") from error
-    finally:
-        with suppress(OSError):  # a disk that turned read-only has nothing of ours to remove
-            temporary.unlink()
-
-
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, figures: Mapping[str, Any]) -> None:
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
     metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(dict(figures))}
     with replacing(path) as temporary:
         temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
         mode = temporary.stat().st_mode
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, temporary, metadata)
+        try:
+            save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
         temporary.chmod(mode)
 
 
@@ -64,7 +45,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]
             check_format(path, metadata.get("format", ""))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise NicestError(f"{path} cannot be read, it is truncated or damaged ({error})") from error
+        raise NicestError(f"{path} is truncated or damaged: take a copy of it, or train again ({error})") from error
     if not {"recipe", "figures"} <= metadata.keys():
         raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
     return tensors, parse(metadata["recipe"], str(path)), json.loads(metadata["figures"])
@@ -84,7 +65,9 @@ class RunFolder:
     """One training run on disk."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.asked = Path(path)
+        self.model = self.asked if self.asked.suffix == ".safetensors" else self.asked / MODEL  # it stands alone, too
+        self.path = self.model.parent
 
     @contextmanager
     def open_for_writing(self) -> Iterator[None]:
@@ -106,19 +89,16 @@ class RunFolder:
     def refuse_existing(self) -> None:
         """A run is never overwritten."""
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
-            raise NicestError(
-                f"{self.path} holds a run already: --resume goes on with it, --out chooses another"
-            )
+            raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
 
     def save_model(self, flow: Flow, constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]) -> None:
         """The model that is kept; `constants`, its fitted buffers in float64, stand in for their rounded copies."""
         write_tensors(self.path / MODEL, flow.state_dict() | dict(constants), recipe, figures)
 
     def read_model(self) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
-        path = self.path if self.path.suffix == ".safetensors" else self.path / MODEL
-        if not path.is_file():
+        if not self.model.is_file():
             raise NicestError(self._absent())
-        return read_tensors(path)
+        return read_tensors(self.model)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         try:
@@ -140,8 +120,8 @@ class RunFolder:
     def _absent(self) -> str:
         if (self.path / LAST).exists():
             return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
-        there = "is empty or no run folder" if self.path.is_dir() else "does not exist"
-        return f"expected a run folder with {MODEL}, but {self.path} {there}: train one with `nicest train`"
+        there = "is no run folder" if self.asked.exists() else "does not exist"
+        return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
 
 
 def load(run: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Flow:

@@ -20,11 +20,12 @@ from torch.optim import Optimizer
 
 from nicest.data import Splits, load
 from nicest.errors import NicestError
+from nicest.files import write_text
 from nicest.flows import Flow, moments
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_constants, interval_nats, needs_moments
-from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow, write_tensors, write_text
+from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow, write_tensors
 from nicest.train.optim import make_optimizer, set_rates
 from nicest.train.runtime import choose_device, environment, log_probs, rows_to, set_precision
 
@@ -284,8 +285,8 @@ def load_splits(recipe: Recipe) -> Splits:
     splits = load(data.name, seed=data.seed, valid=data.valid, test=data.test)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(
-            f"{data.name} has examples of shape {splits.shape} with {splits.levels or 0} levels,"
-            f" the run was trained on {data.shape} with {data.levels}"
+            f"{data.name}: expected {data.dim} features, shape {data.shape}, {data.levels} levels, as in training;"
+            f" got {splits.dim} features, shape {splits.shape}, {splits.levels or 0} levels: bring the same data"
         )
     return splits
 

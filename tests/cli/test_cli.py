@@ -1,0 +1,382 @@
+"""The command line with good input: what it prints, where, how fast, and with which exit code."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nicest import __version__
+from nicest.cli import _clean
+from nicest.errors import NicestError
+from nicest.recipes import names
+from nicest.train.checkpoint import RunFolder, load_with_recipe
+
+COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "certify", "latent", "data"]
+EVALUATE = {
+    *("dataset", "split", "n", "dim", "draws", "mean_nats", "stderr_nats", "bits_per_dim", "non_finite"),
+    *("terms", "baselines", "paper_nats"),
+}
+TINY = [f"--set={each}" for each in ("model.width=8", "model.hidden_layers=1", "train.epochs=1", "train.batch=40")]
+
+
+class TestHelp:
+    def test_lists_every_command(self, process: Callable):
+        done = process("--help")
+        assert (done.code, done.err) == (0, "")
+        assert all(f" {command} " in done.out for command in COMMANDS)
+
+    def test_is_what_no_arguments_give_with_the_code_of_bad_usage(self, nicest: Callable):
+        done = nicest()
+        assert done.code == 2
+        assert "Usage" in done.out + done.err
+
+    @pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "data"), "data list", "data get", "data check"])
+    def test_of_every_command_has_json_and_an_account_of_itself(self, nicest: Callable, command: str):
+        done = nicest(*command.split(), "--help")
+        assert done.code == 0
+        assert "--json" in done.out
+        assert nicest(*command.split(), "-h").out == done.out
+
+    @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "data"])
+    def test_of_every_command_has_an_example(self, nicest: Callable, command: str):
+        assert f"Example: nicest {command}" in " ".join(nicest(command, "--help").out.split())
+
+    def test_answers_in_under_three_tenths_of_a_second(self):
+        seconds = []
+        while len(seconds) < 5 or (min(seconds) >= 0.3 and len(seconds) < 25):  # others may use the machine too
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "nicest", "--help"], capture_output=True, check=True)
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 0.3
+
+    @pytest.mark.parametrize(
+        "arguments", ["--help", "train --help", "evaluate --help", "recipes", "recipes mnist", "--version", "data list"]
+    )
+    def test_and_what_else_needs_no_model_loads_no_torch(self, arguments: str):
+        code = (
+            "import sys, atexit\n"
+            "loaded = lambda: [name for name in ('torch', 'matplotlib') if name in sys.modules]\n"
+            "atexit.register(lambda: print(loaded(), file=sys.stderr))\n"
+            f"sys.argv = ['nicest', *{arguments.split()!r}]\n"
+            "from nicest.cli import main\n"
+            "main()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.strip()) == (0, "[]")
+        assert done.stdout
+
+    def test_is_reached_by_the_installed_script(self):
+        script = shutil.which("nicest", path=str(Path(sys.executable).parent))
+        if script is None:
+            pytest.skip("nicest is not installed beside this Python: no script to run")
+        done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"nicest {__version__}\n"
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("arguments", "word"),
+        [
+            ("sing", "sing"),
+            ("train mnist --fast", "--fast"),
+            ("train", "recipe"),
+            ("evaluate", "run"),
+            ("evaluate RUN --draws 0", "--draws"),
+            ("evaluate RUN --draws two", "--draws"),
+            ("evaluate RUN --split dev", "--split"),
+            ("sample RUN -n 0", "-n"),
+            ("sample RUN --temperature -1", "--temperature"),
+            ("sample RUN --temperature nan", "--temperature"),
+            ("certify RUN -n 1", "-n"),
+            ("certify RUN --jacobians 0", "--jacobians"),
+            ("latent RUN sphere-of-cheese", "look"),
+            ("data fetch mnist", "fetch"),
+            ("data get", "name"),
+        ],
+    )
+    def test_bad_is_exit_code_2_that_names_the_culprit(
+        self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, word: str
+    ):
+        monkeypatch.chdir(tmp_path)
+        done = nicest(*arguments.split())
+        assert (done.code, done.out) == (2, "")
+        assert word in done.err.lower()
+        assert "Traceback" not in done.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_bad_is_exit_code_2_of_the_process_too(self, process: Callable):
+        assert [process("sing").code, process("recipes", "--fast").code] == [2, 2]
+
+
+def test_version(nicest: Callable):
+    assert nicest("--version") == (0, f"nicest {__version__}\n", "")
+
+
+class TestRecipes:
+    def test_are_listed_with_their_figures(self, nicest: Callable):
+        rows = {row["name"]: row for row in nicest("recipes", "--json").json["recipes"]}
+        assert list(rows) == names()
+        assert rows["cifar10"]["paper_nats"] == 5371.78
+        table = nicest("recipes").out
+        assert all(name in table for name in names())
+        assert "1980.50" in table
+
+    def test_one_is_shown_whole_as_a_file_that_trains(self, nicest: Callable, tmp_path: Path):
+        shown = nicest("recipes", "mnist")
+        (tmp_path / "copy.toml").write_text(shown.out)
+        again = nicest("recipes", tmp_path / "copy.toml")
+        assert again.code == 0
+        assert again.out == shown.out
+        assert nicest("recipes", "mnist", "--json").json == {"name": "mnist", "toml": shown.out}
+
+
+class TestTrain:
+    def test_prints_one_object_on_stdout_and_its_progress_on_stderr(self, nicest: Callable, tmp_path: Path):
+        done = nicest("train", "digits", "--out", tmp_path / "run", "--json", *TINY)
+        assert done.code == 0
+        assert done.json["finished"] is True
+        assert done.json["run"] == str(tmp_path / "run")
+        assert math.isfinite(done.json["best_nats"])
+        assert "epoch 1/1" in done.err
+
+    def test_says_in_words_where_it_ended_and_what_comes_next(self, nicest: Callable, tmp_path: Path):
+        done = nicest("train", "digits", "--out", tmp_path / "run", *TINY)
+        assert done.code == 0
+        assert "nats on validation" in done.out
+        assert f"nicest evaluate {tmp_path / 'run'}" in done.out
+
+    def test_writes_to_runs_by_name_unless_told_otherwise(
+        self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert nicest("train", "digits", *TINY).code == 0
+        assert (tmp_path / "runs" / "digits" / "model.safetensors").is_file()
+
+    def test_resumes_with_more_epochs(self, nicest: Callable, tmp_path: Path):
+        assert nicest("train", "digits", "--out", tmp_path / "run", *TINY).code == 0
+        done = nicest("train", "digits", "--out", tmp_path / "run", "--resume", "--set=train.epochs=2", "--json")
+        assert (done.code, done.json["epochs"]) == (0, 2)
+        rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        assert [row["epoch"] for row in rows] == [1, 2]
+
+    @pytest.mark.parametrize("name", ["rows.npy", "sp ace.npy", "naïve'\".npy", "雪😀.npy"])
+    def test_takes_own_data_whatever_its_name_and_from_any_folder(
+        self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ):
+        np.save(tmp_path / name, np.random.default_rng(0).standard_normal((50, 3)))
+        monkeypatch.chdir(tmp_path)
+        assert nicest("train", "digits", "--data", name, "--out", "run", *TINY).code == 0
+        monkeypatch.chdir("/")
+        done = nicest("evaluate", tmp_path / "run", "--json")
+        assert (done.code, done.json["dim"], done.json["dataset"]) == (0, 3, str(tmp_path / name))
+
+    def test_that_was_interrupted_is_exit_code_130_with_the_way_on(
+        self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        stopped = {"finished": False, "step": 7, "run": "runs/x"}
+        monkeypatch.setattr("nicest.train.loop.train", lambda *args, **options: stopped)
+        done = nicest("train", "digits", "--out", tmp_path / "run")
+        assert done.code == 130
+        assert "step 7" in done.out
+        assert "--resume" in done.out
+        assert nicest("train", "digits", "--out", tmp_path / "run", "--json") == (130, json.dumps(stopped) + "\n", "")
+
+
+class TestEvaluate:
+    def test_as_a_process_prints_one_object_and_nothing_else(self, process: Callable, digits: Path):
+        done = process("evaluate", digits, "--json", "--draws", 2)
+        assert (done.code, done.err) == (0, "")
+        assert done.json.keys() >= EVALUATE
+        assert (done.json["n"], done.json["dim"], done.json["draws"], done.json["split"]) == (180, 64, 2, "test")
+        assert len(done.json["baselines"]) == 4
+
+    def test_prints_the_ledger_the_baselines_and_why_nats_may_be_positive(self, nicest: Callable, digits: Path):
+        done = nicest("evaluate", digits, "--draws", 1)
+        figures = nicest("evaluate", digits, "--draws", 1, "--json").json
+        assert done.code == 0
+        for row in ("coupling4", "scaling", "prior", "dequantise", "bits/dim", "full gaussian", "zca logistic"):
+            assert row in done.out, row
+        assert f"{figures['mean_nats']:.2f} ± {figures['stderr_nats']:.2f}" in done.out
+        assert f"{figures['bits_per_dim']:.4f}" in done.out
+        assert "density" in done.out
+
+    def test_says_by_how_much_the_model_is_ahead(self, nicest: Callable, digits: Path):
+        done = nicest("evaluate", digits, "--draws", 1)
+        figures = nicest("evaluate", digits, "--draws", 1, "--json").json
+        for name, nats in figures["baselines"].items():
+            (row,) = [line for line in done.out.splitlines() if line.startswith(name.replace("_", " "))]
+            assert row.split()[-2:] == [f"{nats:.2f}", f"{figures['mean_nats'] - nats:+.2f}"]
+
+    def test_takes_split_seed_and_no_baselines(self, nicest: Callable, digits: Path):
+        first, again, other = (
+            nicest("evaluate", digits, "--split", "valid", "--no-baselines", "--seed", seed, "--json").json
+            for seed in (1, 1, 2)
+        )
+        assert first == again
+        assert first["mean_nats"] != other["mean_nats"]
+        assert (first["split"], first["baselines"]) == ("valid", {})
+
+    def test_of_a_sick_model_counts_it_prints_null_and_warns(self, nicest: Callable, digits: Path, tmp_path: Path):
+        flow, recipe, _ = load_with_recipe(digits)
+        with torch.no_grad():
+            flow.chain.layers["scaling"].s[0] = math.nan
+        RunFolder(tmp_path).save_model(flow, {}, recipe, {})
+        done = nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines", "--json")
+        assert done.code == 0
+        assert done.json["non_finite"] == done.json["n"] == 180
+        assert done.json["mean_nats"] is None
+        assert done.json["bits_per_dim"] is None
+        assert done.json["terms"]["scaling"] is None
+        assert "180 examples have a non-finite" in nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines").out
+
+
+class TestSample:
+    def test_makes_a_grid(self, nicest: Callable, digits: Path, tmp_path: Path):
+        done = nicest("sample", digits, "-n", 9, "--out", tmp_path / "grid.png")
+        assert done == (0, f"9 samples in {tmp_path / 'grid.png'}\n", "")
+        with Image.open(tmp_path / "grid.png") as grid:
+            assert grid.size[0] == grid.size[1]
+
+    def test_makes_an_array_with_its_options(self, nicest: Callable, digits: Path, tmp_path: Path):
+        out = tmp_path / "a.npy"
+        done = nicest("sample", digits, "-n", 3, "--temperature", 0, "--seed", 4, "--out", out, "--json")
+        assert done.code == 0
+        assert (done.json["n"], done.json["temperature"], done.json["seed"], done.json["out"]) == (3, 0.0, 4, str(out))
+        drawn = np.load(out)
+        assert drawn.shape == (3, 8, 8)
+        assert (drawn == drawn[0]).all()
+
+    def test_writes_samples_png_here_unless_told_otherwise(
+        self, nicest: Callable, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert nicest("sample", digits).code == 0
+        assert [file.name for file in tmp_path.iterdir()] == ["samples.png"]
+
+
+class TestCertify:
+    def test_prints_a_row_for_every_precision_and_keeps_the_certificate(
+        self, nicest: Callable, digits: Path, tmp_path: Path
+    ):
+        run = Path(shutil.copytree(digits, tmp_path / "run"))
+        done = nicest("certify", run, "-n", 10, "--jacobians", 2)
+        assert done.code == 0
+        assert "float64" in done.out
+        assert "float32" in done.out
+        stored = json.loads((run / "certificate.json").read_text())
+        done = nicest("certify", run, "-n", 10, "--jacobians", 2, "--json")
+        assert done.json == stored
+        assert {"dtype", "max_roundtrip", "max_logdet_error", "n"} <= done.json.keys()
+        assert (done.json["n"], done.json["jacobians"]) == (10, 2)
+
+
+def test_latent_spectrum_draws_a_picture(nicest: Callable, digits: Path, tmp_path: Path):
+    out = tmp_path / "spectrum.png"
+    assert nicest("latent", digits, "spectrum", "--out", out) == (0, f"spectrum in {out}\n", "")
+    assert out.stat().st_size > 5000
+    done = nicest("latent", digits, "spectrum", "--out", out, "--json").json
+    assert len(done["sigma"]) == 64
+
+
+class TestData:
+    @pytest.fixture(autouse=True)
+    def _home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NICEST_DATA", str(tmp_path / "home"))
+
+    def test_list_says_what_is_here(self, nicest: Callable):
+        rows = {row["name"]: row for row in nicest("data", "list", "--json").json["sets"]}
+        assert {name: row["present"] for name, row in rows.items()} == {
+            "digits": True,
+            "mnist": False,
+            "cifar10": False,
+            "svhn": False,
+            "tfd": False,
+        }
+        assert rows["mnist"]["dim"] == 784
+        assert "3072" in nicest("data", "list").out
+
+    def test_get_of_what_needs_no_getting_is_done_at_once(self, nicest: Callable, tmp_path: Path):
+        assert nicest("data", "get", "digits", "--json").json["folder"] == str(tmp_path / "home" / "digits")
+
+    def test_check_of_a_set_that_is_whole_is_exit_code_0(self, nicest: Callable, tmp_path: Path):
+        (tmp_path / "home" / "tfd").mkdir(parents=True)
+        (tmp_path / "home" / "tfd" / "TFD_48x48.mat").write_bytes(b"no checksum is published")
+        assert nicest("data", "check", "tfd") == (0, "ok       TFD_48x48.mat\n", "")
+
+    def test_check_of_missing_files_is_exit_code_1_and_names_them(self, nicest: Callable):
+        done = nicest("data", "check", "mnist")
+        assert done.code == 1
+        assert done.out.count("missing") == 4
+        files = nicest("data", "check", "mnist", "--json").json["files"]
+        assert [each["status"] for each in files] == ["missing"] * 4
+
+
+class TestErrors:
+    """What becomes of an exception inside a command."""
+
+    @staticmethod
+    def breaking(error: BaseException) -> Callable[..., None]:
+        def broken(*args: object, **options: object) -> None:
+            raise error
+
+        return broken
+
+    def test_that_is_meant_for_the_user_is_one_line_and_exit_code_1(
+        self, nicest: Callable, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(NicestError("expected this, got that")))
+        assert nicest("evaluate", "run") == (1, "", "error: expected this, got that\n")
+
+    def test_that_nobody_foresaw_is_one_line_too_and_says_so(self, nicest: Callable, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(ZeroDivisionError("a\nb\n" + "x" * 5000)))
+        done = nicest("evaluate", "run")
+        assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+        assert done.err.startswith("error: ZeroDivisionError: a b xxx")
+        assert "--debug" in done.err
+        assert len(done.err) < 500
+
+    def test_with_debug_is_raised_as_it_is(self, monkeypatch: pytest.MonkeyPatch):
+        from nicest.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["nicest", "evaluate", "run", "--debug"])
+        for error in (NicestError("x"), ZeroDivisionError("y")):
+            monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(error))
+            with pytest.raises(type(error), match=str(error)):
+                main()
+
+    def test_interruption_is_exit_code_130_without_a_traceback(self, nicest: Callable, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(KeyboardInterrupt()))
+        done = nicest("evaluate", "run")
+        assert done.code == 130
+        assert "Traceback" not in done.err
+
+    @pytest.mark.parametrize("place", [0, 1, 3])
+    def test_debug_may_stand_anywhere(self, nicest: Callable, place: int):
+        arguments = ["recipes", "mnist", "--json"]
+        arguments.insert(place, "--debug")
+        assert nicest(*arguments).json["name"] == "mnist"
+
+    def test_of_a_process_is_one_line_and_a_traceback_with_debug_only(self, process: Callable, tmp_path: Path):
+        plain, debug = process("evaluate", tmp_path), process("evaluate", tmp_path, "--debug")
+        assert "no run folder" in plain.refusal
+        assert debug.code == 1
+        assert debug.err.startswith("Traceback")
+        assert "NicestError: " in debug.err.splitlines()[-1]
+
+
+def test_json_has_no_nan_no_infinity_and_no_paths():
+    value = {"a": [math.nan, 1.5, (math.inf, -math.inf)], "b": Path("x") / "y", "c": {"d": True, "e": None, "f": 3}}
+    assert _clean(value) == {
+        "a": [None, 1.5, [None, None]],
+        "b": str(Path("x") / "y"),
+        "c": {"d": True, "e": None, "f": 3},
+    }

@@ -1,0 +1,132 @@
+"""The real data: the figures that were computed once by other means, and the whole way from MNIST to a certificate.
+
+The reference figures are of a whitening fitted to one draw of noisy training data, and of logistic scales of largest
+likelihood on its first 10,000 rows around their mean. The test set and its noise are scored once.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nicest.data import Splits
+from nicest.data import load as load_data
+from nicest.data.download import data_home, list_sets
+from nicest.flows import ZCA, Chain, Flow, Logistic
+from nicest.recipes import load_recipe
+from nicest.recipes.recipe import DataSettings
+from nicest.tasks.baselines import baselines
+from nicest.tasks.certify import certify
+from nicest.tasks.evaluate import evaluate
+from nicest.tasks.sample import sample
+from nicest.train.loop import train
+from nicest.train.runtime import log_probs
+
+HERE = {row.name for row in list_sets() if row.present}
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(name not in HERE, reason=f"{name} is not in {data_home()}: run `nicest data get {name}`")
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def mnist() -> Splits:
+    return load_data("mnist")
+
+
+def dequantised(rows: np.ndarray, low: float, high: float) -> Tensor:
+    x = torch.from_numpy(rows).float()
+    return x.add_(torch.rand_like(x)).mul_((high - low) / 256).add_(low)
+
+
+def logistic_log_scale(h: Tensor, loc: Tensor) -> Tensor:
+    """Of largest likelihood around a given location, by Newton's method: E[e tanh(e/2)] = 1, e = (h - loc) / scale."""
+    log_scale = (h.std(0) * math.sqrt(3) / math.pi).log()
+    for _ in range(8):
+        e = (h - loc) * torch.exp(-log_scale)
+        t = torch.tanh(e / 2)
+        slope = (e * t + e.square() * (1 - t.square()) / 2).mean(0)
+        log_scale = log_scale + (((e * t).mean(0) - 1) / slope).clamp(-1, 1)
+    assert float(((e * t).mean(0) - 1).abs().max()) < 1e-3
+    return log_scale
+
+
+def zca_logistic_nats(splits: Splits, low: float, high: float) -> float:
+    x = dequantised(splits.train, low, high)
+    flow = Flow(Chain(ZCA(splits.dim).double().fit(x)), Logistic(splits.dim, learned=True)).float()
+    with torch.no_grad():
+        h = flow.encode(x[:10_000])
+        flow.prior.loc.copy_(h.mean(0))
+        flow.prior.log_scale.copy_(logistic_log_scale(h, h.mean(0)))
+    return float(log_probs(flow, dequantised(splits.test, low, high)).mean())
+
+
+@needs("mnist")
+@pytest.mark.usefixtures("all_cores")
+def test_zca_and_a_factorial_logistic_on_mnist_score_the_reference(mnist: Splits):
+    assert zca_logistic_nats(mnist, 0.0, 1.0) == pytest.approx(1838.2, abs=2)
+
+
+@needs("cifar10")
+@pytest.mark.usefixtures("all_cores")
+def test_zca_and_a_factorial_logistic_on_cifar10_score_the_reference():
+    splits = load_data("cifar10")
+    assert (len(splits.train), len(splits.test)) == (40_000, 10_000)
+    assert zca_logistic_nats(splits, -1.0, 1.0) == pytest.approx(5359.4, abs=2)
+
+
+@needs("mnist")
+@pytest.mark.usefixtures("all_cores")
+def test_our_baselines_on_mnist_score_the_references_or_better(mnist: Splits):
+    scores = baselines(mnist, "test", DataSettings(name="mnist", shape=(28, 28), levels=256), torch.device("cpu"))
+    assert scores["diagonal_gaussian"] == pytest.approx(1017.3, abs=2)
+    assert scores["full_gaussian"] == pytest.approx(1471.4, abs=2)
+    # exact noise moments, all rows, and the location of largest likelihood too: a little more than the references
+    assert 1838.2 - 1 < scores["zca_logistic"] < 1838.2 + 12
+    assert scores["factorial_logistic"] > 1484.9 - 1
+
+
+@needs("mnist")
+def test_mnist_goes_all_the_way_from_its_recipe_to_a_certificate(
+    mnist: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    few = replace(mnist, train=mnist.train[:6000], valid=mnist.valid[:500], test=mnist.test[:1000])
+    monkeypatch.setattr("nicest.train.loop.load", lambda name, **options: few)
+    run, settings = tmp_path / "run", ("model.width=32", "train.epochs=2")
+    assert train(load_recipe("mnist"), run, overrides=settings, device="cpu")["finished"]
+
+    evaluation = evaluate(run, draws=1, with_baselines=False, device="cpu")
+    assert (evaluation["n"], evaluation["dim"], evaluation["paper_nats"]) == (1000, 784, 1980.5)
+    assert evaluation["non_finite"] == 0
+    assert evaluation["bits_per_dim"] == pytest.approx(8 - evaluation["mean_nats"] / (784 * math.log(2)), abs=1e-5)
+    first, second = (json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines())
+    assert second["valid_nats"] > first["valid_nats"] + 10
+    assert evaluation["mean_nats"] == pytest.approx(second["valid_nats"], abs=30)
+
+    sample(run, 16, out=tmp_path / "grid.png", device="cpu")
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.mode == "L"
+        assert grid.size[0] == grid.size[1] >= 720
+        assert len(np.unique(np.asarray(grid))) > 50
+
+    certificate = certify(run, n=50, jacobians=2, device="cpu")
+    assert certificate["dtype"] == ["float64", "float32"]
+    assert certificate["max_roundtrip"][0] < 1e-10
+    assert certificate["max_roundtrip"][1] < 1e-5
+    assert certificate["max_logdet_error"][0] < 1e-8 * 784
