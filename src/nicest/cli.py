@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 
 from nicest import __version__
 from nicest.errors import NicestError
+from nicest.files import to_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +47,7 @@ class Look(StrEnum):
 def main() -> None:
     """Run the command line; an error is one line on standard error, and a traceback only with --debug."""
     debug = "--debug" in sys.argv
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     arguments = [each for each in sys.argv[1:] if each != "--debug"]
     try:
         app(arguments)
@@ -52,8 +55,6 @@ def main() -> None:
         if debug:
             raise
         _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("interrupted", code=130)
     except Exception as error:
         if debug:
             raise
@@ -113,7 +114,8 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: --set train.epochs=50; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     device: Device = "auto",
@@ -247,20 +249,9 @@ def data_check(name: Annotated[str, typer.Argument(help="A data set by name.")],
 
 def _emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
     if as_json:
-        print(json.dumps(_clean(result), allow_nan=False))
+        print(to_json(result, indent=None), end="")
     else:
         show(result)
-
-
-def _clean(value: Any) -> Any:
-    """JSON has no NaN, no infinity and no paths: they become null, null and text."""
-    if isinstance(value, Mapping):
-        return {key: _clean(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(each) for each in value]
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
@@ -281,10 +272,10 @@ def _interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
 NUMBERS = ("nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats")
 
 
-def _table(title: str, *columns: str) -> Any:
+def _table(*columns: str) -> Any:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
     return table
@@ -305,37 +296,43 @@ def _show_training(result: Mapping[str, Any]) -> None:
 
 
 def _show_evaluation(result: Mapping[str, Any]) -> None:
-    from nicest.tasks.evaluate import WHY_POSITIVE
+    from nicest.tasks.evaluate import WHY_POSITIVE, WHY_POSITIVE_CONTINUOUS
 
-    unit = f"on {result['interval']}" if result["interval"] else "of the data"
-    ledger = _table(
-        f"{result['recipe']} on {result['split']}, {result['n']} examples, noise draws: {result['draws']}", "", "nats"
-    )
+    unit = f"on {result['interval']}" if result["interval"] else "in the units of the data"
+    ledger = _table("", "nats")
     for name, value in result["terms"].items():
         ledger.add_row(name, f"{value:+.2f}")
-    total = f"{result['mean_nats']:.2f} ± {result['stderr_nats']:.2f}"
-    ledger.add_row(f"[bold]log-likelihood {unit}[/]", f"[bold]{total}[/]")
+    error = f" ± {result['stderr_nats']:.2f}" if math.isfinite(result["stderr_nats"]) else ""
+    ledger.add_row(f"[bold]log-likelihood {unit}[/]", f"[bold]{result['mean_nats']:.2f}{error}[/]")
     for name, value in result["level_terms"].items():
         ledger.add_row(name, f"{value:+.2f}")
     if result["level_terms"]:
         ledger.add_row("log-likelihood of the levels", f"{result['level_nats']:.2f}")
     ledger.add_row("[bold]bits/dim[/]", f"[bold]{result['bits_per_dim']:.4f}[/]")
-    beside = _table("Beside it", "", "nats", "this model is ahead by")
+    beside = _table("beside it", "nats", "this model is ahead by")
     rows = {name.replace("_", " "): nats for name, nats in result["baselines"].items()}
     if result["paper_nats"] is not None:
         rows["the paper's figure"] = result["paper_nats"]
     for name, nats in rows.items():
-        beside.add_row(name, f"{nats:.2f}", f"{result['mean_nats'] - nats:+.2f}")
-    _print(ledger, "", *([beside, ""] if rows else []), WHY_POSITIVE)
+        if math.isfinite(nats):
+            beside.add_row(name, f"{nats:.2f}", f"{result['mean_nats'] - nats:+.2f}")
+        else:
+            beside.add_row(name, "–", "dependent columns, or too few rows")
+    data = f"{Path(result['dataset']).name}, {result['split']} split"
+    print(f"{data}: {result['n']} examples, noise drawn {result['draws']} times, D = {result['dim']}")
+    _print("", ledger, "", *([beside, ""] if rows else []))
+    _print(WHY_POSITIVE if result["interval"] else WHY_POSITIVE_CONTINUOUS)
     if result["non_finite"]:
         _print(f"[bold red]{result['non_finite']} examples have a non-finite likelihood, and so has the mean[/]")
 
 
 def _show_certificate(result: Mapping[str, Any]) -> None:
-    table = _table(f"{result['dataset']}, {result['n']} examples", "precision", "round trip", "log-det error, nats")
+    table = _table("precision", "round trip", "log-det error, nats")
     for row in zip(result["dtype"], result["max_roundtrip"], result["max_logdet_error"], strict=True):
         table.add_row(row[0], f"{row[1]:.1e}", f"{row[2]:.1e}")
-    _print(table)
+    data = Path(result["dataset"]).name
+    print(f"{data}: round trip of {result['n']} examples, half real, half sampled; {result['jacobians']} Jacobians")
+    _print("", table, "")
 
 
 def _show_demo(result: Mapping[str, Any]) -> None:
@@ -346,7 +343,7 @@ def _show_demo(result: Mapping[str, Any]) -> None:
 
 
 def _show_recipes(result: Mapping[str, Any]) -> None:
-    table = _table("", "recipe", "reading", "paper, nats", "measured, nats", "what it is")
+    table = _table("recipe", "reading", "paper, nats", "measured, nats", "what it is")
     for row in result["recipes"]:
         figures = [f"{row[key]:.2f}" if row[key] is not None else "–" for key in ("paper_nats", "expected_nats")]
         table.add_row(row["name"], row["reading"], *figures, row["title"])
@@ -354,7 +351,7 @@ def _show_recipes(result: Mapping[str, Any]) -> None:
 
 
 def _show_sets(result: Mapping[str, Any]) -> None:
-    table = _table("", "data set", "D", "examples", "here", "what it is")
+    table = _table("data set", "D", "examples", "here", "what it is")
     for row in result["sets"]:
         table.add_row(row["name"], str(row["dim"]), str(row["n"]), "yes" if row["present"] else "no", row["title"])
     _print(table)

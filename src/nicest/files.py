@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from nicest.errors import NicestError
 
@@ -26,6 +29,21 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # a disk that turned read-only has nothing of ours to remove
             temporary.unlink()
+
+
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON that any reader takes: it has no NaN, no infinity and no paths, which become null, null and text."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
 
@@ -19,11 +19,10 @@ class Bar:
         self.console = Console(stderr=True, highlight=False)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
+            TimeRemainingColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
             TextColumn("{task.fields[text]}"),
             console=self.console,
             disable=not self.console.is_terminal,

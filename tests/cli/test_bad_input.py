@@ -1,6 +1,8 @@
 """Bad input: one line that says what was expected, what came and what to do, and nothing that was there is harmed."""
 
 import gzip
+import json
+import math
 import os
 import shutil
 import struct
@@ -147,12 +149,47 @@ class TestData:
         assert "rows.npy" in nicest("evaluate", own_table).refusal
         assert nicest("sample", own_table, "--out", own_table.parent / "a.npy").code == 0
 
-    def test_with_dependent_columns_is_refused_by_the_baselines_alone(self, nicest: Callable, tmp_path: Path):
+    def test_with_dependent_columns_takes_two_baselines_and_leaves_the_rest(self, nicest: Callable, tmp_path: Path):
         np.save(tmp_path / "a.npy", np.concatenate((ROWS, ROWS[:, :1]), axis=1))
         assert nicest("train", "digits", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *TINY).code == 0
-        line = nicest("evaluate", tmp_path / "run").refusal
-        assert all(word in line for word in ("rank 4 of 5", "drop", "--no-baselines"))
-        assert nicest("evaluate", tmp_path / "run", "--no-baselines").code == 0
+        shown = nicest("evaluate", tmp_path / "run")
+        assert shown.code == 0
+        assert shown.out.count("dependent columns, or too few rows") == 2
+        scores = json.loads(nicest("evaluate", tmp_path / "run", "--json").out)["baselines"]
+        assert scores["full_gaussian"] is scores["zca_logistic"] is None
+        assert scores["diagonal_gaussian"] is not None
+
+    def test_that_grew_since_training_is_refused(self, nicest: Callable, tmp_path: Path):
+        """Its split is another one: rows that were trained on would be tested on."""
+        np.save(tmp_path / "a.npy", ROWS)
+        assert nicest("train", "digits", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *TINY).code == 0
+        np.save(tmp_path / "a.npy", np.concatenate((ROWS, ROWS[:1] + 1)))
+        assert "a.npy has changed since the run was trained" in nicest("evaluate", tmp_path / "run").refusal
+
+    def test_far_from_zero_for_its_spread_is_refused(self, nicest: Callable, tmp_path: Path):
+        np.save(tmp_path / "a.npy", ROWS + np.array([0, 1e7, 0, 0]))
+        line = nicest("train", "digits", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *TINY).refusal
+        assert all(word in line for word in ("column 1", "float32", "subtract an offset"))
+        assert not (tmp_path / "run").exists()
+
+    def test_of_other_levels_than_are_said_is_refused(self, nicest: Callable, tmp_path: Path):
+        np.save(tmp_path / "a.npy", np.arange(200, dtype=np.uint8).reshape(50, 4) % 17)
+        said = ("train", "digits", "--data", tmp_path / "a.npy", *TINY)
+        line = nicest(*said, "--out", tmp_path / "run", "--set", "data.levels=9").refusal
+        assert "has values up to 16: data.levels=9 does not fit it" in line
+        assert nicest(*said, "--out", tmp_path / "run", "--set", "data.levels=17").code == 0
+        assert json.loads(nicest("evaluate", tmp_path / "run", "--json").out)["level_terms"] == {
+            "dequantise": pytest.approx(-4 * math.log(17), rel=1e-6)
+        }
+
+    def test_of_ones_own_is_not_compared_with_the_paper(self, nicest: Callable, tmp_path: Path):
+        np.save(tmp_path / "a.npy", ROWS)
+        code = nicest("train", "mnist", "--data", tmp_path / "a.npy", "--out", tmp_path / "run", *TINY).code
+        assert code == 0
+        shown = nicest("evaluate", tmp_path / "run").out
+        assert "paper" not in shown
+        assert "a.npy, test split" in shown
+        assert "in the units of the data" in shown
 
 
 class TestDataHome:

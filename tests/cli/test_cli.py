@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from nicest import __version__
-from nicest.cli import _clean
 from nicest.errors import NicestError
+from nicest.files import to_json
 from nicest.recipes import names
 from nicest.train.checkpoint import RunFolder, load_with_recipe
 
@@ -375,7 +375,7 @@ class TestErrors:
 
 def test_json_has_no_nan_no_infinity_and_no_paths():
     value = {"a": [math.nan, 1.5, (math.inf, -math.inf)], "b": Path("x") / "y", "c": {"d": True, "e": None, "f": 3}}
-    assert _clean(value) == {
+    assert json.loads(to_json(value)) == {
         "a": [None, 1.5, [None, None]],
         "b": str(Path("x") / "y"),
         "c": {"d": True, "e": None, "f": 3},

@@ -27,7 +27,8 @@ from nicest.flows import (
     moments,
 )
 from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.build import build, fit_constants, input_layers, interval_nats, needs_moments
+from nicest.recipes.build import build, fit_constants, input_layers, needs_moments
+from nicest.recipes.units import interval_nats
 
 Refusal = Callable[..., str]
 SMALL = ("model.width=8", "model.hidden_layers=1")

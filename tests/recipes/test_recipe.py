@@ -233,6 +233,18 @@ class TestRefused:
         message = refusal(load_recipe("digits").override, setting)
         assert f"{setting.partition('=')[0]} must be" in message
 
+    @pytest.mark.parametrize(("key", "meant"), [("epochs", "train.epochs"), ("model.widht", "model.width")])
+    def test_a_key_without_its_table_or_misspelt_is_told_the_right_one(self, refusal: Refusal, key: str, meant: str):
+        message = refusal(load_recipe("digits").override, f"{key}=3")
+        assert f"unknown key '{key}' (did you mean '{meant}'?)" in message
+
+    def test_the_texts_beta2_taken_literally(self, refusal: Refusal):
+        assert "today's 0.99" in refusal(load_recipe("mnist").override, "train.betas=[0.9, 0.01]")
+
+    def test_decay_that_the_optimizer_would_ignore(self, refusal: Refusal):
+        message = refusal(load_recipe("mnist-released").override, "train.weight_decay=0.1")
+        assert "must be 0 for rmsprop, which has no decay" in message
+
     def test_logit_of_another_interval(self, refusal: Refusal):
         message = refusal(load_recipe("cifar10").override, "model.preprocess=logit")
         assert "model.preprocess must be not logit unless data.interval is [0, 1]" in message
@@ -256,8 +268,8 @@ class TestOverride:
             ("train.betas=[0.5, 0.9]", (0.5, 0.9)),
             ("model.hidden_layers=[1, 2, 3, 4]", (1, 2, 3, 4)),
             ("model.hidden_layers=2", (2,)),
-            ("train.optimizer=rmsprop", "rmsprop"),
-            ('train.optimizer="rmsprop"', "rmsprop"),
+            ("train.schedule=constant", "constant"),
+            ('train.schedule="constant"', "constant"),
             ("model.learned_prior=true", True),
             ("data.name=/folder with/an = sign.npy", "/folder with/an = sign.npy"),
             ("title=in plain words", "in plain words"),
@@ -269,6 +281,13 @@ class TestOverride:
             changed = getattr(changed, part)
         assert changed == value
         assert type(changed) is type(value)
+
+    @pytest.mark.parametrize("changed", ["data.name=mine.npy", "data.interval=[-1, 1]"])
+    def test_other_data_or_another_unit_leaves_the_papers_figure_behind(self, changed: str):
+        recipe = load_recipe("mnist").override(changed)
+        assert (recipe.paper_nats, recipe.expected_nats, recipe.reading) == (None, None, "ours")
+        assert recipe.title.startswith("recipe mnist on ")
+        assert load_recipe("mnist").override("train.epochs=2").paper_nats == 1980.50
 
     def test_many_at_once_the_last_one_counts_and_the_rest_stays(self):
         recipe = load_recipe("digits")

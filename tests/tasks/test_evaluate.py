@@ -16,9 +16,9 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
+from nicest.recipes.splits import load_splits
 from nicest.tasks.evaluate import evaluate
 from nicest.train.checkpoint import load_with_recipe
-from nicest.train.loop import load_splits
 
 CONTRACT = {
     "dataset",

@@ -107,7 +107,7 @@ def test_mnist_goes_all_the_way_from_its_recipe_to_a_certificate(
     mnist: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     few = replace(mnist, train=mnist.train[:6000], valid=mnist.valid[:500], test=mnist.test[:1000])
-    monkeypatch.setattr("nicest.train.loop.load", lambda name, **options: few)
+    monkeypatch.setattr("nicest.recipes.splits.load", lambda name, **options: few)
     run, settings = tmp_path / "run", ("model.width=32", "train.epochs=2")
     assert train(load_recipe("mnist"), run, overrides=settings, device="cpu")["finished"]
 

@@ -24,7 +24,7 @@ SMALL = (  # all that the recipe may come to say otherwise
     "model.dropout=0.2",
     "train.epochs=3",
     "train.batch=100",
-    "train.optimizer=adamw",
+    "train.optimizer=adam",
     "train.lr=1e-2",
     "train.eps=1e-4",
     "train.weight_decay=0.05",
@@ -35,7 +35,7 @@ SMALL = (  # all that the recipe may come to say otherwise
     "train.ema=0.99",
     "train.evaluate_every=1",
 )
-PLAIN = (*SMALL, "model.dropout=0", "train.ema=0", "train.optimizer=adam", "train.schedule=constant")
+PLAIN = (*SMALL, "model.dropout=0", "train.ema=0", "train.weight_decay=0", "train.schedule=constant")
 
 
 def run(out: Path, *overrides: str, settings: tuple[str, ...] = SMALL, recipe: str = "digits") -> dict[str, Any]:

@@ -17,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from nicest.data import load as load_data
 from nicest.flows import Dequantize, Flow
 from nicest.recipes import load_recipe
+from nicest.recipes.units import bits_per_dim
 from nicest.train import loop
 from nicest.train.checkpoint import LAST, MODEL, load, load_with_recipe, read_tensors
-from nicest.train.loop import bits_per_dim, update_average
+from nicest.train.loop import update_average
 from nicest.train.runtime import log_probs
 
 SCALING = "chain.layers.scaling.s"
@@ -59,7 +60,7 @@ class TestLearning:
             first, second, third = (row[key] for row in rows)
             assert first < second < third
 
-    @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
+    @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
     def test_every_optimizer_learns(self, tmp_path: Path, optimizer: str):
         run(tmp_path, f"train.optimizer={optimizer}", settings=PLAIN)
         rows = metrics(tmp_path)
@@ -130,7 +131,7 @@ class TestAverage:
         weights: list[Tensor] = []
 
         def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            weights.append(optimizer.param_groups[0]["params"][-1].detach().double())
+            weights.append(optimizer.param_groups[1]["params"][-1].detach().double())
 
         with register_optimizer_step_post_hook(look):
             run(tmp_path, "train.ema=0.5", settings=PLAIN)

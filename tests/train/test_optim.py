@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW
+from torch.optim import AdamW
 
 from nicest.recipes import load_recipe
 from nicest.recipes.recipe import TrainSettings
@@ -59,10 +59,10 @@ class TestRMSProp:
 class TestAdam:
     def test_has_the_papers_settings(self):
         optimizer = make_optimizer(nn.Linear(3, 2), load_recipe("mnist").train)
-        assert type(optimizer) is Adam
-        (group,) = optimizer.param_groups
-        assert (group["lr"], tuple(group["betas"]), group["eps"]) == (1e-3, (0.9, 0.99), 1e-4)
-        assert (group["weight_decay"], group["amsgrad"]) == (0, False)
+        assert len(optimizer.param_groups) == 2
+        for group in optimizer.param_groups:
+            assert (group["lr"], tuple(group["betas"]), group["eps"]) == (1e-3, (0.9, 0.99), 1e-4)
+            assert (group["weight_decay"], group["amsgrad"]) == (0, False)
 
     def test_steps_as_the_formula_says(self):
         settings = load_recipe("mnist").train
@@ -78,10 +78,10 @@ class TestAdam:
             optimizer.step()
             np.testing.assert_allclose(model.weight.detach().numpy(), theta, rtol=1e-12)
 
-    def test_adamw_decays_matrices_only_and_apart_from_the_gradient(self):
+    def test_adam_decays_matrices_only_and_apart_from_the_gradient(self):
         model = nn.Linear(3, 2)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer = make_optimizer(model, TrainSettings(optimizer="adamw", lr=0.1, weight_decay=0.5))
+        optimizer = make_optimizer(model, TrainSettings(optimizer="adam", lr=0.1, weight_decay=0.5))
         assert type(optimizer) is AdamW
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
@@ -89,13 +89,13 @@ class TestAdam:
         torch.testing.assert_close(model.weight.detach(), before["weight"] * (1 - 0.1 * 0.5))
         assert torch.equal(model.bias, before["bias"])
 
-    def test_adamw_without_matrices(self):
+    def test_adam_without_matrices(self):
         model = nn.Linear(1, 1)
         model.weight = nn.Parameter(torch.ones(3))
-        (group,) = make_optimizer(model, TrainSettings(optimizer="adamw", weight_decay=0.5)).param_groups
+        (group,) = make_optimizer(model, TrainSettings(optimizer="adam", weight_decay=0.5)).param_groups
         assert (len(group["params"]), group["weight_decay"]) == (2, 0)
 
-    @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+    @pytest.mark.parametrize("name", ["adam", "rmsprop"])
     def test_what_is_held_is_not_given_to_the_optimizer(self, name: str):
         model = nn.Linear(3, 2)
         model.weight.requires_grad_(False)
@@ -141,7 +141,7 @@ class TestRates:
         assert [momentum(epoch) for epoch in range(8)] == [0] * 5 + [0.5] * 3
 
     def test_every_group_gets_the_rates_of_its_step(self):
-        settings = TrainSettings(optimizer="adamw", lr=1.0, warmup=2)
+        settings = TrainSettings(optimizer="adam", lr=1.0, warmup=2)
         optimizer = make_optimizer(nn.Linear(3, 2), settings)
         assert [set_rates(optimizer, settings, step, 9, 10) for step in range(3)] == [0.5, 1.0, 1.0]
         set_rates(optimizer, settings, 0, 9, 10)

@@ -96,6 +96,21 @@ def require_varying(rows: Rows, source: str) -> None:
         )
 
 
+def require_digits(rows: Rows, source: str) -> None:
+    """Refuse continuous columns so far from 0 that float32 has no digits left for their spread."""
+    if rows.levels is not None:
+        return
+    spacing = np.spacing(np.abs(rows.values).max(axis=0))
+    coarse = np.flatnonzero(spacing > 1e-3 * rows.values.std(axis=0, dtype=np.float64))
+    if coarse.size:
+        column = coarse[0]
+        raise NicestError(
+            f"{source}: column {column} has values near {rows.values[0, column]:g} and a spread of "
+            f"{rows.values[:, column].std(dtype=np.float64):.2g}, for which float32 has too few digits; "
+            "subtract an offset from it"
+        )
+
+
 def read_npy(path: Path) -> np.ndarray:
     """Read one array of plain numbers from a .npy file."""
     try:

@@ -1,5 +1,6 @@
 """Data sets as train, validation and test rows: the published ones by name, own data by path."""
 
+import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nicest.data import download, images
-from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_varying
+from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
 from nicest.errors import NicestError
 
 PARTS = ("train", "valid", "test")
@@ -35,6 +36,15 @@ class Splits:
     def dim(self) -> int:
         """Features of one row, D."""
         return int(self.train.shape[1])
+
+    def digest(self) -> str:
+        """A fingerprint of all rows and of the part each is in."""
+        fingerprint = hashlib.blake2b(digest_size=8)
+        for part in PARTS:
+            rows = self.split(part)
+            fingerprint.update(f"{part} {rows.shape} {rows.dtype}".encode())
+            fingerprint.update(np.ascontiguousarray(rows).data)
+        return fingerprint.hexdigest()
 
     def split(self, name: str) -> np.ndarray:
         """The rows of one split."""
@@ -103,6 +113,7 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows) -> Splits:
                 f"{part} of shape {rows.shape} and levels {rows.levels}"
             )
     require_varying(train, name)
+    require_digits(train, name)
     return Splits(name, train.values, valid.values, test.values, train.shape, train.levels)
 
 

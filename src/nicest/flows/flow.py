@@ -93,7 +93,9 @@ class Flow(nn.Module):
     def continuous(self) -> Flow:
         """The model of the dequantised data: the same layers and weights, without the `Dequantize` in front."""
         dequantizes = len(self.chain) > 0 and isinstance(next(iter(self.chain)), Dequantize)
-        return Flow(self.chain[1:], self.prior) if dequantizes else self
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever made this flow was warned then
+            return Flow(self.chain[1:], self.prior) if dequantizes else self
 
     def to_distribution(self, context: Tensor | None = None) -> Distribution:
         """The flow as a `torch.distributions.Distribution` that checks its arguments."""

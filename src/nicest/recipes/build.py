@@ -33,8 +33,6 @@ from nicest.flows import (
 )
 from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
 
-INPUT_LAYERS = ("dequantise", "interval")  # between the levels of the data and the interval nats are reported on
-
 
 def build(recipe: Recipe) -> Flow:
     """The flow of a recipe whose data.shape and data.levels are known, untrained; whitening is still the identity."""
@@ -81,16 +79,6 @@ def fit_constants(flow: Flow, mean: Tensor, covariance: Tensor) -> None:
                 raise NicestError(str(error)) from error
         else:
             return
-
-
-def interval_nats(data: DataSettings) -> float:
-    """What turns nats of the data's own levels into nats on the recipe's interval, the paper's unit (NICE §5.1).
-
-    A pixel's level has volume 1 among levels and (high - low)/levels on the interval, so
-    log p_interval = log p_levels + D log(levels / (high - low)). Continuous data has no such change of unit.
-    """
-    low, high = data.interval
-    return data.dim * math.log(data.levels / (high - low)) if data.levels else 0.0
 
 
 def input_layers(data: DataSettings) -> dict[str, Bijection]:

@@ -29,14 +29,12 @@ class DataSettings:
     test: float = setting(0.1, "share held out for testing, where the data set has no split of its own")
     seed: int = setting(0, "seed of that split")
     shape: tuple[int, ...] = setting((), "shape of one example; taken from the data")
-    levels: int = setting(0, "number of grey levels, 0 for continuous numbers; taken from the data")
+    levels: int = setting(0, "number of grey levels, 0 for continuous numbers; taken from the data unless given")
+    digest: str = setting("", "fingerprint of all rows and their split; taken from the data")
 
     @property
     def dim(self) -> int:
-        product = 1
-        for size in self.shape:
-            product *= size
-        return product
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,11 @@ class TrainSettings:
 
     epochs: int = setting(1500, "passes over the training data")
     batch: int = setting(200, "examples in a step")
-    optimizer: Literal["adam", "adamw", "rmsprop"] = setting(
-        "adam", "Adam, Adam with decoupled decay of matrices, or the authors' RMSProp with momentum"
-    )
+    optimizer: Literal["adam", "rmsprop"] = setting("adam", "Adam, or the released code's RMSProp with momentum")
     lr: float = setting(1e-3, "learning rate")
     betas: tuple[float, ...] = setting((0.9, 0.99), "Adam's averaging factors, in today's notation")
     eps: float = setting(1e-4, "Adam's epsilon")
-    weight_decay: float = setting(0.0, "adamw's decay, on weight matrices only")
+    weight_decay: float = setting(0.0, "Adam's decoupled decay (AdamW), of weight matrices only")
     schedule: Literal["constant", "cosine", "exponential"] = setting(
         "constant", "the learning rate over the steps: as it is, to 0 by a cosine, or divided by lr_decay each step"
     )
@@ -125,7 +121,12 @@ class Recipe:
                 if not isinstance(inner, dict):
                     raise NicestError(f"{name!r} is set twice, once as a table: {assignment!r}")
             inner[last] = value
-        return _merge(self, table, "--set")
+        changed = _merge(self, table, "--set")
+        if (changed.data.name, changed.data.interval) == (self.data.name, self.data.interval):
+            return changed
+        # figures and title were of the data the recipe came with
+        title = f"recipe {self.name} on {Path(changed.data.name).name}"
+        return replace(changed, title=title, reading="ours", paper_nats=None, expected_nats=None)
 
     def to_toml(self) -> str:
         """The recipe as TOML, every setting written out with its meaning."""
@@ -171,7 +172,7 @@ def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") 
     changes = {}
     for key, value in table.items():
         if key not in hints:
-            raise NicestError(f"{source}: unknown key {prefix + key!r}{_nearest(key, list(hints), prefix)}")
+            raise NicestError(f"{source}: unknown key {prefix + key!r}{_nearest_key(prefix + key)}")
         current = getattr(settings, key)
         if is_dataclass(current):
             if not isinstance(value, dict):
@@ -238,10 +239,16 @@ def _check(recipe: Recipe) -> None:
         (
             "train.betas",
             list(train.betas),
-            "two numbers in [0, 1); the paper's beta2 = 0.01 weighs the new gradient: today's 0.99",
-            len(train.betas) == 2 and all(0 <= beta < 1 for beta in train.betas),
+            "two numbers, in [0, 1) and [0.5, 1); the paper's beta2 = 0.01 weighs the new gradient: today's 0.99",
+            len(train.betas) == 2 and 0 <= train.betas[0] < 1 and 0.5 <= train.betas[-1] < 1,
         ),
         ("train.weight_decay", train.weight_decay, "not negative", train.weight_decay >= 0),
+        (
+            "train.weight_decay",
+            train.weight_decay,
+            "0 for rmsprop, which has no decay",
+            train.weight_decay == 0 or train.optimizer == "adam",
+        ),
         ("train.warmup", train.warmup, "not negative", train.warmup >= 0),
         ("train.lr_decay", train.lr_decay, "at least 1", train.lr_decay >= 1),
         ("train.lr_floor", train.lr_floor, "between 0 and train.lr", 0 <= train.lr_floor <= train.lr),
@@ -255,9 +262,19 @@ def _check(recipe: Recipe) -> None:
             raise NicestError(f"{recipe.name or 'recipe'}: {name} must be {expected}; got {value}")
 
 
-def _nearest(name: str, known: Any, prefix: str = "") -> str:
+def _nearest(name: str, known: Any) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {prefix + close[0]!r}?)" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _nearest_key(key: str) -> str:
+    """The setting that was probably meant, also where its table was left out."""
+    recipe = Recipe()
+    tables = ("data", "model", "train")
+    known = [each.name for each in fields(recipe)]
+    known += [f"{table}.{each.name}" for table in tables for each in fields(getattr(recipe, table))]
+    last = key.rpartition(".")[2]
+    return _nearest(next((each for each in known if each.rpartition(".")[2] == last), key), known)
 
 
 def _lines(settings: Any) -> list[str]:

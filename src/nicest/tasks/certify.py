@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nicest.files import write_text
+from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.progress import track
+from nicest.recipes.splits import load_splits
 from nicest.train.checkpoint import RunFolder, load_with_recipe
-from nicest.train.loop import load_splits
 from nicest.train.runtime import choose_device, rows_to, set_precision
 
 
@@ -52,7 +51,7 @@ def certify(
         errors = torch.tensor([log_det_error(flow, points[i]) for i in picked], dtype=torch.float64)
         result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
     result |= {"jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
-    write_text(RunFolder(run).path / "certificate.json", json.dumps(result, indent=2) + "\n")
+    write_text(RunFolder(run).path / "certificate.json", to_json(result))
     return result
 
 

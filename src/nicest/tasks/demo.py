@@ -10,12 +10,13 @@ import torch
 from nicest.errors import NicestError
 from nicest.plots import contact_sheet, likelihood_figure, save_figure
 from nicest.recipes import load_recipe
+from nicest.recipes.splits import load_splits
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import draw, save_grid
 from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe, read_tensors
-from nicest.train.loop import load_splits, train
+from nicest.train.loop import train
 
 
 def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, Any]:

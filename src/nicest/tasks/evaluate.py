@@ -9,15 +9,20 @@ from typing import Any
 import torch
 
 from nicest.progress import track
-from nicest.recipes.build import INPUT_LAYERS
+from nicest.recipes.splits import load_splits
+from nicest.recipes.units import INPUT_LAYERS, bits_per_dim
 from nicest.tasks.baselines import baselines
 from nicest.train.checkpoint import load_with_recipe
-from nicest.train.loop import bits_per_dim, load_splits
 from nicest.train.runtime import BATCH, choose_device, rows_to
 
 WHY_POSITIVE = (
     "Nats are of a density on the interval the pixels lie in, not of a probability: where probability is packed into"
     " a volume below 1 the density exceeds 1 and its logarithm is positive. Bits/dim do not depend on that unit."
+)
+WHY_POSITIVE_CONTINUOUS = (
+    "Nats are of a density in the units of the data, not of a probability: where probability is packed into a volume"
+    " below 1 the density exceeds 1 and its logarithm is positive. A column in other units, c times as large, takes"
+    " log c nats away; bits/dim change alike."
 )
 
 
@@ -61,14 +66,14 @@ def evaluate(
         "n": len(rows),
         "dim": splits.dim,
         "draws": draws,
-        "mean_nats": level_nats - sum(means[name] for name in INPUT_LAYERS if name in means),
+        "mean_nats": sum(terms.values()),
         "stderr_nats": float(each.std(correction=1)) / math.sqrt(len(rows)) if len(rows) > 1 else math.nan,
         "bits_per_dim": bits_per_dim(level_nats, splits.dim),
         "non_finite": int((~nats.isfinite()).any(0).sum()),
         "terms": terms,
         "level_terms": {name: means[name] for name in INPUT_LAYERS if name in means},
         "level_nats": level_nats,
-        "baselines": baselines(splits, split, recipe.data, place) if with_baselines else {},
+        "baselines": baselines(splits, split, recipe.data, place, draws=draws) if with_baselines else {},
         "paper_nats": recipe.paper_nats,
         "recipe": recipe.name,
         "interval": list(recipe.data.interval) if recipe.data.levels else None,

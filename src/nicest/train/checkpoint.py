@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +140,8 @@ def load_with_recipe(
 
 def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> Flow:
     """The flow of a recipe with these weights, in float64: fitted constants were stored in it."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever trained it was warned then
         flow = build(recipe).double()
     try:
         flow.load_state_dict(dict(tensors))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nicest.data import Splits, load
+from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.files import write_text
+from nicest.files import to_json, write_text
 from nicest.flows import Flow, moments
 from nicest.progress import Bar
 from nicest.recipes import Recipe
-from nicest.recipes.build import build, fit_constants, interval_nats, needs_moments
+from nicest.recipes.build import build, fit_constants, needs_moments
+from nicest.recipes.splits import describe, load_splits
+from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow, write_tensors
 from nicest.train.optim import make_optimizer, set_rates
 from nicest.train.runtime import choose_device, environment, log_probs, rows_to, set_precision
@@ -78,12 +79,12 @@ class State:
                 averages = _under("average.", tensors)
                 for name, parameter in self.average.named_parameters():
                     parameter.copy_(averages[name])
-        moments: dict[int, dict[str, Tensor]] = {}
+        slots: dict[int, dict[str, Tensor]] = {}
         for key, value in _under("optimizer.", tensors).items():
             i, _, name = key.partition(".")
-            moments.setdefault(int(i), {})[name] = value
+            slots.setdefault(int(i), {})[name] = value
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
         self.counters = Counters(**counters)
         self.losses = tensors["losses"].to(self.device)
         if random:
@@ -101,23 +102,23 @@ def train(
         if not (run.path / LAST).exists():
             raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
         with run.open_for_writing():
-            state, splits = resumed(run, recipe, overrides, place)
+            state, splits = resume_state(run, recipe, overrides, place)
             return fit(state, splits, run)
     run.refuse_existing()
     recipe = recipe.override(*overrides)
     splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
     with run.open_for_writing():
         run.refuse_existing()
-        state = started(recipe, splits, place)
+        state = start(recipe, splits, place)
         write_text(run.path / "recipe.toml", state.recipe.to_toml())
-        write_text(run.path / "environment.json", json.dumps(environment(place), indent=2) + "\n")
+        write_text(run.path / "environment.json", to_json(environment(place)))
         state.save(run.path / LAST)
         return fit(state, splits, run)
 
 
-def started(recipe: Recipe, splits: Splits, device: torch.device) -> State:
+def start(recipe: Recipe, splits: Splits, device: torch.device) -> State:
     """The state before the first step: a fresh flow, its constants fitted to the training rows."""
-    recipe = replace(recipe, data=replace(recipe.data, shape=splits.shape, levels=splits.levels or 0))
+    recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe).double()
     if needs_moments(flow):
@@ -125,7 +126,9 @@ def started(recipe: Recipe, splits: Splits, device: torch.device) -> State:
     return State(recipe, flow, device)
 
 
-def resumed(run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device) -> tuple[State, Splits]:
+def resume_state(
+    run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device
+) -> tuple[State, Splits]:
     """The state a run stopped in, and its data; the run keeps its own recipe, but for the overrides."""
     tensors, stored, counters = read_tensors(run.path / LAST)
     if stored.name != recipe.name:
@@ -153,9 +156,9 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             f"an epoch of {run.path} had {len(state.losses)} steps, now {per_epoch}: a resumed run keeps its data"
         )
     order, order_of = torch.empty(0), -1
-    started = time.perf_counter() - counters.seconds
+    origin = time.perf_counter() - counters.seconds
 
-    with Bar(f"training {state.recipe.name}", total, counters.step) as bar, interruptible() as interrupted:
+    with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
         flow.train()
         stop = False
         while counters.step < total and not stop:
@@ -169,6 +172,8 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
 
             x = rows[order[position * batch : (position + 1) * batch]]
             loss = -flow(x).mean() / unit  # forward is log_prob; noise is drawn afresh inside
+            if counters.rolled_back and not bool(loss.isfinite()):  # look now, before all weights are spoilt
+                raise NicestError(diverged(state, run, x))
             state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if settings.clip:
@@ -196,7 +201,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     recover(state, run, counters.step, x, bar)
                     counters = state.counters
                     continue
-                counters.seconds = time.perf_counter() - started
+                counters.seconds = time.perf_counter() - origin
                 row = {
                     "epoch": epoch + 1,
                     "step": counters.step,
@@ -215,7 +220,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
         if stop:
-            counters.seconds = time.perf_counter() - started
+            counters.seconds = time.perf_counter() - origin
             state.save(run.path / LAST)
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}
 
@@ -229,14 +234,21 @@ def update_average(average: Flow, flow: Flow, decay: float, step: int) -> None:
 
 def recover(state: State, run: RunFolder, step: int, x: Tensor, bar: Bar) -> None:
     """After a non-finite loss: back to the last good state, once; the second time, stop and say where."""
-    what = f"non-finite loss at step {step}, first in {sick_layer(state.flow, x)}"
-    remedy = f"lower train.lr (now {state.recipe.train.lr:g}) or set train.clip (now {state.recipe.train.clip:g})"
     if state.counters.rolled_back:
-        raise NicestError(f"{what}, for the second time: {remedy}; the last good state is kept in {run.path}")
+        raise NicestError(diverged(state, run, x))
     tensors, _, counters = read_tensors(run.path / LAST)
     state.restore(tensors, counters | {"rolled_back": True}, random=False)
     run.drop_metrics_after(state.counters.step)
-    bar.note(f"{what}: back to step {state.counters.step}; if it happens again, {remedy}")
+    bar.note(f"non-finite loss at step {step}: back to step {state.counters.step}, with new noise")
+
+
+def diverged(state: State, run: RunFolder, x: Tensor) -> str:
+    """What to say when a run cannot go on: the step, the layer, the remedy."""
+    settings, step = state.recipe.train, state.counters.step
+    return (
+        f"non-finite loss at step {step}, for the second time, first in {sick_layer(state.flow, x)}: lower train.lr"
+        f" (now {settings.lr:g}) or set train.clip (now {settings.clip:g}); the last good state is kept in {run.path}"
+    )
 
 
 def finite(flow: Flow) -> bool:
@@ -277,23 +289,6 @@ def interruptible() -> Iterator[threading.Event]:
     finally:
         for each in heard:
             signal.signal(each, before[each])
-
-
-def load_splits(recipe: Recipe) -> Splits:
-    """The data of a recipe; where the recipe was trained before, it must still look the same."""
-    data = recipe.data
-    splits = load(data.name, seed=data.seed, valid=data.valid, test=data.test)
-    if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
-        raise NicestError(
-            f"{data.name}: expected {data.dim} features, shape {data.shape}, {data.levels} levels, as in training;"
-            f" got {splits.dim} features, shape {splits.shape}, {splits.levels or 0} levels: bring the same data"
-        )
-    return splits
-
-
-def bits_per_dim(nats: float, dim: int) -> float:
-    """Nats in the data's own space as bits for each dimension."""
-    return -nats / (dim * math.log(2))
 
 
 def _figures(nats: float, dim: int, offset: float) -> str:

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules: the text's Adam, the released code's RMSProp, and AdamW."""
+"""Optimisers and learning-rate schedules: the text's Adam, with or without decay, and the released code's RMSProp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from nicest.recipes.recipe import TrainSettings
 
@@ -48,13 +48,11 @@ class RMSProp(Optimizer):
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """The optimiser a recipe asks for; weight decay is for matrices only."""
+    """The optimiser a recipe asks for; AdamW without decay is Adam, and decay is for matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if settings.optimizer == "rmsprop":
         return RMSProp(trained, settings.lr)
     options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "fused": True}
-    if settings.optimizer == "adam":
-        return Adam(trained, **options)
     matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return AdamW([group for group in groups if group["params"]], **options)

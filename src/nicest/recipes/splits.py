@@ -1,0 +1,45 @@
+"""The data of a recipe, checked to be what the recipe says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nicest.data import Splits, load
+from nicest.errors import NicestError
+from nicest.recipes.recipe import DataSettings, Recipe
+
+
+def load_splits(recipe: Recipe) -> Splits:
+    """The data of a recipe; where a run was trained on it before, it must still be the same."""
+    data = recipe.data
+    splits = _with_levels(load(data.name, seed=data.seed, valid=data.valid, test=data.test), data)
+    if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
+        raise NicestError(
+            f"{data.name}: expected {data.dim} features, shape {data.shape}, {data.levels} levels, as in training;"
+            f" got {splits.dim} features, shape {splits.shape}, {splits.levels or 0} levels: bring the same data"
+        )
+    if data.digest and splits.digest() != data.digest:
+        raise NicestError(
+            f"{data.name} has changed since the run was trained, and its split with it:"
+            " test rows of today may be training rows of then; bring the same data, or train again"
+        )
+    return splits
+
+
+def describe(recipe: Recipe, splits: Splits) -> Recipe:
+    """The recipe with what it takes from the data written in."""
+    data = replace(recipe.data, shape=splits.shape, levels=splits.levels or 0, digest=splits.digest())
+    return replace(recipe, data=data)
+
+
+def _with_levels(splits: Splits, data: DataSettings) -> Splits:
+    """The splits with the number of levels the recipe asks for, where the data allows it."""
+    if not data.levels or data.levels == splits.levels:
+        return splits
+    largest = max(int(rows.max()) for rows in (splits.train, splits.valid, splits.test))
+    if splits.levels and largest < data.levels:
+        return replace(splits, levels=data.levels)
+    if data.shape:
+        return splits  # not the data of training: the caller says so
+    what = f"has values up to {largest}" if splits.levels else "is continuous, without levels"
+    raise NicestError(f"{data.name} {what}: data.levels={data.levels} does not fit it")
