@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from nicest.cli import main
 
@@ -57,14 +56,6 @@ def call(*arguments: object) -> int:
             main()
     assert isinstance(exit.value.code, int | None)
     return exit.value.code or 0
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def scale_and_shift(layer: Coupling, x1: Tensor) -> tuple[Tensor, Tensor]:
             return 2 * torch.tanh(b1 / 2), b2
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
+def assert_equal_densities(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < 1e-10
     assert ours.std() > 0.1
@@ -96,7 +96,7 @@ def test_nflows(law: str, dim: int, partition: str):
         stack.append(transforms.PointwiseAffineTransform(0.0, torch.exp(shrink * changed.double())))
     stack.append(transforms.PointwiseAffineTransform(0.0, s.exp()))
     theirs = flows.Flow(transforms.CompositeTransform(stack), distributions.StandardNormal([dim])).double()
-    close(flow.log_prob(x), theirs.log_prob(x))
+    assert_equal_densities(flow.log_prob(x), theirs.log_prob(x))
 
 
 @laws
@@ -130,7 +130,7 @@ def test_zuko(law: str, dim: int, partition: str):
     stack.append(transforms.DependentTransform(top, 1))
     base = distributions.DiagNormal(torch.zeros_like(s), torch.ones_like(s))
     theirs = distributions.NormalizingFlow(transforms.ComposedTransform(*stack), base)
-    close(flow.log_prob(x), theirs.log_prob(x))
+    assert_equal_densities(flow.log_prob(x), theirs.log_prob(x))
 
 
 @laws
@@ -152,7 +152,7 @@ def test_freia(law: str, dim: int):
     theirs.append(modules.FixedLinearTransform, M=s.exp().diag())
     h, log_det = theirs(x)
     base = torch.distributions.Normal(torch.zeros_like(h), 1.0)
-    close(flow.log_prob(x), base.log_prob(h).sum(1) + log_det)
+    assert_equal_densities(flow.log_prob(x), base.log_prob(h).sum(1) + log_det)
 
 
 def u_or_shift(layer: Coupling, which: int) -> Network:
@@ -189,4 +189,4 @@ def test_normflows(law: str, dim: int, partition: str):
     reverse = [normflows.flows.Reverse(block) for block in (*stack, top)]
     base = normflows.distributions.DiagGaussian(dim, trainable=False)
     theirs = normflows.NormalizingFlow(base, reverse[::-1]).double()
-    close(flow.log_prob(x), theirs.log_prob(x))
+    assert_equal_densities(flow.log_prob(x), theirs.log_prob(x))
