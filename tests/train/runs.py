@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from nicest.recipes import load_recipe
+from nicest.train import loop
 from nicest.train.checkpoint import LAST, MODEL, RunFolder, read_tensors
 from nicest.train.loop import train
 
@@ -103,3 +106,15 @@ def digests(folder: Path) -> dict[str, str]:
     """A digest of every file in a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def interrupt_at(step: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process a real signal while it takes a step."""
+    set_rates = loop.set_rates
+
+    def interrupted(optimizer: Any, settings: Any, now: int, epoch: int, total: int) -> float:
+        if now == step:
+            os.kill(os.getpid(), number)
+        return set_rates(optimizer, settings, now, epoch, total)
+
+    monkeypatch.setattr(loop, "set_rates", interrupted)

@@ -20,8 +20,9 @@ from nicest.recipes import load_recipe
 from nicest.recipes.units import bits_per_dim
 from nicest.train import loop
 from nicest.train.checkpoint import LAST, MODEL, load, load_with_recipe, read_tensors
-from nicest.train.loop import update_average
+from nicest.train.optim import average_weight
 from nicest.train.runtime import log_probs
+from nicest.train.step import update_average
 
 SCALING = "chain.layers.scaling.s"
 
@@ -123,7 +124,7 @@ class TestAverage:
         )
         expected, theta = before.detach().double().numpy(), weights.detach().double().numpy()
         for step, decay in enumerate([0.1, 2 / 11, 3 / 12, 0.3, 0.3]):  # (1 + step)/(10 + step), up to 0.3
-            update_average(average, flow, 0.3, step)
+            update_average(average, flow, torch.tensor(average_weight(0.3, step)))
             expected = decay * expected + (1 - decay) * theta
             np.testing.assert_allclose(before.detach().numpy(), expected, rtol=1e-5, atol=1e-7)
 

@@ -1,6 +1,5 @@
 """A run that was killed, interrupted or extended goes on as if nothing had happened: to the bit."""
 
-import os
 import random
 import signal
 import threading
@@ -12,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from runs import counters, digests, metrics, resume, run, same_run, start, wait_for
+from runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
 
 from nicest.errors import NicestError
 from nicest.recipes import load_recipe
-from nicest.train import loop
 from nicest.train.checkpoint import RunFolder
 from nicest.train.loop import State, interruptible
 
@@ -165,18 +163,6 @@ class TestInterrupt:
         thread.start()
         thread.join()
         assert results[0]["finished"]
-
-
-def interrupt_at(step: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send this process a real signal while it takes a step."""
-    set_rates = loop.set_rates
-
-    def interrupted(optimizer: Any, settings: Any, now: int, epoch: int, total: int) -> float:
-        if now == step:
-            os.kill(os.getpid(), number)
-        return set_rates(optimizer, settings, now, epoch, total)
-
-    monkeypatch.setattr(loop, "set_rates", interrupted)
 
 
 class Crash(BaseException):

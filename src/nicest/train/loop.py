@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from nicest.data import Splits
 from nicest.errors import NicestError
@@ -26,71 +24,13 @@ from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_constants, needs_moments
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
-from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow, write_tensors
-from nicest.train.optim import make_optimizer, set_rates
-from nicest.train.runtime import choose_device, environment, log_probs, rows_to, set_precision
+from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
+from nicest.train.optim import set_rates
+from nicest.train.runtime import choose_device, environment, log_probs, rows_to
+from nicest.train.state import State, under
+from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
-
-
-@dataclass
-class Counters:
-    """Where training stands."""
-
-    step: int = 0
-    best_nats: float = -math.inf
-    best_epoch: int = 0
-    seconds: float = 0.0
-    rolled_back: bool = False
-
-
-class State:
-    """All that changes while training, and all that an exact resume needs."""
-
-    def __init__(self, recipe: Recipe, flow: Flow, device: torch.device) -> None:
-        # fitted constants are kept in float64 beside the float32 flow, and saved so
-        trained = {name for name, p in flow.named_parameters() if p.requires_grad}
-        self.constants = {name: t.clone() for name, t in flow.state_dict().items() if name not in trained}
-        self.recipe, self.device = recipe, device
-        self.flow = flow.float().to(device)
-        self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
-        for model in (self.flow, self.average):
-            set_precision(model, getattr(torch, recipe.train.precision))
-        self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
-        self.counters = Counters()
-        self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far
-
-    def save(self, path: Path) -> None:
-        tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
-        if self.average is not self.flow:
-            tensors |= {f"average.{name}": p.clone() for name, p in self.average.named_parameters()}
-        for i, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
-        tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        write_tensors(path, tensors, self.recipe, asdict(self.counters))
-
-    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
-        """Go back to a saved state; without `random`, the noise to come is new."""
-        self.flow.load_state_dict(_under("flow.", tensors))
-        if self.average is not self.flow:
-            with torch.no_grad():
-                averages = _under("average.", tensors)
-                for name, parameter in self.average.named_parameters():
-                    parameter.copy_(averages[name])
-        slots: dict[int, dict[str, Tensor]] = {}
-        for key, value in _under("optimizer.", tensors).items():
-            i, _, name = key.partition(".")
-            slots.setdefault(int(i), {})[name] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
-        self.counters = Counters(**counters)
-        self.losses = tensors["losses"].to(self.device)
-        if random:
-            torch.set_rng_state(tensors["random.cpu"])
-            if self.device.type == "cuda" and "random.cuda" in tensors:
-                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
 
 
 def train(
@@ -135,7 +75,7 @@ def resume_state(
         raise NicestError(f"{run.path} holds a run of recipe {stored.name!r}, not {recipe.name!r}")
     recipe = _same_model(stored, stored.override(*overrides))
     splits = load_splits(recipe)
-    state = State(recipe, restore_flow(recipe, _under("flow.", tensors), str(run.path / LAST)), device)
+    state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device)
     state.restore(tensors, counters, random=True)
     run.drop_metrics_after(state.counters.step)
     write_text(run.path / "recipe.toml", recipe.to_toml())
@@ -160,7 +100,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
 
     with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
         flow.train()
-        stop = False
+        step, stop = TrainingStep(state, rows, batch), False
         while counters.step < total and not stop:
             epoch, position = divmod(counters.step, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
@@ -169,19 +109,10 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             if position == 0:
                 state.losses = torch.zeros(per_epoch, device=state.device)
             lr = set_rates(state.optimizer, settings, counters.step, epoch, total)
-
-            x = rows[order[position * batch : (position + 1) * batch]]
-            loss = -flow(x).mean() / unit  # forward is log_prob; noise is drawn afresh inside
-            if counters.rolled_back and not bool(loss.isfinite()):  # look now, before all weights are spoilt
-                raise NicestError(diverged(state, run, x))
-            state.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if settings.clip:
-                torch.nn.utils.clip_grad_norm_(flow.parameters(), settings.clip)
-            state.optimizer.step()
-            if settings.ema:
-                update_average(state.average, flow, settings.ema, counters.step)
-            state.losses[position] = loss.detach()
+            try:
+                state.losses[position] = step(order[position * batch : (position + 1) * batch])
+            except FloatingPointError as error:
+                raise NicestError(diverged(state, run, step)) from error
             counters.step += 1
             stop = interrupted.is_set()  # asked once a step, so that what is saved then was looked at first
 
@@ -189,8 +120,8 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             if last_of_epoch or stop or counters.step % CHECK_EVERY == 0:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
                 if good <= position or (stop and not finite(flow)):
-                    recover(state, run, epoch * per_epoch + good, x, bar)
-                    counters = state.counters
+                    recover(state, run, epoch * per_epoch + good, step, bar)
+                    counters, step = state.counters, TrainingStep(state, rows, batch)
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
@@ -198,8 +129,8 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 valid_nats = float(log_probs(state.average.eval(), valid).mean()) + offset
                 flow.train()
                 if not math.isfinite(valid_nats):
-                    recover(state, run, counters.step, x, bar)
-                    counters = state.counters
+                    recover(state, run, counters.step, step, bar)
+                    counters, step = state.counters, TrainingStep(state, rows, batch)
                     continue
                 counters.seconds = time.perf_counter() - origin
                 row = {
@@ -225,28 +156,21 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}
 
 
-@torch.no_grad()
-def update_average(average: Flow, flow: Flow, decay: float, step: int) -> None:
-    """average <- d · average + (1 - d) · flow, where d starts low so that the first weights are soon forgotten."""
-    d = min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(list(average.parameters()), list(flow.parameters()), 1 - d)
-
-
-def recover(state: State, run: RunFolder, step: int, x: Tensor, bar: Bar) -> None:
+def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar) -> None:
     """After a non-finite loss: back to the last good state, once; the second time, stop and say where."""
     if state.counters.rolled_back:
-        raise NicestError(diverged(state, run, x))
+        raise NicestError(diverged(state, run, step))
     tensors, _, counters = read_tensors(run.path / LAST)
     state.restore(tensors, counters | {"rolled_back": True}, random=False)
     run.drop_metrics_after(state.counters.step)
-    bar.note(f"non-finite loss at step {step}: back to step {state.counters.step}, with new noise")
+    bar.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
 
 
-def diverged(state: State, run: RunFolder, x: Tensor) -> str:
+def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
     """What to say when a run cannot go on: the step, the layer, the remedy."""
-    settings, step = state.recipe.train, state.counters.step
+    settings, where = state.recipe.train, sick_layer(state.flow, step.rows[step.index])
     return (
-        f"non-finite loss at step {step}, for the second time, first in {sick_layer(state.flow, x)}: lower train.lr"
+        f"non-finite loss at step {state.counters.step}, for the second time, first in {where}: lower train.lr"
         f" (now {settings.lr:g}) or set train.clip (now {settings.clip:g}); the last good state is kept in {run.path}"
     )
 
@@ -305,7 +229,3 @@ def _same_model(stored: Recipe, changed: Recipe) -> Recipe:
             " only the rest of train.* may be --set with --resume"
         )
     return changed
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -43,19 +43,27 @@ class RMSProp(Optimizer):
             roots = torch._foreach_sqrt(squares)
             torch._foreach_clamp_min_(roots, group["floor"])
             torch._foreach_mul_(velocities, group["momentum"])
-            torch._foreach_addcdiv_(velocities, gradients, roots, -group["lr"])
+            steps = torch._foreach_div(gradients, roots)
+            torch._foreach_mul_(steps, group["lr"])
+            torch._foreach_sub_(velocities, steps)
             torch._foreach_add_(parameters, velocities)
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """The optimiser a recipe asks for; AdamW without decay is Adam, and decay is for matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]
+    on_gpu = trained[0].is_cuda
+
+    def rate(value: float) -> Any:
+        """On a GPU a tensor: a captured step reads its rates there."""
+        return torch.tensor(value, device=trained[0].device) if on_gpu else value
+
     if settings.optimizer == "rmsprop":
-        return RMSProp(trained, settings.lr)
-    options: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "fused": True}
+        return RMSProp(trained, rate(settings.lr), rate(0.0))
+    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": True, "capturable": on_gpu}
     matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return AdamW([group for group in groups if group["params"]], **options)
+    return AdamW([group for group in groups if group["params"]], lr=rate(settings.lr), **options)
 
 
 def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
@@ -78,8 +86,16 @@ def momentum(epoch: int) -> float:
 def set_rates(optimizer: Optimizer, settings: TrainSettings, step: int, epoch: int, total: int) -> float:
     """Give the optimiser the rates of this step; the learning rate is returned."""
     lr = learning_rate(settings, step, total)
+    rates = {"lr": lr} | ({"momentum": momentum(epoch)} if settings.optimizer == "rmsprop" else {})
     for group in optimizer.param_groups:
-        group["lr"] = lr
-        if settings.optimizer == "rmsprop":
-            group["momentum"] = momentum(epoch)
+        for name, value in rates.items():
+            if isinstance(group[name], Tensor):
+                group[name].fill_(value)
+            else:
+                group[name] = value
     return lr
+
+
+def average_weight(decay: float, step: int) -> float:
+    """What the new weights count in their average: 1 - decay, more at first, so that the first ones are forgotten."""
+    return 1 - min(decay, (1 + step) / (10 + step))

@@ -1,0 +1,84 @@
+"""All that changes while training, and all that an exact resume needs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nicest.flows import Flow
+from nicest.recipes import Recipe
+from nicest.train.checkpoint import write_tensors
+from nicest.train.optim import make_optimizer
+from nicest.train.runtime import set_precision
+
+
+@dataclass
+class Counters:
+    """Where training stands."""
+
+    step: int = 0
+    best_nats: float = -math.inf
+    best_epoch: int = 0
+    seconds: float = 0.0
+    rolled_back: bool = False
+
+
+class State:
+    """The flow, its average, the optimiser, the counters and the losses of the epoch."""
+
+    def __init__(self, recipe: Recipe, flow: Flow, device: torch.device) -> None:
+        # fitted constants are kept in float64 beside the float32 flow, and saved so
+        trained = {name for name, p in flow.named_parameters() if p.requires_grad}
+        self.constants = {name: t.clone() for name, t in flow.state_dict().items() if name not in trained}
+        self.recipe, self.device = recipe, device
+        self.flow = flow.float().to(device)
+        self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
+        for model in (self.flow, self.average):
+            set_precision(model, getattr(torch, recipe.train.precision))
+        self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
+        self.counters = Counters()
+        self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far
+
+    def save(self, path: Path) -> None:
+        tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
+        if self.average is not self.flow:
+            tensors |= {f"average.{name}": p.clone() for name, p in self.average.named_parameters()}
+        for i, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
+        tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        write_tensors(path, tensors, self.recipe, asdict(self.counters))
+
+    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
+        """Go back to a saved state; without `random`, the noise to come is new."""
+        self.flow.load_state_dict(under("flow.", tensors))
+        if self.average is not self.flow:
+            with torch.no_grad():
+                averages = under("average.", tensors)
+                for name, parameter in self.average.named_parameters():
+                    parameter.copy_(averages[name])
+        slots: dict[int, dict[str, Tensor]] = {}
+        for key, value in under("optimizer.", tensors).items():
+            i, _, name = key.partition(".")
+            slots.setdefault(int(i), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self.counters = Counters(**counters)
+        self.losses = tensors["losses"].to(self.device)
+        if random:
+            torch.set_rng_state(tensors["random.cpu"])
+            if self.device.type == "cuda" and "random.cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
