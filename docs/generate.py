@@ -17,6 +17,7 @@ COMMANDS = [
     ["sample"],
     ["certify"],
     ["latent"],
+    ["bench"],
     ["data"],
     ["data", "list"],
     ["data", "get"],

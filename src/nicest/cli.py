@@ -217,6 +217,26 @@ def latent(
     _emit(looks[look](run, out=out), as_json, lambda result: print(f"{look.value} in {result['out']}"))
 
 
+@app.command()
+def bench(
+    net: Annotated[list[str] | None, typer.Option(help="mnist (the default), cifar10 or small; repeatable.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size, 200 by default; repeatable.")] = None,
+    windows: Annotated[int, typer.Option(min=1, help="Windows whose median is taken.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Length of a window.")] = 0.3,
+    out: Annotated[Path | None, typer.Option(help="A picture of it.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Time this library, the installed peers (nicest[bench]) and the floor of the hardware, in one run.
+
+    Example: nicest bench --net mnist --batch 200 --batch 2048
+    """
+    from nicest.tasks.bench import bench as run_bench
+
+    asked = {"windows": windows, "seconds": seconds, "device": device, "out": out}
+    _emit(run_bench(net or ["mnist"], batch or [200], **asked), as_json, _show_bench)  # type: ignore[arg-type]
+
+
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """The data sets by name, and which are here."""
@@ -269,7 +289,8 @@ def _interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
     raise typer.Exit(130)
 
 
-NUMBERS = ("nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats")
+NUMBERS = {"nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats"}
+NUMBERS |= {"batch", "microseconds", "times the floor", "seconds to the first step"}
 
 
 def _table(*columns: str) -> Any:
@@ -340,6 +361,20 @@ def _show_demo(result: Mapping[str, Any]) -> None:
     _show_evaluation(result["evaluation"])
     _show_certificate(result["certificate"])
     print("figures:", *result["figures"], sep="\n  ")
+
+
+def _show_bench(result: Mapping[str, Any]) -> None:
+    print(f"{result['device']}, {result['precision']}, torch {result['versions']['torch']}")
+    table = _table("net", "batch", "what", "library", "microseconds", "times the floor")
+    for row in result["rows"]:
+        figures = f"{row['microseconds']:,.0f}", f"{row['floor_ratio']:.2f}"
+        table.add_row(row["net"], str(row["batch"]), row["what"], row["lib"], *figures)
+    starts = _table("net", "batch", "library", "seconds to the first step")
+    for row in result["startup"]:
+        starts.add_row(row["net"], str(row["batch"]), row["lib"], f"{row['seconds']:.2f}")
+    _print("", table, "", starts)
+    if "out" in result:
+        print(f"picture in {result['out']}")
 
 
 def _show_recipes(result: Mapping[str, Any]) -> None:

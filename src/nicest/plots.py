@@ -105,3 +105,26 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
     figure.savefig(buffer, format=kind, dpi=130)
     write_bytes(path, buffer.getvalue())
+
+
+def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
+    """Microseconds of every library, one panel for each kind of work at each net and batch, the floor as a line."""
+    panels = list(dict.fromkeys((row["what"], row["net"], row["batch"]) for row in rows))
+    columns = min(3, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.6 * columns, 2.9 * lines), layout="constrained")
+    figure.suptitle(title)
+    axes = np.atleast_1d(figure.subplots(lines, columns)).ravel()
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    for ax, panel in zip(axes, panels, strict=False):
+        chosen = [row for row in rows if (row["what"], row["net"], row["batch"]) == panel]
+        floor = next(row["microseconds"] for row in chosen if row["lib"] == "floor")
+        bars = sorted((row for row in chosen if row["lib"] != "floor"), key=lambda row: -row["microseconds"])
+        colours = [ACCENT if row["lib"] == "nicest" else QUIET for row in bars]
+        drawn = ax.barh([row["lib"] for row in bars], [row["microseconds"] for row in bars], color=colours)
+        ax.bar_label(drawn, [f"{row['microseconds']:,.0f}" for row in bars], fontsize=8, padding=2)
+        ax.axvline(floor, color=INK, linewidth=1, linestyle=":")
+        ax.margins(x=0.18)
+        ax.set_title(f"{panel[0]}, {panel[1]} net, batch {panel[2]}; floor {floor:,.0f}", fontsize=9)
+    return figure
