@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,24 @@ def contact_sheet(pictures: Mapping[str, Path], *, title: str, columns: int = 2)
     return figure
 
 
+def picture_kind(path: Path) -> str:
+    """The format a picture's name asks for, in a folder that is there: asked before long work, so none is lost."""
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in Figure().canvas.get_supported_filetypes():
+        raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NicestError(f"cannot write {path}: {error.strerror}") from error
+    if not os.access(path.parent, os.W_OK):
+        raise NicestError(f"cannot write {path}: no permission to write in {path.parent}")
+    return kind
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all."""
-    buffer, kind = io.BytesIO(), path.suffix.lstrip(".").lower() or "png"
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
-    figure.savefig(buffer, format=kind, dpi=130)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=picture_kind(path), dpi=130)
     write_bytes(path, buffer.getvalue())
 
 

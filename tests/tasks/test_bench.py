@@ -1,6 +1,7 @@
 """The bench runs, and its numbers are sane; how fast is not a matter of tests."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +51,16 @@ def test_it_says_on_what_it_ran(result: dict):
 def test_an_unknown_net_is_refused():
     with pytest.raises(NicestError, match="expected nets of mnist, cifar10, small, got lenet"):
         bench(["lenet"])
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bench_task, "measure", lambda *_: pytest.fail("timed before it looked"))
+    (tmp_path / "file").write_text("")
+    for out, reason in ((tmp_path / "a.xyz", "expected a picture"), (tmp_path / "file" / "a.png", "cannot write")):
+        with pytest.raises(NicestError, match=reason):
+            bench(["small"], [8], device="cpu", out=out)
 
 
 @pytest.mark.peers

@@ -18,7 +18,7 @@ from torch import Tensor
 from nicest import __version__
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.plots import bench_figure, save_figure
+from nicest.plots import bench_figure, picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.tasks.peers import PEERS, installed
@@ -51,6 +51,8 @@ def bench(
     unknown = [net for net in nets if net not in NETS]
     if unknown:
         raise NicestError(f"expected nets of {', '.join(NETS)}, got {', '.join(unknown)}")
+    if out:
+        picture_kind(Path(out))
     rows: list[dict[str, Any]] = []
     startup: list[dict[str, Any]] = []
     cases = [(net, batch) for net in nets for batch in batches]
