@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from nicest.errors import NicestError
     from nicest.flows import Flow
     from nicest.train.checkpoint import load
+    from nicest.train.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Flow", "NicestError", "__version__", "load"]
+__all__ = ["Engine", "Flow", "NicestError", "__version__", "load"]
 
 # torch is imported when something needs it, not before: `nicest --help` answers at once
-_HOMES = {"Flow": "nicest.flows", "NicestError": "nicest.errors", "load": "nicest.train.checkpoint"}
+_HOMES = {
+    "Engine": "nicest.train.engine",
+    "Flow": "nicest.flows",
+    "NicestError": "nicest.errors",
+    "load": "nicest.train.checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -223,6 +223,7 @@ def bench(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size, 200 by default; repeatable.")] = None,
     windows: Annotated[int, typer.Option(min=1, help="Windows whose median is taken.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.0, help="Length of a window.")] = 0.3,
+    study: Annotated[bool, typer.Option("--study", help="How cost grows with each size, instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="A picture of it.")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -234,6 +235,12 @@ def bench(
     from nicest.tasks.bench import bench as run_bench
 
     asked = {"windows": windows, "seconds": seconds, "device": device, "out": out}
+    if study:
+        from nicest.tasks.study import study as run_study
+
+        small = net == ["small"]
+        _emit(run_study(**asked, small=small), as_json, _show_study)  # type: ignore[arg-type]
+        return
     _emit(run_bench(net or ["mnist"], batch or [200], **asked), as_json, _show_bench)  # type: ignore[arg-type]
 
 
@@ -373,6 +380,24 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     for row in result["startup"]:
         starts.add_row(row["net"], str(row["batch"]), row["lib"], f"{row['seconds']:.2f}")
     _print("", table, "", starts)
+    print(f"`import nicest` adds {result['import_ms']:.1f} ms to importing torch")
+    if "out" in result:
+        print(f"picture in {result['out']}")
+
+
+def _show_study(result: Mapping[str, Any]) -> None:
+    print(f"{result['device']}, large products at {result['peak_flops'] / 1e12:.3g} TFLOP/s")
+    steps = _table("size", "value", "microseconds a step", "of the device's speed")
+    for row in result["steps"]:
+        steps.add_row(row["axis"], f"{row['value']:,}", f"{row['microseconds']:,.0f}", f"{row['utilisation']:.1%}")
+    rows = _table("what", "rows", "seconds", "MiB beside them")
+    for row in result["rows"]:
+        memory = f"{row['bytes'] / 2**20:,.0f}" if "bytes" in row else "–"
+        rows.add_row(row["what"], f"{row['n']:,}", f"{row['seconds']:.4f}", memory)
+    trainings = _table("the paper's training", "steps", "microseconds a step", "hours")
+    for row in result["trainings"]:
+        trainings.add_row(row["recipe"], f"{row['steps']:,}", f"{row['microseconds']:,.0f}", f"{row['hours']:.2f}")
+    _print("", steps, "", rows, "", trainings)
     if "out" in result:
         print(f"picture in {result['out']}")
 

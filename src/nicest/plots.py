@@ -134,10 +134,62 @@ def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
         chosen = [row for row in rows if (row["what"], row["net"], row["batch"]) == panel]
         floor = next(row["microseconds"] for row in chosen if row["lib"] == "floor")
         bars = sorted((row for row in chosen if row["lib"] != "floor"), key=lambda row: -row["microseconds"])
-        colours = [ACCENT if row["lib"] == "nicest" else QUIET for row in bars]
+        colours = [ACCENT if row["lib"].startswith("nicest") else QUIET for row in bars]
         drawn = ax.barh([row["lib"] for row in bars], [row["microseconds"] for row in bars], color=colours)
         ax.bar_label(drawn, [f"{row['microseconds']:,.0f}" for row in bars], fontsize=8, padding=2)
         ax.axvline(floor, color=INK, linewidth=1, linestyle=":")
         ax.margins(x=0.18)
         ax.set_title(f"{panel[0]}, {panel[1]} net, batch {panel[2]}; floor {floor:,.0f}", fontsize=9)
     return figure
+
+
+def study_figure(result: Mapping[str, Any]) -> Figure:
+    """How the training step grows with each size, how scoring and sampling grow with rows, on logarithmic axes."""
+    axes_of = list(dict.fromkeys(row["axis"] for row in result["steps"]))
+    figure = Figure(figsize=(4.2 * (len(axes_of) + 1), 3.4), layout="constrained")
+    figure.suptitle(f"{result['device']}: how cost grows")
+    panels = figure.subplots(1, len(axes_of) + 1)
+    for ax, axis in zip(panels, axes_of, strict=False):
+        rows = [row for row in result["steps"] if row["axis"] == axis]
+        values = [row["value"] for row in rows]
+        ax.loglog(values, [row["microseconds"] for row in rows], "o-", color=ACCENT, label="training step")
+        ideal = [row["flops"] / result["peak_flops"] * 1e6 for row in rows]
+        ax.loglog(values, ideal, ":", color=INK, label="its products at full speed")
+        for row in rows:
+            place = (row["value"], row["microseconds"])
+            ax.annotate(f"{row['utilisation']:.0%}", place, (0, 6), textcoords="offset points", fontsize=7, ha="center")
+        ax.set(xlabel=axis, title=f"by {axis}", ylabel="microseconds" if axis == axes_of[0] else "")
+        ax.set_xticks(values, [str(value) for value in values], fontsize=7)
+        ax.minorticks_off()
+        ax.margins(y=0.15)
+    panels[0].legend(fontsize=8)
+    for what, style in (("log_prob", "o-"), ("sample", "s--")):
+        rows = [row for row in result["rows"] if row["what"] == what]
+        panels[-1].loglog([row["n"] for row in rows], [row["seconds"] for row in rows], style, label=what)
+    panels[-1].set(xlabel="rows", title="scoring and sampling", ylabel="seconds")
+    panels[-1].legend(fontsize=8)
+    return figure
+
+
+def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str]) -> Figure:
+    """Grids of images side by side, each under its title, with the names of their rows at the left."""
+    tall = max(grid.height / grid.width for grid in panels.values())
+    height = 4.2 * min(tall, 2.5)
+    figure = Figure(figsize=(height / tall * len(panels) + 1.4, height + 0.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for ax, (title, grid) in zip(axes, panels.items(), strict=True):
+        ax.imshow(np.asarray(grid), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        ax.set(title=title, xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    step = next(iter(panels.values())).height / len(rows)
+    axes[0].set_yticks([step * (k + 0.5) for k in range(len(rows))], rows)
+    axes[0].tick_params(length=0)
+    return figure
+
+
+def save_animation(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 80, hold: int = 1500) -> None:
+    """Write pictures of one size as a GIF that loops, and holds its last picture a while."""
+    durations = [milliseconds] * (len(frames) - 1) + [hold]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
+    write_bytes(path, buffer.getvalue())

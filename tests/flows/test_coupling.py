@@ -51,10 +51,10 @@ class TestPartition:
         assert (partition.swap().i1, partition.swap().i2) == (partition.i2, partition.i1)
         assert sorted(partition.i1 + partition.i2) == list(range(dim))
 
-    def test_a_set_with_a_stride_is_a_view_and_any_other_an_index(self):
+    def test_regular_sets_are_views_and_any_other_an_index(self):
         x = torch.randn(2, 7)
-        assert odd_even(7).split(x)[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        assert isinstance(PARTITIONS["irregular"](7).select1, Tensor)
+        assert halves(7).split(x)[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert not PARTITIONS["irregular"](7).regular
 
     @pytest.mark.parametrize("i1", [[], [0, 1, 2], [0, 0], [-1], [3]], ids=str)
     def test_what_is_not_a_partition_is_refused(self, i1: list[int]):
@@ -68,7 +68,7 @@ class TestLaws:
     def test_additive(self):
         y, log_det = Additive().forward(self.a, self.b1)
         assert torch.equal(y, self.a + self.b1)
-        assert torch.equal(log_det, torch.zeros(4, dtype=torch.float64))
+        assert log_det is None  # it keeps volume
 
     def test_multiplicative(self):
         y, log_det = Multiplicative(bound=3.0).forward(self.a, self.b1)
@@ -101,7 +101,7 @@ class TestCoupling:
         expected, expected_log_det = law.forward(x[:, i2], layer.network(x[:, i1]))
         assert torch.equal(y[:, i1], x[:, i1])
         assert torch.equal(y[:, i2], expected)
-        assert torch.equal(log_det, expected_log_det)
+        assert torch.equal(log_det, torch.zeros_like(log_det) if expected_log_det is None else expected_log_det)
 
     def test_wrong_number_of_features_names_both(self):
         with pytest.raises(ValueError, match="expected 6 features, got 7"):
@@ -212,8 +212,8 @@ class TestPrecision:
         y, log_det = layer(x)
         b = layer.m(layer.partition.split(x)[0])
         assert y.dtype == log_det.dtype == b.dtype == torch.float32
-        assert torch.equal(b, b.bfloat16().float())
-        assert (layer.inverse(y) - x).abs().max() < 1e-6
+        assert (b - b.bfloat16().float()).abs().max() <= 2**-18  # bfloat16, put on the grid of the stream
+        assert (layer.inverse(y) - x).abs().max() < 2**-17
         assert 1e-5 < (y - exact).abs().max() < 0.1
 
     def test_gradients_are_float32(self):

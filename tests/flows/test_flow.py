@@ -25,6 +25,8 @@ from nicest.flows import (
     Logistic,
     Logit,
     Rescale,
+    checkerboard,
+    halves,
     odd_even,
 )
 
@@ -115,7 +117,7 @@ class TestLedger:
         torch.testing.assert_close(sum(terms.values()), flow.log_prob(x))
 
     def test_each_term_is_that_of_its_layer(self, monkeypatch):
-        monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, 0.5))
+        monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, 0.5, **options))
         flow, x = pixels(4), torch.randint(256, (3, 4))
         terms = flow.terms(x)
         torch.testing.assert_close(terms["0_dequantize"], torch.full((3,), -4 * math.log(256), dtype=torch.float64))
@@ -216,7 +218,7 @@ class TestSampling:
 
 class TestContinuous:
     def test_is_the_same_model_after_the_noise(self, monkeypatch):
-        monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, 0.25))
+        monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, 0.25, **options))
         flow, x = pixels(4), torch.randint(256, (3, 4))
         expected = flow.continuous().log_prob((x.double() + 0.25) / 256) - 4 * math.log(256)
         torch.testing.assert_close(flow.log_prob(x), expected)
@@ -337,3 +339,34 @@ def test_logit_flow_is_a_density_on_the_interval():
     line = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
     with torch.no_grad():
         assert flow.log_prob(torch.cartesian_prod(line, line)).exp().mean().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_chain_calls_what_a_subclass_of_a_coupling_defines():
+    class Doubled(Coupling):
+        def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+            y, log_det = super().forward(x, context)
+            return 2 * y, log_det + x.shape[-1] * math.log(2)
+
+        def inverse(self, y: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+            return super().inverse(y / 2, context)
+
+    layers = [Doubled(odd_even(4), Additive(), MLP(2, 2, (5,))) for _ in range(3)]
+    chain, x = Chain(*layers), torch.randn(3, 4)
+    y, log_det = chain(x)
+    torch.testing.assert_close(log_det, torch.full((3,), 12 * math.log(2)))
+    torch.testing.assert_close(chain.inverse(y), x)
+
+
+def test_couplings_of_several_partitions_in_a_row_agree_with_their_own_layers():
+    torch.manual_seed(0)
+    partitions = [odd_even(8), odd_even(8).swap(), halves(8), checkerboard(2, 4), checkerboard(2, 4), halves(8).swap()]
+    layers = [Coupling(each, Affine(), MLP(4, 8, (5,))).double() for each in partitions]
+    x = torch.randn(3, 8, dtype=torch.float64)
+    expected, total = x, torch.zeros(3, dtype=torch.float64)
+    for layer in layers:
+        expected, log_det = layer(expected)
+        total = total + log_det
+    y, log_det = Chain(*layers)(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(log_det, total)
+    torch.testing.assert_close(Chain(*layers).inverse(y), x)

@@ -15,15 +15,15 @@ LEVELS = (2, 17, 256, 65536)
 class Uniform(Prior):
     """The uniform density on [0, 1]^D."""
 
-    def standard_log_density(self, e: Tensor) -> Tensor:
-        return torch.where((e >= 0) & (e < 1), 0.0, -math.inf)
+    def standard_log_prob(self, e: Tensor) -> Tensor:
+        return torch.where((e >= 0) & (e < 1), 0.0, -math.inf).sum(-1)
 
     def standard_sample(self, shape, generator):
         return torch.rand(shape, generator=generator)
 
 
 def constant_noise(monkeypatch: pytest.MonkeyPatch, u: float) -> None:
-    monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, u))
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, u, **options))
 
 
 def largest_below_one(dtype: torch.dtype) -> float:

@@ -146,7 +146,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def half_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the dequantisation noise by its mean, so that numpy knows it too."""
-    monkeypatch.setattr(torch, "rand_like", lambda x: torch.full_like(x, 0.5))
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, 0.5, **options))
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ class TestLevels:
     def noise(self, levels: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> Noise:
         rng = np.random.default_rng(2)
         drawn = {len(rows): rng.random(rows.shape).astype(np.float32) for rows in levels}
-        monkeypatch.setattr(torch, "rand_like", lambda x: torch.from_numpy(drawn[len(x)]).to(x))
+        monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.tensor(drawn[shape[0]], **options))
         return drawn
 
     def on_interval(self, rows: np.ndarray, noise: Noise, low: float, high: float) -> np.ndarray:
@@ -233,7 +233,7 @@ class TestFitPrior:
     def test_is_the_same_in_batches(self, monkeypatch: pytest.MonkeyPatch):
         rows = np.random.default_rng(10).logistic(size=(500, 3))
         whole = self.fit("factorial_logistic", rows)
-        monkeypatch.setattr("nicest.tasks.baselines.BATCH", 64)
+        monkeypatch.setattr("nicest.train.engine.BATCH", 64)
         np.testing.assert_allclose(self.fit("factorial_logistic", rows), whole, rtol=1e-12)
 
     @pytest.mark.parametrize("name", ["diagonal_gaussian", "factorial_logistic"])

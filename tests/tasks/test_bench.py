@@ -9,7 +9,9 @@ from PIL import Image
 
 from nicest import cli
 from nicest.errors import NicestError
+from nicest.recipes.build import build
 from nicest.tasks import bench as bench_task
+from nicest.tasks import study
 from nicest.tasks.bench import bench, measure
 from nicest.tasks.peers import PEERS, installed
 
@@ -26,7 +28,10 @@ def test_every_library_does_everything_at_every_batch(result: dict):
     seen = {(row["lib"], row["what"], row["batch"]) for row in result["rows"]}
     whats = ("training step", "log_prob", "sample")
     libraries = ("nicest", "floor", *installed())
-    assert seen == {(lib, what, batch) for lib in libraries for what in whats for batch in (16, 32)}
+    expected = [(lib, what) for lib in libraries for what in whats]
+    expected += [("nicest + average", "training step")]
+    expected += [("nicest, after noise", "log_prob"), ("by hand, after noise", "log_prob")]
+    assert seen == {(lib, what, batch) for lib, what in expected for batch in (16, 32)}
     assert len(result["rows"]) == len(seen)
 
 
@@ -35,6 +40,50 @@ def test_times_are_sane(result: dict):
         assert 0 < row["microseconds"] < 1e7
         assert row["floor_ratio"] == 1 if row["lib"] == "floor" else row["floor_ratio"] > 0
     assert {row["lib"] for row in result["startup"]} == {"nicest", *installed()}
+
+
+def test_the_loop_by_hand_is_the_same_model():
+    flow = build(bench_task.recipe_of("small", 8, CPU)).continuous()
+    x = torch.rand(8, 8)
+    torch.testing.assert_close(bench_task.by_hand(flow, x)(), flow.log_prob(x))
+
+
+def test_warps_are_measured_where_there_are_images(monkeypatch: pytest.MonkeyPatch):
+    recipe = bench_task.recipe_of("mnist", 4, CPU).override("model.width=8", "model.hidden_layers=1")
+    runs = {(what, name): run for what, name, run in bench_task.variants(recipe, CPU)}
+    assert runs.keys() == {("training step", "nicest + average"), ("training step", "nicest + average, warps")}
+    for run in runs.values():
+        run()
+
+
+def test_the_cost_of_the_import_is_there(result: dict):
+    assert 0 < result["import_ms"] < 5000
+
+
+class TestStudy:
+    def test_every_size_is_varied_and_figures_are_sane(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(study, "AXES", {"D": (6, 8), "width": (4, 8), "depth": (1, 2), "batch": (2, 4)})
+        monkeypatch.setattr(study, "ROWS", (10, 20, 30, 40))
+        result = study.study(windows=1, seconds=0.0, device="cpu", out=tmp_path / "study.png", small=True)
+        assert [(row["axis"], row["value"]) for row in result["steps"]] == [
+            (axis, value) for axis, values in study.AXES.items() for value in values
+        ]
+        assert all(row["microseconds"] > 0 and 0 < row["utilisation"] < 1 for row in result["steps"])
+        assert [(row["what"], row["n"]) for row in result["rows"]] == [
+            (what, n) for n in (10, 20, 30) for what in ("log_prob", "sample")
+        ]
+        assert (tmp_path / "study.png").stat().st_size > 1000
+
+    def test_the_operations_of_a_step_are_those_of_its_products(self):
+        recipe = bench_task.recipe_of("small", 10, CPU).override("model.width=16")
+        one = 4 * 16 + 16 * 16 + 16 * 4
+        assert study.step_flops(recipe) == 2 * 10 * (3 * 4 * one - 4 * 16)
+
+    def test_a_training_of_the_paper_is_projected_from_its_step(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(study, "step_microseconds", lambda recipe, *_: 100.0)
+        row = study.projected("mnist", CPU, 1, 0.0)
+        assert row["steps"] == 250 * 1500
+        assert row["hours"] == pytest.approx(375_000 * 1e-4 / 3600)
 
 
 def test_the_picture_is_there(result: dict):

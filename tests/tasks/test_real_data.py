@@ -27,8 +27,8 @@ from nicest.tasks.baselines import baselines
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.sample import sample
+from nicest.train.engine import Engine
 from nicest.train.loop import train
-from nicest.train.runtime import log_probs
 
 HERE = {row.name for row in list_sets() if row.present}
 
@@ -74,7 +74,7 @@ def zca_logistic_nats(splits: Splits, low: float, high: float) -> float:
         h = flow.encode(x[:10_000])
         flow.prior.loc.copy_(h.mean(0))
         flow.prior.log_scale.copy_(logistic_log_scale(h, h.mean(0)))
-    return float(log_probs(flow, dequantised(splits.test, low, high)).mean())
+    return float(Engine(flow).log_prob(dequantised(splits.test, low, high)).double().mean())
 
 
 @needs("mnist")

@@ -110,14 +110,14 @@ def test_samples_follow_the_prior_that_was_trained(
 def test_more_than_one_batch_is_drawn_in_parts_that_differ(
     digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    asked, honest = [], Flow.sample
+    asked, honest = [], Flow.decode
 
-    def spy(self: Flow, n: int, **options: object) -> torch.Tensor:
-        asked.append(n)
-        return honest(self, n, **options)
+    def spy(self: Flow, h: torch.Tensor) -> torch.Tensor:
+        asked.append(len(h))
+        return honest(self, h)
 
-    monkeypatch.setattr(Flow, "sample", spy)
-    monkeypatch.setattr("nicest.tasks.sample.BATCH", 7)
+    monkeypatch.setattr(Flow, "decode", spy)
+    monkeypatch.setattr("nicest.train.engine.BATCH", 7)
     drawn = array(digits_run, tmp_path / "a.npy", n=24)
     assert asked == [7, 7, 7, 3]
     assert drawn.shape == (24, 8, 8)

@@ -15,13 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from nicest.data import load as load_data
-from nicest.flows import Dequantize, Flow
+from nicest.flows import Dequantize
 from nicest.recipes import load_recipe
 from nicest.recipes.units import bits_per_dim
 from nicest.train import loop
 from nicest.train.checkpoint import LAST, MODEL, load, load_with_recipe, read_tensors
+from nicest.train.engine import Engine
 from nicest.train.optim import average_weight
-from nicest.train.runtime import log_probs
 from nicest.train.step import update_average
 
 SCALING = "chain.layers.scaling.s"
@@ -150,12 +150,12 @@ class TestAverage:
         scored: list[dict[str, Tensor]] = []
         nats = iter([-3.0, -1.0, -2.0])
 
-        def score(flow: Flow, rows: Tensor) -> Tensor:
-            assert not flow.training
-            scored.append({name: tensor.clone() for name, tensor in flow.state_dict().items()})
+        def score(engine: Engine, rows: Tensor) -> Tensor:
+            assert not engine.flow.training
+            scored.append({name: tensor.clone() for name, tensor in engine.flow.state_dict().items()})
             return torch.full((len(rows),), next(nats))
 
-        monkeypatch.setattr(loop, "log_probs", score)
+        monkeypatch.setattr(Engine, "log_prob", score)
         result = run(tmp_path, "train.ema=0.9")
         assert result["best_epoch"] == 2
         assert equal(model(tmp_path), scored[1])
@@ -177,7 +177,7 @@ class TestAverage:
         assert result["best_epoch"] == figures["epoch"] == best + 1
         assert result["best_nats"] == nats[best]
         valid = torch.from_numpy(load_data(recipe.data.name).valid)
-        assert float(log_probs(flow, valid).mean()) == pytest.approx(nats[best], rel=1e-6)
+        assert float(Engine(flow).log_prob(valid).mean()) == pytest.approx(nats[best], rel=1e-6)
 
 
 class TestRecord:

@@ -10,8 +10,7 @@ import torch
 from nicest.flows import Coupling
 from nicest.recipes import load_recipe
 from nicest.recipes.build import build
-from nicest.train import runtime
-from nicest.train.runtime import choose_device, environment, log_probs, rows_to, set_precision
+from nicest.train.runtime import choose_device, environment, rows_to, set_precision
 
 Refusal = Callable[..., str]
 CPU = torch.device("cpu")
@@ -44,18 +43,6 @@ def test_precision_is_set_in_the_couplings_and_unset_again():
     for precision, expected in ((torch.bfloat16, torch.bfloat16), (torch.float32, None)):
         set_precision(flow, precision)
         assert [layer.precision for layer in flow.chain if isinstance(layer, Coupling)] == [expected] * 4
-
-
-def test_log_probs_come_in_batches_in_order_in_float64(monkeypatch: pytest.MonkeyPatch):
-    flow = build(load_recipe("digits").override("model.width=4", "model.dropout=0", "data.shape=[6]"))
-    rows, sizes = torch.randn(10, 6), []
-    flow.chain.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    monkeypatch.setattr(runtime, "BATCH", 4)
-    scores = log_probs(flow, rows)
-    assert sizes == [4, 4, 2]
-    assert scores.dtype == torch.float64
-    assert not scores.requires_grad
-    torch.testing.assert_close(scores, flow(rows).double(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_environment_names_versions_and_device():

@@ -1,6 +1,7 @@
 """Coupling flows from parts: tensors in, tensors out."""
 
-from nicest.flows.bijection import Bijection, Chain
+from nicest.flows.bijection import Bijection
+from nicest.flows.chain import Chain
 from nicest.flows.coupling import (
     Additive,
     Affine,
@@ -17,9 +18,11 @@ from nicest.flows.linear import ZCA, DiagonalScaling, TriangularAffine, moments
 from nicest.flows.networks import MLP
 from nicest.flows.pixels import Dequantize, Logit, Rescale
 from nicest.flows.priors import Gaussian, Logistic, Prior
+from nicest.flows.vae import VAE, Standardise, Within
 
 __all__ = [
     "MLP",
+    "VAE",
     "ZCA",
     "Additive",
     "Affine",
@@ -37,7 +40,9 @@ __all__ = [
     "Partition",
     "Prior",
     "Rescale",
+    "Standardise",
     "TriangularAffine",
+    "Within",
     "checkerboard",
     "halves",
     "moments",

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.networks import MLP
 
 
 class Partition(nn.Module):
     """Two sets of components, I1 that a coupling reads and I2 that it changes, which together make 0..D-1.
 
     Components are counted from 0 here and from 1 in the paper: its odd components are our 0, 2, 4, ...
-    A set with a constant stride is kept as a slice, so that splitting is a view and costs nothing; any other is an
-    index on the device of the flow.
+    Every other component, and a first or last part, are split off as views and put together in one pass over memory,
+    forward and backward; any other set takes an index on the device of the flow.
     """
 
-    select1: slice | Tensor
-    select2: slice | Tensor
+    order: Tensor
+    back: Tensor
 
     def __init__(self, i1: Iterable[int], dim: int) -> None:
         super().__init__()
@@ -33,12 +34,19 @@ class Partition(nn.Module):
                 f" ({len(set(read))} distinct), which leaves {len(changed)} for I2"
             )
         self.dim, self.i1, self.i2 = dim, tuple(read), tuple(changed)
-        for name, indices in (("select1", self.i1), ("select2", self.i2)):
-            stride = indices[1] - indices[0] if len(indices) > 1 else 1
-            if tuple(range(indices[0], indices[-1] + 1, stride)) == indices:
-                setattr(self, name, slice(indices[0], indices[-1] + 1, stride))
-            else:
-                self.register_buffer(name, torch.tensor(indices), persistent=False)
+        self.turned = self.i1[0] > self.i2[0]  # I2 has component 0
+        first = self.i2 if self.turned else self.i1
+        self.interleaved = dim % 2 == 0 and first == tuple(range(0, dim, 2))
+        self.regular = self.interleaved or first == tuple(range(len(first)))
+        if not self.regular:
+            order = torch.tensor(self.i1 + self.i2)
+            self.register_buffer("order", order, persistent=False)
+            self.register_buffer("back", order.argsort(), persistent=False)
+
+    @property
+    def layout(self) -> tuple[bool, bool, int]:
+        """Of a regular partition: whether its sets alternate, whether I2 has component 0, and the size of that set."""
+        return self.interleaved, self.turned, len(self.i2 if self.turned else self.i1)
 
     def swap(self) -> Partition:
         """The same two sets with their roles exchanged, for the next layer (NICE §3.2)."""
@@ -47,14 +55,21 @@ class Partition(nn.Module):
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x_I1 and x_I2."""
         check_features(x, self.dim)
-        return x[:, self.select1], x[:, self.select2]
+        if not self.regular:
+            x1, x2 = x[:, self.order].split((len(self.i1), len(self.i2)), -1)
+            return x1, x2
+        if self.interleaved:
+            first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        else:
+            first, second = x.tensor_split((len(self.i2 if self.turned else self.i1),), -1)
+        return (second, first) if self.turned else (first, second)
 
     def merge(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The x whose parts are x_I1 and x_I2."""
-        x = x1.new_empty(x1.shape[0], self.dim)
-        x[:, self.select1] = x1
-        x[:, self.select2] = x2
-        return x
+        if not self.regular:
+            return torch.cat((x1, x2), -1)[:, self.back]
+        parts = (x2, x1) if self.turned else (x1, x2)
+        return torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
 
     def extra_repr(self) -> str:
         return f"reads {len(self.i1)} of {self.dim}, changes {len(self.i2)}"
@@ -83,8 +98,8 @@ class Law(ABC):
     size: int = 1
 
     @abstractmethod
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """g(a; b) and log |det dg/da|, which is (B,)."""
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
+        """g(a; b) and log |det dg/da|, which is (B,), or None for a law that keeps volume."""
 
     @abstractmethod
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
@@ -95,8 +110,8 @@ class Law(ABC):
 class Additive(Law):
     """g(a; b) = a + b, with unit Jacobian determinant (NICE §3.2, additive coupling layer)."""
 
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return a + b, a.new_zeros(a.shape[0])
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, None]:
+        return a + b, None
 
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         return y - b
@@ -156,7 +171,8 @@ class Coupling(Bijection):
 
     m is `network`: any module from |I1| numbers to law.size · |I2|, called as network(x_I1), or
     network(x_I1, context) where a context is given. `precision`, if set, is the dtype m alone computes in; the
-    stream x -> y and the log-dets keep theirs.
+    stream x -> y and the log-dets keep theirs. An `MLP` in reduced precision puts the numbers it reads, and those it
+    gives, on a grid of 2^-17, so that a stack of additive couplings undoes itself (`flows/reduced.py`).
     """
 
     def __init__(self, partition: Partition, law: Law, network: nn.Module) -> None:
@@ -165,26 +181,59 @@ class Coupling(Bijection):
         self.precision: torch.dtype | None = None
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x1, x2 = self.partition.split(x)
-        y2, log_det = self.law.forward(x2, self.m(x1, context))
-        return self.partition.merge(x1, y2), log_det
+        if self.at_once(x, context):
+            return self._shift(x, 1), x.new_zeros(len(x))
+        y1, y2, log_det = self.couple(*self.partition.split(x), context)
+        return self.partition.merge(y1, y2), x.new_zeros(len(x)) if log_det is None else log_det
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        y1, y2 = self.partition.split(y)
-        return self.partition.merge(y1, self.law.inverse(y2, self.m(y1, context)))
+        if self.at_once(y, context):
+            return self._shift(y, -1)
+        return self.partition.merge(*self.uncouple(*self.partition.split(y), context))
+
+    def couple(self, x1: Tensor, x2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """y_I1, y_I2 and the log-det, None for 0."""
+        x1, b = self.read(x1, context)
+        return x1, *self.law.forward(x2, b)
+
+    def uncouple(self, y1: Tensor, y2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x_I1 and x_I2."""
+        y1, b = self.read(y1, context)
+        return y1, self.law.inverse(y2, b)
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """The coupling function at x_I1, in the dtype of x_I1."""
-        inputs = (x1,) if context is None else (x1, context)
+        return self.read(x1, context)[1]
+
+    def read(self, x1: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x_I1 as m reads it, and m of it, both in the dtype of x_I1."""
         if self.precision is None:
-            b = self.network(*inputs)
+            b = self.network(x1) if context is None else self.network(x1, context)
+        elif isinstance(self.network, MLP):
+            x1, b = self.network.reduced(x1, context, self.precision)
         else:
             with torch.autocast(x1.device.type, self.precision):
-                b = self.network(*inputs)
+                b = self.network(x1) if context is None else self.network(x1, context)
         expected = (x1.shape[0], self.law.size * len(self.partition.i2))
         if b.shape != expected:
             raise ValueError(f"the coupling network must give {expected}, got {tuple(b.shape)}")
-        return b.to(x1.dtype)
+        return x1, b.to(x1.dtype)
+
+    def at_once(self, x: Tensor, context: Tensor | None) -> bool:
+        """Whether there is a kernel for the whole layer: additive, on a GPU, in reduced precision."""
+        return (
+            x.is_cuda
+            and self.precision is not None
+            and x.dtype == torch.float32
+            and isinstance(self.law, Additive)
+            and isinstance(self.network, MLP)
+            and self.partition.regular
+            and context is None
+        )
+
+    def _shift(self, x: Tensor, sign: int) -> Tensor:
+        check_features(x, self.partition.dim)
+        return self.network.reduced_shift(x, self.partition.layout, sign, self.precision)  # type: ignore[operator]
 
     def extra_repr(self) -> str:
         return str(self.law)

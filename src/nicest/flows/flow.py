@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from nicest.flows.bijection import Bijection, Chain
+from nicest.flows.bijection import Bijection
+from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling
 from nicest.flows.pixels import Dequantize
 from nicest.flows.priors import Prior

@@ -22,7 +22,7 @@ class DiagonalScaling(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.s))
-        return x * self.s.exp(), self.s.sum().repeat(x.shape[0])
+        return x * self.s.exp(), self.s.sum().expand(x.shape[0]).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.s))
@@ -65,7 +65,7 @@ class TriangularAffine(Whitening):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.b))
-        return x @ self.lower.mT + self.b, self.log_diagonal.sum().repeat(x.shape[0])
+        return x @ self.lower.mT + self.b, self.log_diagonal.sum().expand(x.shape[0]).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.b))
@@ -103,7 +103,7 @@ class ZCA(Whitening):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.mean))
-        return (x - self.mean) @ self.whiten, self.log_det.repeat(x.shape[0])
+        return (x - self.mean) @ self.whiten, self.log_det.expand(x.shape[0]).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.mean))

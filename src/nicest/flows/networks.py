@@ -6,6 +6,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from nicest.flows.reduced import Buffers, rectified, shifted
 
 Initialisation = Literal["torch", "uniform", "zero-last"]
 
@@ -39,6 +42,9 @@ class MLP(nn.Module):
             width = units
         last = nn.Linear(width, outputs)
         self.layers = nn.Sequential(*layers, last)
+        self.linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+        self.dropout = dropout
+        self.buffers_in_use: Buffers | None = None  # of whoever writes copies of the weights for `reduced`
         if initialisation == "uniform":
             for name, parameter in self.named_parameters():
                 nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.uniform_(parameter, -0.01, 0.01)
@@ -47,4 +53,31 @@ class MLP(nn.Module):
             nn.init.zeros_(last.bias)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.layers(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
+        x = _beside(x1, context)
+        for layer in self.linears[:-1]:  # a module's own call costs as much as a small product
+            x = functional.linear(x, layer.weight, layer.bias).relu_()
+            if self.dropout and self.training:
+                x = functional.dropout(x, self.dropout)
+        return functional.linear(x, self.linears[-1].weight, self.linears[-1].bias)
+
+    def reduced(self, x1: Tensor, context: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """x1 rounded to a grid, and m of it, computed in `dtype`: see `flows/reduced.py`."""
+        x, b = rectified(
+            _beside(x1, context), *self._parts(), dtype, dropout=self._dropout, buffers=self.buffers_in_use
+        )
+        return x[:, : x1.shape[1]], b
+
+    def reduced_shift(self, x: Tensor, layout: tuple[bool, bool, int], sign: int, dtype: torch.dtype) -> Tensor:
+        """A whole additive coupling with this network, on a GPU: see `flows/reduced.py`."""
+        return shifted(x, layout, sign, *self._parts(), dtype, dropout=self._dropout, buffers=self.buffers_in_use)
+
+    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [layer.weight for layer in self.linears], [layer.bias for layer in self.linears]
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def _beside(x1: Tensor, context: Tensor | None) -> Tensor:
+    return x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)

@@ -19,20 +19,27 @@ class Dequantize(Bijection):
     """
 
     unit: Tensor
+    zero: Tensor
 
     def __init__(self, levels: int = 256) -> None:
         super().__init__()
         if levels < 2:
             raise ValueError(f"expected at least 2 levels, got {levels}")
         self.levels = levels
-        self.register_buffer("unit", torch.tensor(1.0), persistent=False)  # carries the dtype of the flow
+        self.register_buffer("unit", torch.tensor(1.0), persistent=False)  # carry the dtype of the flow
+        self.register_buffer("zero", torch.tensor(0.0), persistent=False)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x = x.to(self.unit.dtype)
-        y = (x + torch.rand_like(x)) / self.levels
+        x = x.to(self.unit.dtype) if x.is_floating_point() else x
+        u = torch.rand(x.shape, dtype=self.unit.dtype, device=x.device)
         # rounding may take y up to the next level: the largest number below that is meant
-        next_level = (x + 1) / self.levels
-        y = torch.minimum(y, torch.nextafter(next_level, torch.zeros_like(y)))
+        if x.is_cuda and u.dtype == torch.float32:
+            from nicest import kernels
+
+            y = kernels.dequantize(x.contiguous(), u, self.levels)
+        else:
+            next_level = (x + self.unit) / self.levels
+            y = torch.minimum((x + u) / self.levels, torch.nextafter(next_level, self.zero))
         return y, y.new_full((len(y),), -y.shape[-1] * math.log(self.levels))
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
@@ -60,7 +67,7 @@ class Rescale(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.scale))
-        return self.shift + self.scale * x, self.scale.log().sum().repeat(x.shape[0])
+        return self.shift + self.scale * x, self.scale.log().sum().expand(x.shape[0]).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.scale))

@@ -32,8 +32,8 @@ class Prior(nn.Module, ABC):
                 self.register_buffer(name, torch.zeros(()), persistent=False)
 
     @abstractmethod
-    def standard_log_density(self, e: Tensor) -> Tensor:
-        """log p(e), number by number."""
+    def standard_log_prob(self, e: Tensor) -> Tensor:
+        """Σ_d log p(e_d), (B,)."""
 
     @abstractmethod
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -42,8 +42,10 @@ class Prior(nn.Module, ABC):
     def log_prob(self, h: Tensor) -> Tensor:
         """log p_H(h), (B,)."""
         check_features(h, self.dim)
+        if not self.learned:
+            return self.standard_log_prob(h)
         e = (h - self.loc) * torch.exp(-self.log_scale)
-        return self.standard_log_density(e).sum(-1) - self.log_scale.expand(self.dim).sum()
+        return self.standard_log_prob(e) - self.log_scale.sum()
 
     def rsample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
         """n draws of h, (n, D), with gradients to loc and scale; temperature multiplies the scale."""
@@ -61,8 +63,8 @@ class Prior(nn.Module, ABC):
 class Gaussian(Prior):
     """log p(e) = -½ (e² + log 2π) (NICE §3.4)."""
 
-    def standard_log_density(self, e: Tensor) -> Tensor:
-        return -0.5 * (e.square() + math.log(2 * math.pi))
+    def standard_log_prob(self, e: Tensor) -> Tensor:
+        return -0.5 * (e.square().sum(-1) + self.dim * math.log(2 * math.pi))
 
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
@@ -71,11 +73,11 @@ class Gaussian(Prior):
 class Logistic(Prior):
     """log p(e) = -log(1 + exp e) - log(1 + exp -e) (NICE §3.4).
 
-    Computed as -|e| - 2 softplus(-|e|), which overflows nowhere and is exact in the tails.
+    Computed as 2 (log sigmoid(e) - e/2), which overflows nowhere and is exact in the tails.
     """
 
-    def standard_log_density(self, e: Tensor) -> Tensor:
-        return -e.abs() - 2 * functional.softplus(-e.abs())
+    def standard_log_prob(self, e: Tensor) -> Tensor:
+        return 2 * torch.sub(functional.logsigmoid(e), e, alpha=0.5).sum(-1)
 
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         u = torch.rand(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)

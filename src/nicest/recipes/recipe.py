@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nicest.errors import NicestError
 
+TABLES = ("data", "model", "augment", "train")
+
 
 def setting(default: Any, help: str) -> Any:
     """A field of a recipe: its default and what it means."""
@@ -59,6 +61,22 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class AugmentSettings:
+    """[augment]: how training images are varied."""
+
+    share: float = setting(0.0, "share of every batch that is warped; 0 for none")
+    rotation: float = setting(0.0, "largest rotation, in radians")
+    scale: float = setting(0.0, "largest absolute log-scale of each axis")
+    shear: float = setting(0.0, "largest shear, in pixels to the side for each pixel down")
+    shift: float = setting(0.0, "largest shift along each axis, in pixels")
+    elastic: float = setting(0.0, "standard deviation of the elastic displacements, in pixels")
+    grid: int = setting(5, "control points of the elastic displacements along each axis")
+    flip: bool = setting(False, "mirror left and right with probability 1/2")
+    contrast: float = setting(1.0, "factor of warped levels about the middle grey; above 1 undoes the blur of warping")
+    padding: Literal["zeros", "border", "reflection"] = setting("zeros", "what lies outside the image")
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     """[train]: how it is trained."""
 
@@ -98,6 +116,7 @@ class Recipe:
     expected_nats: float | None = setting(None, "what we measured on the test set with this recipe")
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
@@ -130,7 +149,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as TOML, every setting written out with its meaning."""
-        sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in ("data", "model", "train"))
+        sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in TABLES)
         return "\n".join([*_lines(self), *(line for section in sections for line in section), ""])
 
 
@@ -205,7 +224,7 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
 
 def _check(recipe: Recipe) -> None:
     """Refuse values that have the right type and no meaning."""
-    data, model, train = recipe.data, recipe.model, recipe.train
+    data, model, augment, train = recipe.data, recipe.model, recipe.augment, recipe.train
     interval = data.interval
     rules = [
         (
@@ -232,6 +251,14 @@ def _check(recipe: Recipe) -> None:
             "not logit unless data.interval is [0, 1]",
             model.preprocess != "logit" or interval == (0.0, 1.0),
         ),
+        ("augment.share", augment.share, "from 0 to 1", 0 <= augment.share <= 1),
+        ("augment.rotation", augment.rotation, "from 0 to pi", 0 <= augment.rotation <= math.pi),
+        ("augment.scale", augment.scale, "from 0 to 2", 0 <= augment.scale <= 2),
+        ("augment.shear", augment.shear, "not negative", augment.shear >= 0),
+        ("augment.shift", augment.shift, "not negative", augment.shift >= 0),
+        ("augment.elastic", augment.elastic, "not negative", augment.elastic >= 0),
+        ("augment.grid", augment.grid, "from 2 to 64", 2 <= augment.grid <= 64),
+        ("augment.contrast", augment.contrast, "positive", augment.contrast > 0),
         ("train.epochs", train.epochs, "at least 1", train.epochs >= 1),
         ("train.batch", train.batch, "at least 1", train.batch >= 1),
         ("train.lr", train.lr, "positive", train.lr > 0),
@@ -270,9 +297,8 @@ def _nearest(name: str, known: Any) -> str:
 def _nearest_key(key: str) -> str:
     """The setting that was probably meant, also where its table was left out."""
     recipe = Recipe()
-    tables = ("data", "model", "train")
     known = [each.name for each in fields(recipe)]
-    known += [f"{table}.{each.name}" for table in tables for each in fields(getattr(recipe, table))]
+    known += [f"{table}.{each.name}" for table in TABLES for each in fields(getattr(recipe, table))]
     last = key.rpartition(".")[2]
     return _nearest(next((each for each in known if each.rpartition(".")[2] == last), key), known)
 

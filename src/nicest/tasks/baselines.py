@@ -18,7 +18,8 @@ from nicest.progress import track
 from nicest.recipes.build import fit_constants, input_layers
 from nicest.recipes.recipe import DataSettings
 from nicest.recipes.units import interval_nats
-from nicest.train.runtime import BATCH, log_probs, rows_to
+from nicest.train import engine
+from nicest.train.runtime import rows_to
 
 NAMES = ("diagonal_gaussian", "factorial_logistic", "full_gaussian", "zca_logistic")
 
@@ -40,7 +41,8 @@ def baselines(
         except NicestError:  # dependent columns, or fewer rows than dimensions
             scores[name] = math.nan
             continue
-        nats = sum(float(log_probs(flow, held_out).mean()) for _ in range(draws)) / draws
+        scorer = engine.Engine(flow)
+        nats = sum(float(scorer.log_prob(held_out).double().mean()) for _ in range(draws)) / draws
         scores[name] = nats + interval_nats(data)
     return scores
 
@@ -66,13 +68,13 @@ def fit_prior(flow: Flow, rows: Tensor, steps: int = 12) -> None:
     t = tanh(e/2), the scores of loc and log scale are E[t]/scale and E[e t] - 1, their informations 1/(3 scale²)
     and (3 + π²)/9.
     """
-    h = torch.cat([flow.encode(part) for part in rows.split(BATCH)])
+    h = torch.cat([flow.encode(part) for part in rows.split(engine.BATCH)])
     loc, scale = h.mean(0), h.std(0, correction=0)
     if isinstance(flow.prior, Logistic):
         log_scale = (scale * math.sqrt(3) / math.pi).log()
         for _ in range(steps):
             score_loc, score_scale = torch.zeros_like(loc), torch.zeros_like(loc)
-            for part in h.split(BATCH):
+            for part in h.split(engine.BATCH):
                 e = (part - loc) * torch.exp(-log_scale)
                 t = torch.tanh(e / 2)
                 score_loc += t.sum(0) / len(h)

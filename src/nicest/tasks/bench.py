@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,10 +20,13 @@ from torch import Tensor
 from nicest import __version__
 from nicest.data import Splits
 from nicest.errors import NicestError
+from nicest.flows import Coupling, DiagonalScaling, Flow
 from nicest.plots import bench_figure, picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
+from nicest.recipes.build import build
 from nicest.tasks.peers import PEERS, installed
+from nicest.train.engine import Engine
 from nicest.train.loop import start
 from nicest.train.runtime import choose_device, describe_device, rows_to
 from nicest.train.step import TrainingStep
@@ -29,6 +34,7 @@ from nicest.train.step import TrainingStep
 NETS = ("mnist", "cifar10", "small")
 SMALL = ("model.hidden_layers=2", "model.width=64")
 SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,)}
+WARPS = ("share=0.8", "rotation=0.1", "scale=0.08", "shear=0.1", "shift=0.5", "elastic=0.5", "contrast=1.2")
 Runs = dict[str, Callable[[], object]]  # "training step", "log_prob", "sample"
 
 
@@ -66,11 +72,14 @@ def bench(
             for what, run in runs.items():
                 took = measure(run, place, windows, seconds)
                 rows.append(_row(what, library, net, batch, took, floors[what]))
+        for what, library, run in variants(recipe, place):
+            rows.append(_row(what, library, net, batch, measure(run, place, windows, seconds), floors[what]))
         rows += [_row(what, "floor", net, batch, took, took) for what, took in floors.items()]
     result = {
         "device": describe_device(place),
         "rows": rows,
         "startup": startup,
+        "import_ms": import_milliseconds(),
         "precision": "bfloat16 inside m" if place.type == "cuda" else "float32",
         "versions": {"nicest": __version__, "torch": torch.__version__},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -102,21 +111,66 @@ def contestants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, Run
             else peer_runs(library, levels, batch, hidden, device)
         )
         runs["training step"]()
-        _wait(device)
+        wait(device)
         yield library, runs, time.perf_counter() - began
 
 
-def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device) -> Runs:
+def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device, *, precision: torch.dtype | None = None) -> Runs:
+    """A training step as the loop takes it, and the engine, in training precision unless another is given."""
     batch = recipe.train.batch
     state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
     rows = rows_to(levels, device)
     step, index = TrainingStep(state, rows, batch), torch.arange(batch, device=device)
-    inference = torch.inference_mode()
+    engine = Engine(state.flow, batch=batch, precision=precision or getattr(torch, recipe.train.precision))
     return {
         "training step": lambda: step(index),
-        "log_prob": inference(lambda: state.flow.log_prob(rows[:batch])),
-        "sample": inference(lambda: state.flow.sample(batch)),
+        "log_prob": lambda: engine.log_prob(rows[:batch]),
+        "sample": lambda: engine.sample(batch),
     }
+
+
+def variants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """What more a step may do and what it costs; scoring in full precision; a small flow beside the same by hand."""
+    batch, shape = recipe.train.batch, recipe.data.shape
+    levels = np.random.default_rng(0).integers(0, 256, (4 * batch, recipe.data.dim), dtype=np.uint8)
+    averaged = recipe.override("train.ema=0.999")
+    yield "training step", "nicest + average", our_runs(averaged, levels, device)["training step"]
+    if len(shape) > 1:
+        warped = averaged.override(*(f"augment.{each}" for each in WARPS))
+        yield "training step", "nicest + average, warps", our_runs(warped, levels, device)["training step"]
+    if device.type == "cuda":
+        runs = our_runs(recipe, levels, device, precision=torch.float32)
+        yield "log_prob", "nicest, float32", runs["log_prob"]
+        yield "sample", "nicest, float32", runs["sample"]
+    if len(shape) == 1:
+        flow, x = build(recipe).continuous().to(device).eval(), torch.rand(batch, recipe.data.dim, device=device)
+        yield "log_prob", "nicest, after noise", torch.inference_mode()(lambda: flow.log_prob(x))
+        yield "log_prob", "by hand, after noise", torch.inference_mode()(by_hand(flow, x))
+
+
+def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
+    """log_prob of additive couplings over odd and even components, a scaling and a logistic prior, in a plain loop."""
+    networks = [torch.nn.Sequential(*layer.network.layers) for layer in flow.chain if isinstance(layer, Coupling)]  # type: ignore[misc]
+    (s,) = (layer.s for layer in flow.chain if isinstance(layer, DiagonalScaling))
+
+    def run() -> Tensor:
+        odd, even = x[:, ::2], x[:, 1::2]
+        for k, network in enumerate(networks):
+            if k % 2 == 0:
+                even = even + network(odd)
+            else:
+                odd = odd + network(even)
+        h = torch.stack((odd, even), -1).flatten(1) * s.exp()
+        return (2 * torch.nn.functional.logsigmoid(h) - h).sum(-1) + s.sum()
+
+    return run
+
+
+def import_milliseconds() -> float:
+    """What `import nicest` adds to importing torch, the middle of five fresh processes."""
+    code = "import torch, time; a = time.perf_counter(); import nicest; print(time.perf_counter() - a)"
+    run = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return statistics.median(float(each.stdout) * 1e3 for each in run)
 
 
 def peer_runs(library: str, levels: np.ndarray, batch: int, hidden: tuple[int, ...], device: torch.device) -> Runs:
@@ -171,18 +225,18 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
 def measure(run: Callable[[], object], device: torch.device, windows: int, seconds: float) -> float:
     """Microseconds of one run: the median of some windows, after a warm-up that also says how many fill a window."""
     run()
-    _wait(device)
+    wait(device)
     began = time.perf_counter()
     for _ in range(3):
         run()
-    _wait(device)
+    wait(device)
     repeats = max(1, round(3 * seconds / (time.perf_counter() - began)))
     took = []
     for _ in range(windows):
         began = time.perf_counter()
         for _ in range(repeats):
             run()
-        _wait(device)
+        wait(device)
         took.append((time.perf_counter() - began) / repeats * 1e6)
     return statistics.median(took)
 
@@ -199,7 +253,7 @@ def _captured(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

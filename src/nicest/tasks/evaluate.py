@@ -13,7 +13,8 @@ from nicest.recipes.splits import load_splits
 from nicest.recipes.units import INPUT_LAYERS, bits_per_dim
 from nicest.tasks.baselines import baselines
 from nicest.train.checkpoint import load_with_recipe
-from nicest.train.runtime import BATCH, choose_device, rows_to
+from nicest.train.engine import Engine
+from nicest.train.runtime import choose_device, rows_to
 
 WHY_POSITIVE = (
     "Nats are of a density on the interval the pixels lie in, not of a probability: where probability is packed into"
@@ -51,11 +52,14 @@ def evaluate(
 
     sums: dict[str, float] = {}
     nats = torch.zeros(draws, len(rows), dtype=torch.float64)
+    engine = Engine(flow)
     for draw in track(range(draws), "evaluating", draws):
-        for start in range(0, len(rows), BATCH):
-            for name, term in flow.terms(rows[start : start + BATCH]).items():
-                nats[draw, start : start + BATCH] += term.double().cpu()
+        start = 0
+        for terms in engine.each("terms", rows):
+            for name, term in terms.items():
+                nats[draw, start : start + len(term)] += term.double().cpu()
                 sums[name] = sums.get(name, 0.0) + float(term.double().sum())
+            start += len(term)
     each = nats.mean(0)
     means = {name: value / nats.numel() for name, value in sums.items()}
     terms = {name: value for name, value in means.items() if name not in INPUT_LAYERS}

@@ -15,7 +15,8 @@ from nicest.flows import Flow
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
 from nicest.train.checkpoint import load_with_recipe
-from nicest.train.runtime import BATCH, choose_device
+from nicest.train.engine import Engine
+from nicest.train.runtime import choose_device
 
 SUFFIXES = (".png", ".npy", ".npz")
 
@@ -57,10 +58,8 @@ def draw(flow: Flow, data: DataSettings, n: int, *, temperature: float, seed: in
     """n samples in the shape and the number type of the data; memory is bounded whatever n is."""
     device = flow.prior.loc.device
     generator = torch.Generator(device).manual_seed(seed)
-    parts = [
-        flow.sample(min(BATCH, n - start), temperature=temperature, generator=generator).cpu().numpy()
-        for start in range(0, n, BATCH)
-    ]
+    drawn = Engine(flow).draws(n, temperature=temperature, generator=generator)
+    parts = [part.cpu().numpy() for part in drawn]
     rows = np.concatenate(parts).reshape(n, *data.shape)
     return rows if not data.levels else rows.astype(np.uint8 if data.levels <= 256 else np.uint16)
 

@@ -25,8 +25,9 @@ from nicest.recipes.build import build, fit_constants, needs_moments
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
+from nicest.train.engine import Engine
 from nicest.train.optim import set_rates
-from nicest.train.runtime import choose_device, environment, log_probs, rows_to
+from nicest.train.runtime import choose_device, environment, rows_to
 from nicest.train.state import State, under
 from nicest.train.step import TrainingStep
 
@@ -101,6 +102,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
         flow.train()
         step, stop = TrainingStep(state, rows, batch), False
+        engine = Engine(state.average)  # in float32, whatever the networks train in: what `evaluate` will find
         while counters.step < total and not stop:
             epoch, position = divmod(counters.step, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
@@ -126,7 +128,8 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
             if last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs):
-                valid_nats = float(log_probs(state.average.eval(), valid).mean()) + offset
+                state.average.eval()
+                valid_nats = float(engine.log_prob(valid).double().mean()) + offset
                 flow.train()
                 if not math.isfinite(valid_nats):
                     recover(state, run, counters.step, step, bar)
@@ -226,6 +229,6 @@ def _same_model(stored: Recipe, changed: Recipe) -> Recipe:
     if kept(stored) != kept(changed):
         raise NicestError(
             "a resumed run keeps its data, model, batch, optimizer and whether it averages:"
-            " only the rest of train.* may be --set with --resume"
+            " only augment.* and the rest of train.* may be --set with --resume"
         )
     return changed

@@ -66,6 +66,11 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     return AdamW([group for group in groups if group["params"]], lr=rate(settings.lr), **options)
 
 
+def moment_names(optimizer: Optimizer) -> tuple[str, str]:
+    """What the optimiser calls the two numbers that it keeps for each weight."""
+    return ("square", "velocity") if isinstance(optimizer, RMSProp) else ("exp_avg", "exp_avg_sq")
+
+
 def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
     """The learning rate of step 0, 1, ..., total - 1."""
     if step < settings.warmup:
@@ -87,10 +92,12 @@ def set_rates(optimizer: Optimizer, settings: TrainSettings, step: int, epoch: i
     """Give the optimiser the rates of this step; the learning rate is returned."""
     lr = learning_rate(settings, step, total)
     rates = {"lr": lr} | ({"momentum": momentum(epoch)} if settings.optimizer == "rmsprop" else {})
+    filled: list[Tensor] = []  # the groups may share theirs
     for group in optimizer.param_groups:
         for name, value in rates.items():
             if isinstance(group[name], Tensor):
-                group[name].fill_(value)
+                if not any(group[name] is each for each in filled):
+                    filled.append(group[name].fill_(value))
             else:
                 group[name] = value
     return lr

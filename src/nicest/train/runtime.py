@@ -15,8 +15,6 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import Coupling, Flow
 
-BATCH = 2000  # rows that are scored or decoded at once, whatever their number
-
 
 def choose_device(name: str = "auto") -> torch.device:
     """The GPU if there is one, or the device that was asked for."""
@@ -40,12 +38,6 @@ def set_precision(flow: Flow, precision: torch.dtype) -> None:
 def rows_to(rows: np.ndarray, device: torch.device) -> Tensor:
     """An array of examples as a tensor on the device, in its own dtype."""
     return torch.from_numpy(rows if rows.dtype != np.uint16 else rows.astype(np.int32)).to(device)
-
-
-@torch.inference_mode()
-def log_probs(flow: Flow, rows: Tensor) -> Tensor:
-    """log p of every row, in float64 on the CPU, with fresh noise where the flow dequantises."""
-    return torch.cat([flow.log_prob(part).double().cpu() for part in rows.split(BATCH)])
 
 
 def describe_device(device: torch.device) -> str:

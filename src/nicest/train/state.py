@@ -40,8 +40,7 @@ class State:
         self.recipe, self.device = recipe, device
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
-        for model in (self.flow, self.average):
-            set_precision(model, getattr(torch, recipe.train.precision))
+        set_precision(self.flow, getattr(torch, recipe.train.precision))
         self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
         self.counters = Counters()
         self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far

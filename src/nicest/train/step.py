@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nicest.flows import Flow
+from nicest.train.augment import Warp
+from nicest.train.engine import capture
+from nicest.train.fused import FusedUpdate
 from nicest.train.optim import average_weight
 from nicest.train.state import State
 
@@ -15,8 +18,9 @@ from nicest.train.state import State
 class TrainingStep:
     """`loss = step(index)` trains on the rows of that index; the loss is a tensor that the next step overwrites.
 
-    On a GPU the whole step is one CUDA graph: gather, dequantise, forward, backward, clip, optimiser, average. After a
-    roll-back it runs line by line instead, and raises FloatingPointError before a non-finite loss spoils the weights.
+    On a GPU the whole step is one CUDA graph: gather, warp, dequantise, forward, backward, clip, optimiser, average.
+    After a roll-back it runs line by line instead, and raises FloatingPointError before a non-finite loss spoils the
+    weights.
     """
 
     def __init__(self, state: State, rows: Tensor, batch: int, *, captured: bool = True) -> None:
@@ -24,30 +28,41 @@ class TrainingStep:
         self.index = torch.zeros(batch, dtype=torch.long, device=state.device)
         self.loss = torch.zeros((), device=state.device)
         self.weight = torch.ones((), device=state.device)  # of the new weights in their average
+        augment, data = state.recipe.augment, state.recipe.data
+        self.warp = Warp(data.shape, data.levels, augment).to(state.device) if augment.share else nn.Identity()
         self.watched = state.counters.rolled_back
-        graph = captured and state.device.type == "cuda" and not self.watched
-        self.run = capture(self.lines, state) if graph else self.lines
+        on_gpu = state.device.type == "cuda"
+        self.fused = FusedUpdate(state) if on_gpu and state.recipe.train.precision != "float32" else None
+        graph = captured and on_gpu and not self.watched
+        self.run = captured_step(self.lines, state, self.fused) if graph else self.lines
 
     def __call__(self, index: Tensor) -> Tensor:
         settings = self.state.recipe.train
         self.index.copy_(index)
-        self.weight.fill_(average_weight(settings.ema, self.state.counters.step))
+        if settings.ema:
+            self.weight.fill_(average_weight(settings.ema, self.state.counters.step))
         self.run()
         return self.loss
 
     def lines(self) -> None:
         state, settings = self.state, self.state.recipe.train
         unit = state.recipe.data.dim if settings.loss == "nats-per-dim" else 1
-        loss = -state.flow(self.rows[self.index]).mean() / unit  # forward is log_prob; noise is drawn afresh inside
+        rows = self.warp(self.rows[self.index])
+        loss = -state.flow(rows).mean() / unit  # forward is log_prob; noise is drawn afresh inside
         if self.watched and not bool(loss.isfinite()):
             raise FloatingPointError
-        state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if settings.clip:
-            torch.nn.utils.clip_grad_norm_(state.flow.parameters(), settings.clip)
-        state.optimizer.step()
-        if settings.ema:
-            update_average(state.average, state.flow, self.weight)
+        if self.fused:
+            self.fused.zero_grad()
+            loss.backward()
+            self.fused(self.weight)
+        else:
+            state.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if settings.clip:
+                torch.nn.utils.clip_grad_norm_(state.flow.parameters(), settings.clip)
+            state.optimizer.step()
+            if settings.ema:
+                update_average(state.average, state.flow, self.weight)
         self.loss.copy_(loss.detach())
 
 
@@ -55,33 +70,24 @@ class TrainingStep:
 def update_average(average: Flow, flow: Flow, weight: Tensor) -> None:
     """average <- average + weight · (flow - average)."""
     averages: list[Tensor] = list(average.parameters())
-    change = list(torch._foreach_sub(list(flow.parameters()), averages))
-    torch._foreach_mul_(change, weight)
-    torch._foreach_add_(averages, change)
+    torch._foreach_lerp_(averages, list(flow.parameters()), [weight] * len(averages))
 
 
-def capture(lines: Callable[[], None], state: State) -> Callable[[], None]:
+def captured_step(lines: Callable[[], None], state: State, fused: FusedUpdate | None) -> Callable[[], None]:
     """The lines as one CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
     trained = [*state.flow.parameters(), *state.average.parameters()]
     before = [p.detach().clone() for p in trained]
     slots = {p: {name: t.clone() for name, t in values.items()} for p, values in state.optimizer.state.items()}
     random = torch.cuda.get_rng_state(state.device)
 
-    side = torch.cuda.Stream(state.device)
-    side.wait_stream(torch.cuda.current_stream(state.device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            lines()
-    torch.cuda.current_stream(state.device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        lines()
-
+    graph, _ = capture(lines, state.device)
     with torch.no_grad():
         for p, old in zip(trained, before, strict=True):
             p.copy_(old)
         for parameter, values in state.optimizer.state.items():
             for name, tensor in values.items():
                 tensor.copy_(slots[parameter][name]) if parameter in slots else tensor.zero_()
+    if fused:
+        fused.refresh()
     torch.cuda.set_rng_state(random, state.device)
     return graph.replay

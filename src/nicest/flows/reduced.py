@@ -1,0 +1,199 @@
+"""Coupling functions in reduced precision: a rectified network as one operation, its backward pass by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+# Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
+# beyond 32). Sums of such numbers are exact in float32 up to 128, so x + m and y - m undo each other to the bit, and
+# the next m is asked for the same number on the way back as on the way there. Without the grid a difference of 1e-7
+# can turn over a rounding inside m, which moves its output by one step of bfloat16.
+SHIFT = 96.0
+
+
+@dataclass
+class Buffers:
+    """What a training step or an engine keeps of one network, in the order of its linear layers.
+
+    copies: weights (out, in) and biases in reduced precision, and, for training, where the gradients of them go.
+    Hidden layers may be wider here than in the network, padded with zeros: such units stay 0 and learn nothing.
+    """
+
+    copies: list[tuple[Tensor, Tensor]]
+    weight_gradients: list[Tensor] = field(default_factory=list)
+    bias_gradients: Tensor | None = None  # float32, one row for each layer, as wide as the widest
+
+
+def rectified(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    dtype: torch.dtype,
+    *,
+    dropout: float = 0.0,
+    buffers: Buffers | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x on the grid, and the network's output at it, on the grid too; inside, all is in `dtype`.
+
+    Without `buffers` the weights are cast here and gradients come through autograd, as they would from autocast; with
+    them, the copies are taken as they are and gradients are written there.
+    """
+    return _Rectified.apply(x, dtype, dropout, buffers, *weights, *biases)
+
+
+def shifted(
+    x: Tensor,
+    layout: tuple[bool, bool, int],
+    sign: int,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    dtype: torch.dtype,
+    *,
+    dropout: float = 0.0,
+    buffers: Buffers | None = None,
+) -> Tensor:
+    """A whole additive coupling on a GPU: x with I1 on the grid, and ± the network's output added to I2.
+
+    layout: whether the two sets alternate, whether I2 has component 0, and how many are in the set that has it.
+    """
+    return _Shifted.apply(x, layout, sign, dtype, dropout, buffers, *weights, *biases)
+
+
+class _Pass:
+    """A pass through the network, with what the way back needs."""
+
+    def __init__(self, inputs: Tensor, dropout: float, buffers: Buffers | None, parameters: Sequence[Tensor]) -> None:
+        half, dtype = len(parameters) // 2, inputs.dtype
+        self.buffers, self.scale = buffers, 1 / (1 - dropout)
+        self.dtypes = [p.dtype for p in parameters]
+        if buffers is None:
+            casts = [p.detach().to(dtype) for p in parameters]
+            self.copies = list(zip(casts[:half], casts[half:], strict=True))
+        else:
+            self.copies = buffers.copies
+        *hidden, (last_weight, last_bias) = self.copies
+        widths = [len(b) for _, b in hidden]
+        self.room: Any = [None] * len(widths)
+        if len(set(widths)) == 1:  # side by side, so that all their weight gradients are one product
+            self.room = torch.empty(len(widths), len(inputs), widths[0], dtype=dtype, device=inputs.device)
+        self.active = [inputs]
+        for (w, b), out in zip(hidden, self.room, strict=True):
+            self.active.append(torch._addmm_activation(b, self.active[-1], w.t(), out=out))
+            if dropout:
+                functional.dropout(self.active[-1], dropout, inplace=True)
+        self.output = torch.addmm(last_bias, self.active[-1], last_weight.t())
+
+    def back(self, gradient: Tensor, sign: float, wanted: bool) -> tuple[Tensor, list[Tensor | None]]:
+        """The gradient before the first layer, from that of sign · output; and those of weights and biases."""
+        copies, active, n = self.copies, self.active, len(self.copies)
+        stacked = isinstance(self.room, Tensor)
+        room: Any = torch.empty_like(self.room) if stacked else [torch.empty_like(a) for a in active[1:]]
+        deltas = [*room, torch.empty_like(self.output)]  # the gradients before each rectifier
+        sums = _sums(gradient, n, max(len(b) for _, b in copies))
+        _rectified_gradient(gradient, None, sign, deltas[-1], sums[-1])
+        for k in reversed(range(1, n)):
+            _rectified_gradient(deltas[k] @ copies[k][0], active[k], self.scale, deltas[k - 1], sums[k - 1])
+        if not wanted:
+            return deltas[0], [None] * (2 * n)
+
+        buffers = self.buffers or Buffers(copies)
+        outs: list[Any] = buffers.weight_gradients or [None] * n
+        grads: list[Any] = [None] * n
+        if stacked and n > 2:
+            together = torch.bmm(room[1:].transpose(1, 2), self.room[:-1], out=_together(outs[1:-1]))
+            grads[1:-1] = together.unbind()
+        for k in range(n):
+            if grads[k] is None:
+                grads[k] = torch.mm(deltas[k].t(), active[k], out=outs[k])
+        bias_grads = torch.sum(sums, 1, out=buffers.bias_gradients)
+        if self.buffers is not None:
+            return deltas[0], [None] * (2 * n)
+        both = [*grads, *(row[: len(b)] for row, (_, b) in zip(bias_grads, copies, strict=True))]
+        return deltas[0], [g.to(dtype) for g, dtype in zip(both, self.dtypes, strict=True)]
+
+
+class _Rectified(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dtype: torch.dtype, dropout: float, buffers: Buffers | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        settled = _settle(x)
+        ctx.run = _Pass(settled.to(dtype), dropout, buffers, parameters)
+        return settled, _settle(ctx.run.output.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        delta, grads = ctx.run.back(grad_output, 1, any(ctx.needs_input_grad[4:]))
+        through = grad_x + delta @ ctx.run.copies[0][0] if ctx.needs_input_grad[0] else None
+        return (through, None, None, None, *grads)
+
+
+class _Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        layout: tuple[bool, bool, int],
+        sign: int,
+        dtype: torch.dtype,
+        dropout: float,
+        buffers: Buffers | None,
+        *parameters: Tensor,
+    ) -> Tensor:
+        from nicest import kernels
+
+        ctx.layout, ctx.sign = layout, sign
+        ctx.run = _Pass(kernels.read(x, layout, SHIFT, dtype), dropout, buffers, parameters)
+        return kernels.shift(x, ctx.run.output, layout, sign, SHIFT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        from nicest import kernels
+
+        changed = kernels.part(grad_y, ctx.layout, 2)
+        delta, grads = ctx.run.back(changed, ctx.sign, any(ctx.needs_input_grad[6:]))
+        through = None
+        if ctx.needs_input_grad[0]:
+            through = kernels.add_to_read(grad_y, delta @ ctx.run.copies[0][0], ctx.layout)
+        return (through, None, None, None, None, None, *grads)
+
+
+def _together(outs: Sequence[Tensor | None]) -> Tensor | None:
+    """Tensors of one shape that lie side by side in memory, as one."""
+    first = outs[0]
+    return None if first is None else first.as_strided((len(outs), *first.shape), (first.numel(), *first.stride()))
+
+
+def _settle(x: Tensor) -> Tensor:
+    return (x + SHIFT) - SHIFT
+
+
+def _sums(gradient: Tensor, layers: int, width: int) -> Tensor:
+    """Room for sums over rows, some of which the kernel leaves to add up."""
+    rows = 1
+    if gradient.is_cuda:
+        from nicest import kernels
+
+        rows = kernels.sum_rows(len(gradient))
+    accurate = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.empty(layers, rows, width, dtype=accurate, device=gradient.device)
+
+
+def _rectified_gradient(gradient: Tensor, active: Tensor | None, scale: float, out: Tensor, sums: Tensor) -> None:
+    """out <- scale · gradient where active > 0, else 0; sums adds up to its sum over rows."""
+    if gradient.is_cuda:
+        from nicest import kernels
+
+        kernels.rectified_gradient(gradient, active, scale, out, sums)
+        return
+    out.copy_(gradient * scale if active is None else torch.where(active > 0, gradient * scale, 0))
+    sums.zero_()[0, : out.shape[1]] = out.sum(0, dtype=sums.dtype)

@@ -1,0 +1,142 @@
+"""The variational auto-encoder as a NICE over data and noise (NICE App. C), and NICE inside it (NICE §6)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nicest.flows.bijection import Bijection
+from nicest.flows.chain import Chain
+from nicest.flows.coupling import Affine, Coupling, Law, Partition
+from nicest.flows.flow import Flow
+from nicest.flows.priors import Gaussian
+
+ENCODER_BOUND = 8.0  # of |s|, which an encoder has no reason to reach
+
+
+@dataclass(frozen=True)
+class Standardise(Law):
+    """g(a; b) = (a - b2) ⊙ exp(-l(b1)), b = (b1, b2); log det = -Σ l(b1): an affine law that subtracts first.
+
+    It is ξ = (x - f(z)) / σ of NICE App. C: b2 is the mean of a, l(b1) = log σ. DIFFERS: l(b1) = floor +
+    softplus(b1 - floor), about b1 where that is well above the floor, keeps σ > exp(floor). Without it the likelihood
+    of a pixel that the network predicts exactly has no maximum, and one held-out pixel that differs from its
+    prediction by r costs r² / 2σ² nats.
+    """
+
+    floor: float = -4.0
+    size = 2
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        b1, mean = b.chunk(2, dim=-1)
+        log_scale = self.log_scale(b1)
+        return (a - mean) * torch.exp(-log_scale), -log_scale.sum(-1)
+
+    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
+        b1, mean = b.chunk(2, dim=-1)
+        return mean + y * self.log_scale(b1).exp()
+
+    def log_scale(self, b1: Tensor) -> Tensor:
+        return self.floor + functional.softplus(b1 - self.floor)
+
+
+class Within(Bijection):
+    """A bijection f of the components I2 alone: the general coupling whose law is itself a flow (NICE §3.2).
+
+        y_I1 = x_I1,   y_I2 = f(x_I2; m(x_I1)),   log |det dy/dx| = log |det df/dx_I2|
+
+    m(x_I1) is the context of f; without a `network` m, f is the same for every x_I1.
+    """
+
+    def __init__(self, partition: Partition, inner: Bijection, network: nn.Module | None = None) -> None:
+        super().__init__()
+        self.partition, self.inner, self.network = partition, inner, network
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x1, x2 = self.partition.split(x)
+        y2, log_det = self.inner(x2, self.m(x1, context))
+        return self.partition.merge(x1, y2), log_det
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        y1, y2 = self.partition.split(y)
+        return self.partition.merge(y1, self.inner.inverse(y2, self.m(y1, context)))
+
+    def m(self, x1: Tensor, context: Tensor | None) -> Tensor | None:
+        if self.network is None:
+            return context
+        return self.network(x1) if context is None else self.network(x1, context)
+
+
+class VAE(nn.Module):
+    """A variational auto-encoder, written as a NICE over the pair (x, ε) (NICE App. C).
+
+        z0 = μ(x) + exp(s(x)) ⊙ ε      encoder: an affine coupling that reads x and changes ε
+        z  = f(z0; m(x))               posterior: more couplings, so that q(z|x) is a flow; absent, z = z0
+        ξ  = (x - μ(z)) / σ(z)         decoder: an affine coupling that reads z and changes x
+        h  = g(z)                      prior: more couplings, so that p(z) is a flow; absent, h = z
+
+    `joint` is this flow, with (ξ, h) ~ N(0, I). The two densities of a VAE and its noise ε ~ N(0, I) are in it:
+
+        log p(x, ε) = log p(ξ) - Σ log σ(z) + log p(h) + log |det dg/dz| + log |det dz/dε|
+                    = log p(x|z)            + log p(z)                   + log p(ε) - log q(z|x)
+
+    so log p(x, ε) - log p(ε) is the SGVB estimate of the variational bound. With neither f nor g this is App. C; they
+    are the "more complex family of approximate posterior distributions" and the "richer family of priors" of NICE §6,
+    and here nothing but a longer chain. f takes a `summary` m(x), because the same f for every x would be a prior,
+    g = f before a decoder of f(z), and no richer posterior.
+
+    `encoder` maps x to (s, μ), 2 · latent_dim numbers; `decoder` maps z to (log σ, μ), 2 · dim numbers, log σ kept
+    above `floor` (see `Standardise`). The paper's one σ is a decoder that gives log σ as one parameter, repeated.
+    x is real: dequantised pixels.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        latent_dim: int,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        *,
+        posterior: Bijection | None = None,
+        summary: nn.Module | None = None,
+        prior: Bijection | None = None,
+        floor: float = -4.0,
+    ) -> None:
+        super().__init__()
+        if summary is not None and posterior is None:
+            raise ValueError("a summary of x is for the couplings of a posterior: give both, or neither")
+        self.dim, self.latent_dim = dim, latent_dim
+        given_x = Partition(range(dim), dim + latent_dim)
+        layers: dict[str, Bijection] = {"encoder": Coupling(given_x, Affine(ENCODER_BOUND), encoder)}
+        if posterior is not None:
+            layers["posterior"] = Within(given_x, posterior, summary)
+        layers["decoder"] = Coupling(given_x.swap(), Standardise(floor), decoder)
+        if prior is not None:
+            layers["latent_prior"] = Within(given_x, prior)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # App. C is two couplings: z need not depend on ξ
+            self.joint = Flow(Chain(layers), Gaussian(dim + latent_dim))
+        self.noise = Gaussian(latent_dim)
+
+    def bound(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """log p(x, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a bound on log p(x) in mean (NICE App. C)."""
+        noise = self.noise.rsample(len(x)) if noise is None else noise
+        return self.joint.log_prob(torch.cat((x, noise), dim=-1)) - self.noise.log_prob(noise)
+
+    forward = bound
+
+    def importance_bound(self, x: Tensor, draws: int) -> Tensor:
+        """log 1/k Σ_k p(x, ε_k) / p(ε_k), (B,): a bound that rises to log p(x) with the number of draws k."""
+        return torch.stack([self.bound(x) for _ in range(draws)]).logsumexp(0) - math.log(draws)
+
+    @torch.no_grad()
+    def sample(self, n: int, *, noise_scale: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """n draws of x; `noise_scale` is that of ξ, and 0 gives the means of p(x|z), without its low-level noise."""
+        h = self.joint.prior.rsample(n, generator=generator)
+        h[:, : self.dim] *= noise_scale
+        return self.joint.decode(h)[:, : self.dim]

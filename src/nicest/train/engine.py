@@ -1,0 +1,151 @@
+"""Scoring and sampling any number of rows: in batches of one size, and on a GPU through captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nicest.flows import MLP, Coupling, Flow
+from nicest.flows.reduced import Buffers
+
+BATCH = 2000  # rows that are scored or decoded at once, whatever their number
+
+
+class Engine:
+    """A flow for any number of rows, with memory bounded whatever their number.
+
+        engine = Engine(flow)
+        engine.log_prob(rows)                 # (n,), as flow.log_prob gives it
+        engine.sample(100_000)                # (n, D)
+
+    On a GPU the work on one batch is captured once and replayed, which spares the launches. `precision` is what the
+    coupling functions compute in: with torch.bfloat16 the engine is several times as fast, rounds like a model that
+    is trained so, and keeps copies of the weights it found; with float32 it reads the weights as they are.
+    """
+
+    def __init__(self, flow: Flow, *, batch: int | None = None, precision: torch.dtype = torch.float32) -> None:
+        self.flow, self.batch, self.precision = flow, batch or BATCH, precision
+        self.device = flow.prior.loc.device
+        self.graphs: dict[Any, Graph] = {}
+        self.couplings = [layer for layer in flow.modules() if isinstance(layer, Coupling)]
+        self.networks = [layer for layer in flow.modules() if isinstance(layer, MLP)]
+        self.copies: dict[MLP, Buffers] = {}
+        if precision != torch.float32 and self.device.type == "cuda":
+            self.copies = {network: padded_copies(network, precision) for network in self.networks}
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """log p of every row, (n,), on the device of the flow."""
+        return self._gathered(self.each("log_prob", x))
+
+    def sample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """n draws, (n, D), on the device of the flow."""
+        return self._gathered(self.draws(n, temperature=temperature, generator=generator))
+
+    def _gathered(self, parts: Iterator[Tensor]) -> Tensor:
+        on_gpu = self.device.type == "cuda"  # where a graph writes its next batch over the one before
+        kept = [part.clone() if on_gpu else part for part in parts]
+        return kept[0] if len(kept) == 1 else torch.cat(kept)
+
+    @torch.inference_mode()
+    def draws(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Iterator[Tensor]:
+        """n draws in batches, each to be used before the next is asked for."""
+        for start in range(0, n, self.batch):
+            size = min(self.batch, n - start)
+            h = self.flow.prior.rsample(size, temperature=temperature, generator=generator)
+            yield from self.each("decode", h, min(self.batch, n))
+
+    @torch.inference_mode()
+    def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
+        """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
+        batch = batch or min(self.batch, len(x))
+        for part in x.split(batch):
+            part = part.to(self.device)
+            if self.device.type != "cuda":
+                with self._prepared():
+                    result = getattr(self.flow, method)(part)
+                yield result
+                continue
+            key = (method, batch, x.dtype)
+            if key not in self.graphs:
+                with self._prepared():
+                    self.graphs[key] = Graph(getattr(self.flow, method), (batch, *x.shape[1:]), part)
+            yield self.graphs[key](part)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """The flow as this engine wants it; others find it as it was."""
+        precisions = [layer.precision for layer in self.couplings]
+        buffers = [network.buffers_in_use for network in self.networks]
+        try:
+            for layer in self.couplings:
+                layer.precision = None if self.precision == torch.float32 else self.precision
+            for network in self.networks:
+                network.buffers_in_use = self.copies.get(network)
+            yield
+        finally:
+            for layer, precision in zip(self.couplings, precisions, strict=True):
+                layer.precision = precision
+            for network, before in zip(self.networks, buffers, strict=True):
+                network.buffers_in_use = before
+
+
+def padded_shapes(network: MLP) -> list[tuple[int, int]]:
+    """Shapes that a GPU likes for the weights of a network: hidden units in multiples of 64, or of 8 if few."""
+
+    def padded(width: int) -> int:
+        unit = 64 if width >= 512 else 8
+        return -(-width // unit) * unit
+
+    shapes = [layer.weight.shape for layer in network.linears]
+    widths = [shapes[0][1], *(padded(rows) for rows, _ in shapes[:-1]), shapes[-1][0]]
+    return [(rows, columns) for columns, rows in pairwise(widths)]
+
+
+def padded_copies(network: MLP, dtype: torch.dtype) -> Buffers:
+    """Copies of the weights of a network for `MLP.reduced`, in such shapes."""
+    copies = []
+    for layer, (rows, columns) in zip(network.linears, padded_shapes(network), strict=True):
+        w = torch.zeros(rows, columns, dtype=dtype, device=layer.weight.device)
+        b = torch.zeros(rows, dtype=dtype, device=layer.weight.device)
+        w[: layer.weight.shape[0], : layer.weight.shape[1]] = layer.weight.detach()
+        b[: len(layer.bias)] = layer.bias.detach()
+        copies.append((w, b))
+    return Buffers(copies)
+
+
+class Graph:
+    """A function of one batch, captured; rows of a smaller batch stand before those of the batch before it."""
+
+    def __init__(self, function: Callable[[Tensor], Any], shape: tuple[int, ...], example: Tensor) -> None:
+        self.x = example.new_zeros(shape)
+        self.x[: len(example)] = example
+        random = torch.cuda.get_rng_state(example.device)
+        self.graph, self.output = capture(lambda: function(self.x), example.device)
+        torch.cuda.set_rng_state(random, example.device)
+
+    @torch.inference_mode()
+    def __call__(self, x: Tensor) -> Any:
+        self.x[: len(x)].copy_(x)
+        self.graph.replay()
+        if isinstance(self.output, dict):
+            return {name: values[: len(x)] for name, values in self.output.items()}
+        return self.output[: len(x)]
+
+
+def capture(function: Callable[[], Any], device: torch.device, warm_up: int = 3) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A function as one CUDA graph, after some runs that load what it needs; with it, what the function returns."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            function()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = function()
+    return graph, output

@@ -1,0 +1,156 @@
+"""The update of all weights by one kernel: optimiser, average and bfloat16 copies in one pass over memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nicest.flows import MLP
+from nicest.flows.reduced import Buffers
+from nicest.train.engine import padded_shapes
+from nicest.train.optim import RMSProp, moment_names
+from nicest.train.state import State
+
+Shape = tuple[int, ...]
+
+
+class Block:
+    """Some weights, side by side in memory, with their gradients, moments, copies and averages in the same order."""
+
+    def __init__(
+        self, state: State, parameters: Sequence[Tensor], rooms: Sequence[Shape], gradient_dtype: torch.dtype
+    ) -> None:
+        averages: dict[Tensor, Tensor] = dict(zip(state.flow.parameters(), state.average.parameters(), strict=True))
+        self.weights = side_by_side(parameters, rooms)
+        self.average = side_by_side([averages[p] for p in parameters], rooms) if state.recipe.train.ema else None
+        self.moments = [
+            side_by_side([state.optimizer.state[p][name] for p in parameters], rooms)
+            for name in moment_names(state.optimizer)
+        ]
+        self.gradient = torch.zeros_like(self.weights, dtype=gradient_dtype)
+        self.copy = torch.empty_like(self.weights, dtype=getattr(torch, state.recipe.train.precision))
+
+
+class FusedUpdate:
+    """In place of `optimizer.step()` on a GPU, for networks in reduced precision.
+
+    The optimiser's state stays where it was, under the same names, so that a run may be resumed on any device.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.optimizer: Optimizer = state.optimizer
+        self.recipe = state.recipe.train
+        networks = [module for module in state.flow.modules() if isinstance(module, MLP)]
+        linears = [layer for network in networks for layer in network.linears]
+        inside = {p for network in networks for p in network.parameters()}
+        others = [p for p in state.flow.parameters() if p.requires_grad and p not in inside]
+        shapes = [shape for network in networks for shape in padded_shapes(network)]
+        widest = [max(rows for rows, _ in padded_shapes(network)) for network in networks for _ in network.linears]
+
+        start_moments(self.optimizer)
+        self.step = share_step(self.optimizer)
+        self.matrices = Block(state, [layer.weight for layer in linears], shapes, torch.bfloat16)
+        vectors, rooms = [*(layer.bias for layer in linears), *others], [*widest, *(p.numel() for p in others)]
+        self.vectors = Block(state, vectors, [(room,) for room in rooms], torch.float32)
+        self.scale = torch.ones((), device=state.device)
+
+        copies = list(
+            zip(parts(self.matrices.copy, shapes), parts(self.vectors.copy, [(n,) for n in rooms]), strict=False)
+        )
+        gradients = parts(self.matrices.gradient, shapes)
+        bias_gradients = parts(self.vectors.gradient, [(n,) for n in rooms])
+        at = 0
+        for network in networks:
+            these = slice(at, at := at + len(network.linears))
+            network.buffers_in_use = Buffers(
+                [(w, b[: len(w)]) for w, b in copies[these]],
+                gradients[these],
+                bias_gradients[these][0].as_strided((len(network.linears), widest[at - 1]), (widest[at - 1], 1)),
+            )
+        for p, gradient in zip(others, bias_gradients[at:], strict=True):
+            p.grad = gradient.view_as(p)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the copies what the weights are."""
+        for block in (self.matrices, self.vectors):
+            block.copy.copy_(block.weights)
+
+    def zero_grad(self) -> None:
+        self.vectors.gradient.zero_()  # the networks overwrite theirs
+
+    @torch.no_grad()
+    def __call__(self, weight: Tensor) -> None:
+        """One step; `weight` is what the new weights count in their average."""
+        from nicest import kernels
+
+        group = self.optimizer.param_groups[0]
+        if self.recipe.clip:
+            squares = [block.gradient.square().sum(dtype=torch.float32) for block in (self.matrices, self.vectors)]
+            torch.clamp(self.recipe.clip / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0, out=self.scale)
+        self.step += 1
+        for block, decay in ((self.matrices, self.recipe.weight_decay), (self.vectors, 0.0)):
+            tensors: Any = (block.weights, block.gradient, *block.moments, block.copy, block.average)
+            if isinstance(self.optimizer, RMSProp):
+                kernels.rmsprop(
+                    *tensors,
+                    lr=group["lr"],
+                    momentum=group["momentum"],
+                    scale=self.scale,
+                    weight=weight,
+                    decay=group["decay"],
+                    floor=group["floor"],
+                )
+            else:
+                kernels.adam(
+                    *tensors,
+                    step=self.step,
+                    lr=group["lr"],
+                    scale=self.scale,
+                    weight=weight,
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    decay=decay,
+                )
+
+
+def parts(block: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """What lies side by side in a block, as views of these shapes."""
+    sizes = [math.prod(shape) for shape in shapes]
+    return [each.view(shape) for each, shape in zip(block.split(sizes), shapes, strict=True)]
+
+
+def side_by_side(tensors: Sequence[Tensor], rooms: Sequence[Shape]) -> Tensor:
+    """Move tensors into one block of memory, each into the corner of a room of its own; the block is returned."""
+    block = tensors[0].detach().new_zeros(sum(math.prod(room) for room in rooms))
+    for tensor, room in zip(tensors, parts(block, rooms), strict=True):
+        corner = room[tuple(slice(n) for n in tensor.shape)] if room.ndim == tensor.ndim else room.view_as(tensor)
+        corner.copy_(tensor.detach())
+        tensor.data = corner
+    return block
+
+
+def start_moments(optimizer: Optimizer) -> None:
+    """The state that the optimiser would make in its first step, for those weights that have none yet."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if not optimizer.state[p]:
+                optimizer.state[p] = {name: torch.zeros_like(p) for name in moment_names(optimizer)}
+                if not isinstance(optimizer, RMSProp):
+                    optimizer.state[p]["step"] = torch.zeros((), device=p.device)
+
+
+def share_step(optimizer: Optimizer) -> Tensor:
+    """Let all weights count their steps by one number, which is returned."""
+    states = list(optimizer.state.values())
+    step: Tensor = states[0].get("step", torch.zeros((), device=next(iter(states[0].values())).device))
+    for state in states:
+        if "step" in state:
+            state["step"] = step
+    return step

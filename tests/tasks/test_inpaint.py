@@ -1,0 +1,301 @@
+"""inpaint: the observed stay as they are, the hidden stay in their interval, and the likelihood rises."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+from nicest.files import to_json
+from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Logistic, Rescale
+from nicest.recipes.splits import load_splits
+from nicest.recipes.units import interval_nats
+from nicest.tasks.inpaint import OURS, PRESETS, Ascent, Schedule, Space, choose_schedule, fill, frozen, inpaint
+from nicest.tasks.masks import FIGURE
+from nicest.train.checkpoint import load_with_recipe
+
+SHORT = replace(OURS, steps=60)
+MAP = replace(SHORT, noise=0.0)
+
+
+@pytest.fixture
+def digits(digits_run: Path) -> tuple[Flow, Tensor]:
+    flow, recipe, _ = load_with_recipe(digits_run)
+    return flow, torch.from_numpy(load_splits(recipe).test[:6])
+
+
+def half(x: Tensor) -> Tensor:
+    hidden = torch.zeros(x.shape, dtype=torch.bool)
+    hidden[:, : x.shape[1] // 2] = True
+    return hidden
+
+
+class TestFill:
+    def test_the_observed_come_back_bit_for_bit(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        hidden = torch.rand(x.shape) < 0.5
+        filled = fill(flow, x, hidden, schedule=SHORT, chains=3, looks=(1, 7))
+        assert filled.looks == (0, 1, 7, 60)
+        assert (filled.states.shape, filled.states.dtype) == ((4, 3, 6, 64), torch.uint8)
+        assert (filled.states[..., ~hidden] == x[~hidden]).all()
+        assert (filled.result[..., hidden] != x[hidden]).any()
+
+    @pytest.mark.parametrize("schedule", [SHORT, replace(SHORT, direction="gradient", gradient_scale=50, noise=9)])
+    def test_the_hidden_stay_in_the_interval(self, digits: tuple[Flow, Tensor], schedule: Schedule):
+        flow, x = digits
+        space = Space(flow)
+        box = space.box(None)
+        ascent = Ascent(space.flow, space.enter(x), half(x), box, schedule, torch.Generator().manual_seed(0))
+        with frozen(flow):
+            for _ in range(20):
+                ascent.iteration()
+                y = ascent.y.detach()
+                assert 0 <= float(y.min()) <= float(y.max()) <= 1
+        assert fill(flow, x, half(x), schedule=schedule).states.max() <= 16
+
+    @pytest.mark.parametrize("direction", ["adam", "gradient"])
+    def test_the_likelihood_rises_without_noise(self, digits: tuple[Flow, Tensor], direction: str):
+        flow, x = digits
+        schedule = choose_schedule("ours", steps=200, direction=direction, gradient_scale=0.003, noise=0.0)
+        nats = fill(flow, x, half(x), schedule=schedule, looks=range(0, 200, 40)).nats
+        assert (nats.diff(dim=0) > 0).all()
+
+    def test_the_default_beats_the_truth(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        space = Space(flow)
+        filled = fill(flow, x, half(x), schedule=replace(OURS, steps=300))
+        assert (filled.nats[-1] > space.nats(space.enter(x))).all()
+
+    def test_nats_are_those_of_the_flow_in_its_own_space(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        space = Space(flow)
+        nats = flow.continuous().log_prob((x + 0.5) / 17) - 64 * math.log(17)
+        torch.testing.assert_close(space.nats(space.enter(x)), nats.double(), rtol=1e-6, atol=1e-4)
+        assert torch.equal(space.leave(space.enter(x)), x.float())
+
+    def test_chains_differ_and_the_best_is_the_likeliest(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        filled = fill(flow, x, half(x), schedule=MAP, chains=4)
+        assert len(torch.unique(filled.start[:, 0], dim=0)) == 4
+        best = filled.nats[-1].gather(0, filled.best[None])[0]
+        assert torch.equal(best, filled.nats[-1].amax(0))
+
+    def test_the_seed_decides_and_the_global_random_state_is_left_alone(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        before = torch.get_rng_state()
+        first, again, other = (fill(flow, x, half(x), schedule=SHORT, seed=seed).nats for seed in (1, 1, 2))
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_rows_go_in_parts_of_bounded_size(self, digits: tuple[Flow, Tensor], monkeypatch: pytest.MonkeyPatch):
+        flow, x = digits
+        monkeypatch.setattr("nicest.tasks.inpaint.BATCH", 5)
+        heard: list[float] = []
+        filled = fill(flow, x, half(x), schedule=MAP, chains=2, watch=lambda share, nats: heard.append(share))
+        assert filled.result.shape == (2, 6, 64)
+        assert (filled.result[:, ~half(x)] == x[~half(x)]).all()
+        assert (filled.nats[1] > filled.nats[0]).all()
+        assert heard == pytest.approx(np.arange(1, 181) / 180)
+
+    def test_gradients_are_taken_in_x_alone_and_the_flow_is_as_before(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        next(flow.parameters()).requires_grad_(False)
+        flow.train()
+        wanted = [p.requires_grad for p in flow.parameters()]
+        seen: list[bool] = []
+
+        def watch(share: float, nats: float) -> None:
+            seen.extend(p.requires_grad for p in flow.parameters())
+            seen.extend(module.training for module in flow.modules())
+
+        fill(flow, x, half(x), schedule=replace(MAP, steps=2), watch=watch)
+        assert seen
+        assert not any(seen)
+        assert [p.requires_grad for p in flow.parameters()] == wanted
+        assert all(module.training for module in flow.modules())
+        assert all(p.grad is None for p in flow.parameters())
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_missing_numbers_of_a_table_are_found(self, dtype: torch.dtype):
+        """Independent Gaussians after a change of units: the mode of every column is known."""
+        mean, spread = torch.tensor([5.0, -20.0, 0.3]), torch.tensor([1.0, 10.0, 0.1])
+        flow = Flow(Chain(Rescale(-mean / spread, 1 / spread, 3), DiagonalScaling(3)), Gaussian(3)).to(dtype)
+        x = (mean + spread * torch.randn(50, 3)).to(dtype)
+        hidden = torch.rand(50, 3) < 0.5
+        holes = x.masked_fill(hidden, math.nan)
+        filled = fill(flow, holes, hidden, schedule=replace(OURS, noise=0.0))
+        assert torch.equal(filled.result[0][~hidden], x[~hidden])
+        error = (filled.result[0] - mean.to(dtype)) / spread
+        assert error[hidden].abs().max() < 1e-2
+
+    def test_bounds_hold_in_units_of_the_data(self):
+        flow = Flow(Chain(Rescale(0.0, 0.1, 2), DiagonalScaling(2)), Logistic(2))
+        x, hidden = torch.zeros(20, 2), torch.ones(20, 2, dtype=torch.bool)
+        filled = fill(flow, x, hidden, bounds=(torch.tensor([3.0, -math.inf]), torch.tensor([9.0, -4.0])))
+        torch.testing.assert_close(filled.result[0], torch.tensor([3.0, -4.0]).expand(20, 2), atol=0.1, rtol=0)
+        assert filled.states[..., 0].min() >= 3 - 1e-5
+        assert filled.states[..., 1].max() <= -4 + 1e-5
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.integers(2, 9), st.integers(2, 300), st.data())
+    def test_any_size_and_number_of_levels(self, dim: int, levels: int, data: st.DataObject):
+        flow = Flow(Chain(Dequantize(levels), Rescale(-1.0, 2.0, dim), DiagonalScaling(dim)), Logistic(dim))
+        x = torch.tensor(data.draw(st.lists(st.integers(0, levels - 1), min_size=dim, max_size=dim)))[None]
+        hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=dim, max_size=dim)))[None]
+        result = fill(flow, x, hidden, schedule=replace(SHORT, steps=3)).result[0]
+        assert torch.equal(result[~hidden], x[~hidden])
+        assert 0 <= int(result.min()) <= int(result.max()) < levels
+
+
+class TestIteration:
+    def test_is_the_formula(self):
+        """One plain step of a logistic in closed form: ∂ log p/∂x = -tanh(x/2)."""
+        flow = Flow(Chain(DiagonalScaling(3)), Logistic(3))
+        x, hidden = torch.tensor([[0.5, -2.0, 1.0]]), torch.tensor([[True, True, False]])
+        schedule = Schedule(steps=9, direction="gradient", gradient_scale=0.7, noise=0.2)
+        box = (torch.full((1, 3), -math.inf), torch.full((1, 3), math.inf))
+        ascent = Ascent(flow, x, hidden, box, schedule, torch.Generator().manual_seed(3))
+        expected = ascent.y.detach().clone()
+        generator = torch.Generator()
+        generator.set_state(ascent.generator.get_state())
+        for i in range(5):
+            ascent.iteration()
+            noise = torch.empty(1, 3).normal_(generator=generator)
+            step = 10 / (100 + i) * (-0.7 * torch.tanh(expected / 2) + 0.2 * noise)
+            expected = torch.where(hidden, expected + step, expected)
+            torch.testing.assert_close(ascent.y.detach(), expected)
+        assert float(ascent.i) == 5
+
+    def test_adam_is_torchs_adam(self):
+        flow = Flow(Chain(DiagonalScaling(4)), Gaussian(4))
+        box = (torch.full((1, 4), -math.inf), torch.full((1, 4), math.inf))
+        ascent = Ascent(flow, torch.zeros(6, 4), torch.ones(6, 4, dtype=torch.bool), box, MAP, torch.Generator())
+        peer = ascent.y.detach().clone().requires_grad_()
+        optimizer = torch.optim.Adam([peer], betas=(0.9, 0.99), eps=0.0)
+        for i in range(10):
+            optimizer.param_groups[0]["lr"] = 10 / (100 + i)
+            optimizer.zero_grad()
+            (-flow.log_prob(peer).sum()).backward()
+            optimizer.step()
+            ascent.iteration()
+            torch.testing.assert_close(ascent.y, peer)
+
+    def test_keeps_every_tensor_in_its_place(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        space = Space(flow)
+        ascent = Ascent(space.flow, space.enter(x), half(x), space.box(None), SHORT, torch.Generator())
+        places = [each.data_ptr() for each in (ascent.y, ascent.i, ascent.noise, ascent.mean, ascent.square)]
+        with frozen(flow):
+            ascent.iteration()
+        after = [each.data_ptr() for each in (ascent.y, ascent.i, ascent.noise, ascent.mean, ascent.square)]
+        assert places == after
+
+
+class TestCommand:
+    def test_the_papers_masks_make_the_figure_the_film_and_the_arrays(self, digits_run: Path, tmp_path: Path):
+        outs = [tmp_path / "deep" / f"a.{end}" for end in ("png", "gif", "npz")]
+        result = inpaint(digits_run, n=2, steps=30, chains=2, out=outs, device="cpu")
+        assert json.loads(to_json(result)) == result
+        assert result["out"] == [str(out) for out in outs]
+        assert [each["mask"] for each in result["masks"]] == list(FIGURE)
+        assert [each["images"] for each in result["masks"]] == [[2 * k, 2 * k + 1] for k in range(10)]
+        assert np.shape([each["end_nats"] for each in result["masks"]]) == (10, 2, 2)
+        assert {key: result[key] for key in ("steps", "direction", "gradient_scale", "noise")} == {
+            **{"steps": 30, "direction": "adam", "gradient_scale": 1.0, "noise": 0.03}
+        }
+        with Image.open(outs[0]) as picture:
+            assert picture.format == "PNG"
+        with Image.open(outs[1]) as film:
+            assert film.n_frames > 10
+        with np.load(outs[2]) as archive:
+            assert list(archive["masks"]) == list(FIGURE)
+            assert archive["result"].shape == archive["start"].shape == (2, 20, 8, 8)
+            assert archive["result"].dtype == np.uint8
+            seen = ~archive["hidden"]
+            assert np.array_equal(archive["result"][:, seen], np.stack([archive["truth"][seen]] * 2))
+            assert archive["nats"].shape == (len(archive["looks"]), 2, 20)
+            ends = np.concatenate([each["end_nats"] for each in result["masks"]], axis=1)
+            assert np.array_equal(archive["nats"][-1], ends)
+            truth = load_splits(load_with_recipe(digits_run)[1]).test[:20].reshape(20, 8, 8)
+            assert np.array_equal(archive["truth"], truth)
+
+    def test_nats_are_on_the_recipes_interval(self, colour_run: Path, tmp_path: Path):
+        result = inpaint(colour_run, mask="columns:0-3", n=2, steps=5, out=tmp_path / "a.npz", device="cpu")
+        flow, recipe, _ = load_with_recipe(colour_run)
+        x = torch.from_numpy(load_splits(recipe).test[:2])
+        levels = flow.continuous().log_prob((x + 0.5) / 256) - 72 * math.log(256)
+        expected = levels.detach().numpy() + interval_nats(recipe.data)
+        np.testing.assert_allclose(result["masks"][0]["truth_nats"], expected, rtol=1e-4)
+
+    def test_masks_of_any_kind_on_colour_images(self, colour_run: Path, tmp_path: Path):
+        Image.fromarray(np.eye(4, 6, dtype=np.uint8) * 255).save(tmp_path / "mask.png")
+        masks = ["channels:1", str(tmp_path / "mask.png"), np.ones((3, 4, 6), bool)]
+        result = inpaint(colour_run, mask=masks, n=1, steps=5, out=[tmp_path / "a.png", tmp_path / "a.gif"])
+        assert [each["mask"] for each in result["masks"]] == ["channels:1", str(tmp_path / "mask.png"), "array"]
+
+    def test_rows_of_numbers_are_filled_in_too(self, rows_run: Path, tmp_path: Path):
+        result = inpaint(rows_run, mask="columns:1-3", n=3, out=tmp_path / "a.npz", noise=0, device="cpu")
+        (columns,) = result["masks"]
+        assert (np.array(columns["end_nats"]) > columns["truth_nats"]).all()
+        with np.load(tmp_path / "a.npz") as archive:
+            assert np.array_equal(archive["result"][0][:, [0, 3, 4]], archive["truth"][:, [0, 3, 4]])
+
+    def test_wraps_around_a_small_split(self, colour_run: Path, tmp_path: Path):
+        size = len(load_splits(load_with_recipe(colour_run)[1]).test)
+        result = inpaint(colour_run, mask=["top", "bottom"], n=size, steps=1, out=tmp_path / "a.npz")
+        assert result["masks"][0]["images"] == result["masks"][1]["images"] == list(range(size))
+
+
+class TestRefusals:
+    def test_of_what_cannot_be_written(self, refusal: Callable[..., str], rows_run: Path, tmp_path: Path):
+        assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, tmp_path / "no run", out=tmp_path / "a.jpg")
+        assert "choose --out inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"n": 0}, "1 to 180 images of the test split"),
+            ({"n": 181}, "1 to 180 images"),
+            ({"mask": "topp"}, "did you mean 'top'"),
+            ({"steps": 0}, "at least 1 step"),
+            ({"chains": 0}, "at least 1 chain"),
+            ({"noise": -1.0}, "noise of 0"),
+            ({"gradient_scale": 0.0}, "gradient scale above 0"),
+            ({"gradient_scale": math.nan}, "gradient scale above 0"),
+            ({"direction": "up"}, "a direction of adam, gradient"),
+            ({"preset": "paper"}, "a preset of ours, authors"),
+        ],
+    )
+    def test_of_options(self, refusal: Callable[..., str], digits_run: Path, tmp_path: Path, options: dict, says: str):
+        assert says in refusal(inpaint, digits_run, out=tmp_path / "a.npz", device="cpu", **options)
+
+    def test_of_rows_and_masks_that_do_not_fit(self, refusal: Callable[..., str], digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        assert "(B, 64)" in refusal(fill, flow, x[:, :9], half(x)[:, :9])
+        assert "torch.uint8" in refusal(fill, flow, x, half(x).byte())
+        assert "lower bound" in refusal(fill, flow, x, half(x), bounds=(3.0, 2.0))
+
+    def test_of_what_is_not_finite(self, refusal: Callable[..., str]):
+        flow = Flow(Chain(DiagonalScaling(2)), Gaussian(2))
+        x, hidden = torch.zeros(1, 2), torch.tensor([[True, False]])
+        assert "every observed value a number" in refusal(fill, flow, x / 0, hidden)
+        wild = Schedule(steps=300, direction="gradient", gradient_scale=1e9, noise=0.0)
+        assert "smaller gradient scale" in refusal(fill, flow, x, hidden, schedule=wild)
+
+
+def test_the_authors_setting_is_a_preset():
+    authors = PRESETS["authors"]
+    assert (authors.steps, authors.direction, authors.noise) == (111_895, "gradient", 1.0)
+    assert authors.gradient_scale == 1 / 100  # they differentiate the mean of their 100 images
+    assert choose_schedule("authors", noise=0.0) == replace(authors, noise=0.0)
+    assert choose_schedule() == OURS

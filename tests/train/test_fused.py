@@ -1,0 +1,104 @@
+"""How the weights of a flow lie side by side for one kernel, padded; what is computed with them stays the same."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from runs import SMALL
+
+from nicest.data import load
+from nicest.flows import MLP
+from nicest.recipes import load_recipe
+from nicest.train.engine import padded_copies, padded_shapes
+from nicest.train.fused import FusedUpdate, side_by_side
+from nicest.train.loop import start
+from nicest.train.runtime import rows_to
+from nicest.train.state import State
+
+DIGITS = load("digits")
+OVERRIDES = (*SMALL, "train.precision=bfloat16", "model.dropout=0", "model.hidden_layers=3", "model.width=13")
+
+
+@pytest.fixture(autouse=True)
+def _without_onednn() -> Iterator[None]:
+    """Its bfloat16 kernels use instructions that some virtual machines announce and refuse."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def state(*overrides: str) -> State:
+    return start(load_recipe("digits").override(*OVERRIDES, *overrides), DIGITS, torch.device("cpu"))
+
+
+def loss(state: State) -> torch.Tensor:
+    torch.manual_seed(5)
+    return -state.flow(rows_to(DIGITS.train[:50], state.device)).mean()
+
+
+def test_hidden_widths_are_padded_and_the_ends_are_not():
+    assert padded_shapes(MLP(392, 391, (1000, 1000))) == [(1024, 392), (1024, 1024), (391, 1024)]
+    assert padded_shapes(MLP(3, 5, (13,))) == [(16, 3), (5, 16)]
+    assert padded_shapes(MLP(3, 5, ())) == [(5, 3)]
+
+
+def test_padded_copies_are_the_same_network():
+    network, x = MLP(5, 3, (13, 13)).double(), torch.randn(7, 5, dtype=torch.float64)
+    network.buffers_in_use = padded_copies(network, torch.float64)
+    torch.testing.assert_close(network.reduced(x, None, torch.float64)[1], network(x), rtol=0, atol=1e-12)
+
+
+def test_tensors_move_into_one_block_and_keep_their_values():
+    tensors = [torch.randn(2, 3), torch.randn(4), torch.randn(())]
+    values = [tensor.clone() for tensor in tensors]
+    block = side_by_side(tensors, [(4, 4), (6,), (1,)])
+    assert block.shape == (23,)
+    for tensor, value in zip(tensors, values, strict=True):
+        assert torch.equal(tensor, value)
+        assert tensor.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+    assert block.count_nonzero() == 11
+    block.zero_()
+    assert not any(tensor.any() for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    "case", [(), ("train.optimizer=rmsprop", "train.weight_decay=0"), ("model.learned_prior=true",)]
+)
+def test_gradients_land_where_the_update_finds_them(case: tuple[str, ...]):
+    plain, fused = state(*case), state(*case)
+    expected = loss(plain)
+    expected.backward()
+    update = FusedUpdate(fused)
+    update.zero_grad()
+    for _ in range(2):  # the second pass overwrites
+        update.zero_grad()
+        found = loss(fused)
+        found.backward()
+    torch.testing.assert_close(found, expected)
+    blocks = {id(block): block for block in (update.matrices, update.vectors)}.values()
+    places = [(block.weights.untyped_storage().data_ptr(), block) for block in blocks]
+    total = 0
+    for p, q in zip(plain.flow.parameters(), fused.flow.parameters(), strict=True):
+        assert torch.equal(p, q)
+        block = next(block for pointer, block in places if pointer == q.untyped_storage().data_ptr())
+        gradient = block.gradient.as_strided(q.shape, q.stride(), q.storage_offset())
+        torch.testing.assert_close(gradient.float(), p.grad, rtol=1e-2, atol=1e-4)
+        copy = block.copy.as_strided(q.shape, q.stride(), q.storage_offset())
+        assert torch.equal(copy, q.bfloat16())
+        total += int(gradient.count_nonzero())
+    assert sum(int(block.gradient.count_nonzero()) for block in blocks) == total  # what is padded gets none
+
+
+def test_moments_and_averages_move_along_and_are_saved_in_the_recipes_shapes():
+    made = state()
+    FusedUpdate(made)
+    names = made.optimizer.state_dict()["state"][0].keys()
+    assert names == {"exp_avg", "exp_avg_sq", "step"}
+    for p, values in made.optimizer.state.items():
+        assert values["exp_avg"].shape == values["exp_avg_sq"].shape == p.shape
+    for name, tensor in made.average.state_dict().items():
+        assert tensor.shape == made.flow.state_dict()[name].shape
+        assert torch.equal(tensor, made.flow.state_dict()[name])
+    assert len({id(values["step"]) for values in made.optimizer.state.values()}) == 1
