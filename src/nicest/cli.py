@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from nicest import __version__
 from nicest.errors import NicestError
@@ -28,6 +29,24 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="The data sets: what there is, fetch one, check one.")
 app.add_typer(data_app, name="data")
 
+
+class RunFirst(TyperGroup):
+    """Commands of a run that take it before their name too: `latent RUN sphere` is `latent sphere RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if len(args) > 1 and args[1] in self.commands and args[0] not in self.commands:
+            args = [args[1], args[0], *args[2:]]
+        return super().parse_args(ctx, args)
+
+
+latent_app = typer.Typer(
+    cls=RunFirst,
+    no_args_is_help=True,
+    help="Look inside a trained model: its spectrum, a sphere, ways between images, codes cut short.",
+    epilog="The run may stand first: nicest latent runs/demo sphere",
+)
+app.add_typer(latent_app, name="latent")
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
@@ -40,8 +59,29 @@ class Split(StrEnum):
     test = "test"
 
 
-class Look(StrEnum):
-    spectrum = "spectrum"
+class Preset(StrEnum):
+    ours = "ours"
+    authors = "authors"
+
+
+class Direction(StrEnum):
+    adam = "adam"
+    gradient = "gradient"
+
+
+class Basis(StrEnum):
+    random = "random"
+    top = "top"
+
+
+class Way(StrEnum):
+    straight = "straight"
+    spherical = "spherical"
+
+
+def _figure(look: str) -> Any:
+    """The option of a picture that goes into the run folder unless told otherwise."""
+    return typer.Option(help="A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
 
 
 def main() -> None:
@@ -201,20 +241,161 @@ def certify(
 
 
 @app.command()
-def latent(
+def inpaint(
     run: Run,
-    look: Annotated[Look, typer.Argument(help="What to look at.")],
-    out: Annotated[Path | None, typer.Option(help="The picture.", show_default="RUN/figures/spectrum.png")] = None,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is hidden, repeatable: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several"
+            " joined by +, a picture, an .npy file.",
+            show_default="paper, the ten of the figure",
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Images under each mask.")] = 10,
+    chains: Annotated[int, typer.Option(min=1, help="Ascents of every image, each from its own start.")] = 1,
+    preset: Annotated[Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")] = Preset.ours,
+    steps: Annotated[int | None, typer.Option(min=1, help="Iterations.", show_default="the preset's")] = None,
+    direction: Annotated[
+        Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
+    ] = None,
+    gradient_scale: Annotated[
+        float | None, typer.Option(help="Multiplies the direction.", show_default="the preset's")
+    ] = None,
+    noise: Annotated[
+        float | None, typer.Option(min=0.0, help="Multiplies the noise, 0 for none.", show_default="the preset's")
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    seed: Seed = 0,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The figure (.png, .svg, .pdf), a film of it (.gif) or arrays (.npz); repeatable.",
+            show_default="inpaint.png",
+        ),
+    ] = None,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Look inside a trained model: spectrum, the sorted sigma_d of the scaling layer.
+    """Hide a part of images and find it again, by climbing the log-likelihood in what is hidden.
 
-    Example: nicest latent runs/demo spectrum
+    Example: nicest inpaint runs/demo --mask left --mask random:75 --chains 4 --out a.png --out a.gif
     """
-    from nicest.tasks.latent import spectrum
+    from nicest.tasks.inpaint import inpaint as run_inpainting
 
-    looks = {Look.spectrum: spectrum}
-    _emit(looks[look](run, out=out), as_json, lambda result: print(f"{look.value} in {result['out']}"))
+    result = run_inpainting(
+        run,
+        mask=mask or "paper",
+        n=n,
+        chains=chains,
+        preset=preset,
+        steps=steps,
+        direction=direction,
+        gradient_scale=gradient_scale,
+        noise=noise,
+        split=split,
+        seed=seed,
+        out=out or "inpaint.png",
+        device=device,
+    )
+    _emit(result, as_json, _show_inpainting)
+
+
+@latent_app.command()
+def spectrum(
+    run: Run,
+    pca: Annotated[bool, typer.Option(help="The spectrum of a PCA of the training data beside it.")] = True,
+    out: Annotated[Path | None, _figure("spectrum")] = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """The sorted sigma_d of the scaling layer: how much each component may vary.
+
+    Example: nicest latent spectrum runs/demo
+    """
+    from nicest.tasks.latent import spectrum as run_spectrum
+
+    result = run_spectrum(run, pca=pca, out=out, device=device)
+    _emit(result, as_json, lambda result: print(f"spectrum in {result['out']}"))
+
+
+@latent_app.command()
+def sphere(
+    run: Run,
+    basis: Annotated[
+        Basis, typer.Option(help="Around which axes: random ones, or the components of largest sigma_d.")
+    ] = Basis.random,
+    radius: Annotated[
+        float | None, typer.Option(help="In units of the prior.", show_default="the typical norm of its draws")
+    ] = None,
+    grid: Annotated[int, typer.Option(min=1, help="Images a side.")] = 10,
+    seed: Seed = 0,
+    out: Annotated[Path | None, _figure("sphere")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """A sphere of three dimensions in latent space, decoded: neighbours on it are neighbours in the picture.
+
+    Example: nicest latent sphere runs/demo --basis top
+    """
+    from nicest.tasks.latent import sphere as run_sphere
+
+    result = run_sphere(run, basis=basis, radius=radius, grid=grid, seed=seed, out=out, device=device)
+    _emit(result, as_json, lambda result: print(f"sphere of radius {result['radius']:.2f} in {result['out']}"))
+
+
+@latent_app.command()
+def interpolate(
+    run: Run,
+    start: Annotated[
+        list[int] | None,
+        typer.Option("--from", help="An image by its place in the split; repeatable.", show_default="0, 2, 4, 6, 8"),
+    ] = None,
+    end: Annotated[
+        list[int] | None,
+        typer.Option("--to", help="Where the way from it ends; as often.", show_default="1, 3, 5, 7, 9"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Images of a way, both ends among them.")] = 10,
+    way: Annotated[
+        Way, typer.Option(help="A straight line of codes, or one that turns around the prior's mode.")
+    ] = Way.straight,
+    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    out: Annotated[Path | None, _figure("interpolate")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """From one image to another through latent space, and beside it through pixels.
+
+    Example: nicest latent interpolate runs/demo --from 3 --to 8 --from 4 --to 5
+    """
+    from nicest.tasks.latent import interpolate as run_interpolation
+
+    if len(start or []) != len(end or []):
+        raise NicestError(f"expected as many --to as --from, got {len(end or [])} and {len(start or [])}")
+    pairs = list(zip(start or [], end or [], strict=True)) or None
+    result = run_interpolation(run, pairs=pairs, steps=steps, way=way, split=split, out=out, device=device)
+    _emit(result, as_json, lambda result: print(f"{len(result['pairs'])} ways in {result['out']}"))
+
+
+@latent_app.command()
+def truncate(
+    run: Run,
+    n: Annotated[int, typer.Option("-n", min=1, help="Images in the picture.")] = 8,
+    keep: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    out: Annotated[Path | None, _figure("truncate")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """What is left of images when only the components of largest sigma_d are kept, beside a PCA's.
+
+    Example: nicest latent truncate runs/demo -n 8
+    """
+    from nicest.tasks.latent import truncate as run_truncation
+
+    _emit(run_truncation(run, n=n, kept=keep, split=split, out=out, device=device), as_json, _show_truncation)
 
 
 @app.command()
@@ -297,6 +478,7 @@ def _interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
 
 
 NUMBERS = {"nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats"}
+NUMBERS |= {"start, nats", "end, nats", "truth, nats", "gain, nats", "above truth", "kept", "NICE", "PCA"}
 NUMBERS |= {"batch", "microseconds", "times the floor", "seconds to the first step"}
 
 
@@ -361,6 +543,30 @@ def _show_certificate(result: Mapping[str, Any]) -> None:
     data = Path(result["dataset"]).name
     print(f"{data}: round trip of {result['n']} examples, half real, half sampled; {result['jacobians']} Jacobians")
     _print("", table, "")
+
+
+def _show_inpainting(result: Mapping[str, Any]) -> None:
+    from rich.markup import escape
+
+    table = _table("mask", "start, nats", "end, nats", "truth, nats", "gain, nats", "above truth")
+    for row in result["masks"]:
+        means = (f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth"))
+        count = f"{row['images_above_truth']} of {len(row['images'])}"
+        table.add_row(escape(row["mask"]), *means, f"{row['mean_gain_nats']:+.2f}", count)
+    data, way = Path(result["dataset"]).name, f"{result['steps']} steps, noise {result['noise']:g}"
+    print(f"{data}, {result['split']} split: {result['n']} images under each mask, chains {result['chains']}; {way}")
+    _print("", table, "")
+    print("Nats are means; an image counts as above its truth where its likeliest chain ends so.")
+    print(f"written in {result['seconds']:.1f} s:", *result["out"])
+
+
+def _show_truncation(result: Mapping[str, Any]) -> None:
+    table = _table("kept", "NICE", "PCA")
+    for k, *errors in zip(result["kept"], result["nice_errors"], result["pca_errors"], strict=True):
+        table.add_row(str(k), *(f"{error:.5f}" for error in errors))
+    print(f"mean squared error of {result['examples']} images of the {result['split']} split")
+    _print("", table, "")
+    print(f"truncate in {result['out']}")
 
 
 def _show_demo(result: Mapping[str, Any]) -> None:

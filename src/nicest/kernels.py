@@ -43,7 +43,7 @@ def _read(x, row_stride, column_stride, out, columns, total, shift):
     tl.store(out + i, ((value + shift) - shift).to(out.dtype.element_ty), mask=inside)
 
 
-def shift(x: Tensor, b: Tensor, layout: Layout, sign: int, shift: float) -> Tensor:
+def couple(x: Tensor, b: Tensor, layout: Layout, sign: int, shift: float) -> Tensor:
     """y_I1 = x_I1 and y_I2 = x_I2 ± b, with x_I1 and b rounded by adding `shift` and taking it away."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     _merge[(triton.cdiv(x.numel(), _BLOCK.value),)](
@@ -145,7 +145,7 @@ def rectified_gradient(gradient: Tensor, active: Tensor | None, scale: float, ou
 def _rectified_gradient(
     gradient, row_stride, column_stride, active, scale, out, sums, rows, columns, sum_columns, masked: tl.constexpr
 ):
-    r = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
+    r = tl.program_id(0).to(tl.int64) * _ROWS + tl.arange(0, _ROWS)
     c = tl.program_id(1) * _COLUMNS + tl.arange(0, _COLUMNS)
     inside = (r[:, None] < rows) & (c[None, :] < columns)
     i = r[:, None] * columns + c[None, :]
@@ -188,7 +188,7 @@ def adam(
         weights.numel(),
         betas[0],
         betas[1],
-        math.log(betas[0]),
+        math.log(max(betas[0], 1e-300)),
         math.log(betas[1]),
         eps,
         decay,
@@ -217,7 +217,7 @@ def _adam(
     decay,
     averages: tl.constexpr,
 ):
-    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    i = tl.program_id(0).to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
     inside = i < total
     steps, rate = tl.load(step).to(tl.float64), tl.load(lr)
     correction1 = (1.0 - tl.exp(steps * log_beta1)).to(tl.float32)
@@ -284,7 +284,7 @@ def _rmsprop(
     floor,
     averages: tl.constexpr,
 ):
-    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    i = tl.program_id(0).to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
     inside = i < total
     g = tl.load(gradient + i, mask=inside).to(tl.float32) * tl.load(scale)
     v = decay * tl.load(square + i, mask=inside) + (1.0 - decay) * g * g

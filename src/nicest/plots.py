@@ -39,23 +39,83 @@ def image_grid(
     return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
 
 
-def plot_spectrum(sigma: np.ndarray, *, log: bool = False, ax: Axes | None = None) -> Axes:
-    """σ_d sorted from the largest (NICE App. A)."""
+def plot_spectrum(
+    sigma: np.ndarray, *, pca: np.ndarray | None = None, log: bool = False, ax: Axes | None = None
+) -> Axes:
+    """σ_d sorted from the largest (NICE App. A), and the standard deviations of a PCA beside it."""
     ax = ax or Figure().subplots()
-    ax.plot(np.arange(1, len(sigma) + 1), sigma, color=INK, linewidth=1.8)
-    ax.set(xlabel="component d, sorted", ylabel="σ_d", yscale="log" if log else "linear")
+    ax.plot(np.arange(1, len(sigma) + 1), sigma, color=INK, linewidth=1.8, label=r"$\sigma_d$ of the model")
+    if pca is not None:
+        label = "PCA of the data, standard deviations"
+        ax.plot(np.arange(1, len(pca) + 1), pca, color=ACCENT, linewidth=1.4, linestyle="--", label=label)
+        ax.legend(frameon=False, fontsize=9)
+    ax.set(xlabel="component d, sorted", ylabel=r"$\sigma_d$", yscale="log" if log else "linear")
     ax.grid(alpha=0.25)
     return ax
 
 
-def spectrum_figure(sigma: np.ndarray, *, title: str) -> Figure:
+def spectrum_figure(sigma: np.ndarray, *, title: str, pca: np.ndarray | None = None) -> Figure:
     """The spectrum on a linear and on a logarithmic axis."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    plot_spectrum(sigma, ax=left)
-    plot_spectrum(sigma, log=True, ax=right)
+    plot_spectrum(sigma, pca=pca, ax=left)
+    plot_spectrum(sigma, pca=pca, log=True, ax=right)
     figure.suptitle(title)
     return figure
+
+
+def sphere_figure(grid: Image.Image, n: int, *, title: str) -> Figure:
+    """Images of an n x n grid of points of a sphere, as a map: longitude to the right, north at the top."""
+    width = 6.2
+    figure = Figure(figsize=(width + 0.5, width * grid.height / grid.width + 0.4), layout="constrained")
+    ax = _show_grid(figure.subplots(), grid)
+    marks = range(0, n, math.ceil(n / 12))
+    latitudes = [math.degrees(math.asin(1 - (2 * i + 1) / n)) for i in range(n)]
+    ax.set_xticks([grid.width * (k + 0.5) / n for k in marks], [f"{360 * k / n:.0f}°" for k in marks])
+    ax.set_yticks([grid.height * (k + 0.5) / n for k in marks], [f"{latitudes[k]:+.0f}°" for k in marks])
+    ax.set(xlabel="longitude", ylabel="latitude")
+    ax.set_title(title, fontsize=11)
+    return figure
+
+
+def plot_truncation(kept: Sequence[int], errors: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
+    """Mean squared error by the number of components that are kept, a curve for each of two models."""
+    ax = ax or Figure().subplots()
+    places = range(len(kept))
+    for (name, values), colour, line in zip(errors.items(), (INK, ACCENT), ("-", "--"), strict=True):
+        ax.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=name)
+    ax.set_xticks(places, [str(k) for k in kept], fontsize=8)
+    ax.set(xlabel="components kept, k", ylabel="mean squared error")
+    ax.set_ylim(bottom=0)
+    ax.legend(frameon=False)
+    ax.grid(alpha=0.25)
+    return ax
+
+
+def truncation_figure(
+    kept: Sequence[int], errors: Mapping[str, Sequence[float]], grids: Mapping[str, Image.Image], *, title: str
+) -> Figure:
+    """Images by what is kept of them, a panel for each model with k along its columns, then the errors."""
+    shapes = [grid.width / grid.height for grid in grids.values()]
+    height = 3.8
+    widths = [height * shape for shape in shapes] + [4.6]
+    figure = Figure(figsize=(sum(widths) + 0.6, height + 0.9), layout="constrained")
+    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    for ax, (name, grid) in zip(axes, grids.items(), strict=False):
+        _show_grid(ax, grid).set(title=name, xlabel="components kept, k")
+        ax.set_xticks([grid.width * (k + 0.5) / len(kept) for k in range(len(kept))], [str(k) for k in kept])
+    plot_truncation(kept, errors, ax=axes[-1])
+    figure.suptitle(title)
+    return figure
+
+
+def _show_grid(ax: Axes, grid: Image.Image) -> Axes:
+    """A picture of images as it is, without a frame."""
+    ax.imshow(np.asarray(grid), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0, labelsize=8)
+    return ax
 
 
 def plot_likelihood(
@@ -172,18 +232,21 @@ def study_figure(result: Mapping[str, Any]) -> Figure:
 
 
 def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str]) -> Figure:
-    """Grids of images side by side, each under its title, with the names of their rows at the left."""
+    """Grids of images, each under its title, with the names of their rows at the left; flat ones in one column."""
     tall = max(grid.height / grid.width for grid in panels.values())
+    columns = 1 if tall < 0.35 else len(panels) if len(panels) < 4 else math.ceil(len(panels) / 2)
+    lines = math.ceil(len(panels) / columns)
     height = 4.2 * min(tall, 2.5)
-    figure = Figure(figsize=(height / tall * len(panels) + 1.4, height + 0.4), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for ax, (title, grid) in zip(axes, panels.items(), strict=True):
-        ax.imshow(np.asarray(grid), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        ax.set(title=title, xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
+    width = height / tall * (2 if columns == 1 else 1)
+    figure = Figure(figsize=(width * columns + 1.4, (width * tall + 0.5) * lines + 0.2), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False)
+    for ax in axes.ravel()[len(panels) :]:
+        ax.set_axis_off()
+    for ax, (title, grid) in zip(axes.ravel(), panels.items(), strict=False):
+        _show_grid(ax, grid).set(title=title)
     step = next(iter(panels.values())).height / len(rows)
-    axes[0].set_yticks([step * (k + 0.5) for k in range(len(rows))], rows)
-    axes[0].tick_params(length=0)
+    for ax in axes[:, 0]:
+        ax.set_yticks([step * (k + 0.5) for k in range(len(rows))], rows)
     return figure
 
 

@@ -281,7 +281,7 @@ class TestRecipe:
 
 
 class TestRun:
-    @pytest.mark.parametrize("command", ["evaluate", "certify", "sample", "latent"])
+    @pytest.mark.parametrize("command", ["evaluate", "certify", "sample", "inpaint", "latent"])
     @pytest.mark.parametrize("there", ["an empty folder", "nothing"])
     def test_that_is_none_is_refused(
         self, nicest: Callable, tmp_path: Path, untouched: Callable, command: str, there: str

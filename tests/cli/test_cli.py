@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,12 +16,17 @@ import torch
 from PIL import Image
 
 from nicest import __version__
+from nicest.cli import Basis, Direction, Preset, Way
 from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.recipes import names
+from nicest.tasks import fill, latent
+from nicest.tasks.fill import PRESETS
+from nicest.tasks.masks import FIGURE
 from nicest.train.checkpoint import RunFolder, load_with_recipe
 
-COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "certify", "latent", "data"]
+LATENT = [f"latent {look}" for look in ("spectrum", "sphere", "interpolate", "truncate")]
+COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "inpaint", "certify", "bench", *LATENT]
 EVALUATE = {
     *("dataset", "split", "n", "dim", "draws", "mean_nats", "stderr_nats", "bits_per_dim", "non_finite"),
     *("terms", "baselines", "paper_nats"),
@@ -32,23 +38,23 @@ class TestHelp:
     def test_lists_every_command(self, process: Callable):
         done = process("--help")
         assert (done.code, done.err) == (0, "")
-        assert all(f" {command} " in done.out for command in COMMANDS)
+        assert all(f" {command.split()[0]} " in done.out for command in [*COMMANDS, "data"])
 
     def test_is_what_no_arguments_give_with_the_code_of_bad_usage(self, nicest: Callable):
         done = nicest()
         assert done.code == 2
         assert "Usage" in done.out + done.err
 
-    @pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "data"), "data list", "data get", "data check"])
+    @pytest.mark.parametrize("command", [*COMMANDS, "data list", "data get", "data check"])
     def test_of_every_command_has_json_and_an_account_of_itself(self, nicest: Callable, command: str):
         done = nicest(*command.split(), "--help")
         assert done.code == 0
         assert "--json" in done.out
         assert nicest(*command.split(), "-h").out == done.out
 
-    @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "data"])
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_of_every_command_has_an_example(self, nicest: Callable, command: str):
-        assert f"Example: nicest {command}" in " ".join(nicest(command, "--help").out.split())
+        assert f"Example: nicest {command}" in " ".join(nicest(*command.split(), "--help").out.split())
 
     def test_answers_in_under_three_tenths_of_a_second(self):
         seconds = []
@@ -59,7 +65,18 @@ class TestHelp:
         assert min(seconds) < 0.3
 
     @pytest.mark.parametrize(
-        "arguments", ["--help", "train --help", "evaluate --help", "recipes", "recipes mnist", "--version", "data list"]
+        "arguments",
+        [
+            "--help",
+            "latent -h",
+            "inpaint -h",
+            "train --help",
+            "evaluate --help",
+            "recipes",
+            "recipes mnist",
+            "--version",
+            "data list",
+        ],
     )
     def test_and_what_else_needs_no_model_loads_no_torch(self, arguments: str):
         code = (
@@ -98,7 +115,16 @@ class TestUsage:
             ("sample RUN --temperature nan", "--temperature"),
             ("certify RUN -n 1", "-n"),
             ("certify RUN --jacobians 0", "--jacobians"),
-            ("latent RUN sphere-of-cheese", "look"),
+            ("latent RUN sphere-of-cheese", "no such command"),
+            ("latent sphere", "run"),
+            ("latent sphere RUN --basis north", "--basis"),
+            ("latent interpolate RUN --way around", "--way"),
+            ("latent interpolate RUN --steps 1", "--steps"),
+            ("latent truncate RUN --keep -1", "--keep"),
+            ("inpaint RUN --preset paper", "--preset"),
+            ("inpaint RUN --direction up", "--direction"),
+            ("inpaint RUN --noise -1", "--noise"),
+            ("inpaint RUN --chains 0", "--chains"),
             ("data fetch mnist", "fetch"),
             ("data get", "name"),
         ],
@@ -229,7 +255,7 @@ class TestEvaluate:
         flow, recipe, _ = load_with_recipe(digits)
         with torch.no_grad():
             flow.chain.layers["scaling"].s[0] = math.nan
-        RunFolder(tmp_path).save_model(flow, {}, recipe, {})
+        RunFolder(tmp_path).save_model(flow.state_dict(), {}, recipe, {})
         done = nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines", "--json")
         assert done.code == 0
         assert done.json["non_finite"] == done.json["n"] == 180
@@ -279,12 +305,91 @@ class TestCertify:
         assert (done.json["n"], done.json["jacobians"]) == (10, 2)
 
 
-def test_latent_spectrum_draws_a_picture(nicest: Callable, digits: Path, tmp_path: Path):
-    out = tmp_path / "spectrum.png"
-    assert nicest("latent", digits, "spectrum", "--out", out) == (0, f"spectrum in {out}\n", "")
-    assert out.stat().st_size > 5000
-    done = nicest("latent", digits, "spectrum", "--out", out, "--json").json
-    assert len(done["sigma"]) == 64
+class TestInpaint:
+    def test_prints_a_row_for_every_mask_and_writes_every_file(self, nicest: Callable, digits: Path, tmp_path: Path):
+        outs = [tmp_path / f"a.{kind}" for kind in ("png", "gif", "npz")]
+        masks = ["--mask", "left", "--mask", "random:75+rows:0"]
+        files = [each for out in outs for each in ("--out", out)]
+        options = [*masks, "-n", 3, "--chains", 2, "--steps", 40, "--noise", 0, *files]
+        done = nicest("inpaint", digits, *options)
+        assert (done.code, done.err) == (0, "")
+        assert all(out.stat().st_size > 500 for out in outs)
+        figures = nicest("inpaint", digits, *options, "--json").json
+        assert (figures["noise"], figures["steps"], figures["chains"], figures["n"]) == (0.0, 40, 2, 3)
+        for row in figures["masks"]:
+            (line,) = [line for line in done.out.splitlines() if line.startswith(row["mask"])]
+            start, end = (np.mean(row[f"{name}_nats"]) for name in ("start", "end"))
+            truth = np.array(row["truth_nats"])
+            above = int((np.max(row["end_nats"], 0) > truth).sum())
+            assert line.split()[1:] == [
+                *(f"{nats:.2f}" for nats in (start, end, truth.mean())),
+                f"{end - start:+.2f}",
+                *(str(above), "of", "3"),
+            ]
+
+    def test_shows_the_papers_masks_here_unless_told_otherwise(
+        self, nicest: Callable, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        figures = nicest("inpaint", digits, "-n", 1, "--steps", 2, "--json").json
+        assert [row["mask"] for row in figures["masks"]] == list(FIGURE)
+        assert (figures["direction"], figures["noise"]) == ("adam", 0.03)
+        assert [file.name for file in tmp_path.iterdir()] == ["inpaint.png"]
+
+    def test_takes_every_option_of_the_ascent(self, nicest: Callable, digits: Path, tmp_path: Path):
+        done = nicest(
+            *("inpaint", digits, "--mask", "top", "-n", 1, "--preset", "authors", "--steps", 3, "--split", "valid"),
+            *("--direction", "adam", "--gradient-scale", 0.5, "--seed", 7, "--out", tmp_path / "a.npz", "--json"),
+        ).json
+        asked = {"steps": 3, "direction": "adam", "gradient_scale": 0.5, "noise": 1.0, "seed": 7, "split": "valid"}
+        assert done.items() >= asked.items()
+
+    def test_offers_what_the_ascent_offers(self):
+        assert list(Preset) == list(PRESETS)
+        assert list(Direction) == list(get_args(fill.Direction))
+
+
+class TestLatent:
+    def test_spectrum_draws_a_picture(self, nicest: Callable, digits: Path, tmp_path: Path):
+        out = tmp_path / "spectrum.png"
+        assert nicest("latent", "spectrum", digits, "--out", out) == (0, f"spectrum in {out}\n", "")
+        assert out.stat().st_size > 5000
+        done = nicest("latent", "spectrum", digits, "--out", out, "--json").json
+        assert len(done["sigma"]) == len(done["pca"]) == 64
+        assert "pca" not in nicest("latent", "spectrum", digits, "--no-pca", "--out", out, "--json").json
+
+    def test_takes_the_run_first_too(self, nicest: Callable, digits: Path, tmp_path: Path):
+        out = tmp_path / "a.png"
+        first, last = (nicest("latent", *words, "--out", out) for words in ((digits, "sphere"), ("sphere", digits)))
+        assert first == last == (0, f"sphere of radius 14.51 in {out}\n", "")
+
+    def test_sphere_takes_its_options(self, nicest: Callable, digits: Path, tmp_path: Path):
+        options = ["--basis", "top", "--radius", 2.5, "--grid", 4, "--seed", 3, "--out", tmp_path / "a.npz"]
+        done = nicest("latent", "sphere", digits, *options, "--json").json
+        asked = {"basis": "top", "radius": 2.5, "grid": 4, "seed": 3, "out": str(tmp_path / "a.npz")}
+        assert done.items() >= asked.items()
+
+    def test_interpolate_takes_several_pairs(self, nicest: Callable, digits: Path, tmp_path: Path):
+        out = tmp_path / "a.png"
+        pairs = ["--from", 3, "--to", 8, "--from", 0, "--to", 5]
+        assert nicest("latent", "interpolate", digits, *pairs, "--out", out) == (0, f"2 ways in {out}\n", "")
+        options = [*pairs, "--steps", 4, "--way", "spherical", "--split", "valid", "--out", out, "--json"]
+        done = nicest("latent", "interpolate", digits, *options).json
+        assert done.items() >= {"pairs": [[3, 8], [0, 5]], "steps": 4, "way": "spherical", "split": "valid"}.items()
+        assert "as many --to as --from" in nicest("latent", "interpolate", digits, "--from", 3, "--out", out).refusal
+
+    def test_truncate_prints_the_errors_by_what_is_kept(self, nicest: Callable, digits: Path, tmp_path: Path):
+        options = ["-n", 2, "--keep", 64, "--keep", 3, "--out", tmp_path / "a.png"]
+        figures = nicest("latent", "truncate", digits, *options, "--json").json
+        assert figures["kept"] == [3, 64]
+        lines = nicest("latent", "truncate", digits, *options).out.splitlines()
+        nice, pca = (f"{figures[f'{name}_errors'][0]:.5f}" for name in ("nice", "pca"))
+        assert ["3", nice, pca] in [line.split() for line in lines]
+        assert ["64", "0.00000", "0.00000"] in [line.split() for line in lines]
+
+    def test_offers_what_the_looks_offer(self):
+        assert tuple(Basis) == latent.BASES
+        assert tuple(Way) == latent.WAYS
 
 
 class TestData:

@@ -48,9 +48,20 @@ TEXT = [name for name in COLUMNS if not name.endswith("-released")]
 RELEASED = [name for name in COLUMNS if name.endswith("-released")]
 
 
+BEST = ("cifar10-best", "mnist-affine", "mnist-best", "mnist-fast", "mnist-plain")
+
+
 class TestShipped:
-    def test_there_are_two_readings_of_four_columns_and_digits(self):
-        assert set(names()) == {*COLUMNS, "digits"}
+    def test_there_are_two_readings_of_four_columns_ours_and_digits(self):
+        assert set(names()) == {*COLUMNS, *BEST, "digits"}
+
+    @pytest.mark.parametrize("name", BEST)
+    def test_better_training_keeps_the_papers_data_and_architecture(self, name: str):
+        best, text = load_recipe(name), load_recipe(name.partition("-")[0])
+        assert (best.reading, best.data, best.paper_nats) == ("best", text.data, text.paper_nats)
+        law = "affine" if name == "mnist-affine" else "additive"
+        assert replace(best.model, dropout=0.0) == replace(text.model, law=law)
+        assert bool(best.augment.share) == (name in ("mnist-best", "mnist-affine", "cifar10-best"))
 
     @pytest.mark.parametrize("name", sorted({*COLUMNS, "digits"}))
     def test_parses_under_its_own_name_with_a_title(self, name: str):
@@ -179,7 +190,7 @@ class TestRefused:
             ("[model]\nhidden_layers = [1, 'two']", "model.hidden_layers is of type int; got 'two'"),
             ("[model]\nprior = 'logistc'", "model.prior is one of logistic, gaussian; got 'logistc' (did you mean"),
             ("[model]\nprior = 3", "model.prior is one of logistic, gaussian; got 3"),
-            ("reading = 'mine'", "reading is one of text, released, ours; got 'mine'"),
+            ("reading = 'mine'", "reading is one of text, released, best, ours; got 'mine'"),
         ],
     )
     def test_wrong_keys_types_and_choices(self, refusal: Refusal, text: str, words: str):

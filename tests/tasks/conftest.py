@@ -102,7 +102,7 @@ def save_run(tmp_path: Path) -> SaveRun:
 
     def save(name: str, flow: Flow, recipe: Recipe) -> Path:
         (tmp_path / name).mkdir()
-        RunFolder(tmp_path / name).save_model(flow.double(), {}, recipe, {"epoch": 1})
+        RunFolder(tmp_path / name).save_model(flow.double().state_dict(), {}, recipe, {"epoch": 1})
         return tmp_path / name
 
     return save

@@ -1,5 +1,6 @@
 """inpaint: the observed stay as they are, the hidden stay in their interval, and the likelihood rises."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from nicest.files import to_json
 from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Logistic, Rescale
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.tasks.inpaint import OURS, PRESETS, Ascent, Schedule, Space, choose_schedule, fill, frozen, inpaint
+from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, Space, fill, frozen
+from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE
 from nicest.train.checkpoint import load_with_recipe
 
@@ -98,7 +100,7 @@ class TestFill:
 
     def test_rows_go_in_parts_of_bounded_size(self, digits: tuple[Flow, Tensor], monkeypatch: pytest.MonkeyPatch):
         flow, x = digits
-        monkeypatch.setattr("nicest.tasks.inpaint.BATCH", 5)
+        monkeypatch.setattr("nicest.tasks.fill.BATCH", 5)
         heard: list[float] = []
         filled = fill(flow, x, half(x), schedule=MAP, chains=2, watch=lambda share, nats: heard.append(share))
         assert filled.result.shape == (2, 6, 64)
@@ -200,11 +202,60 @@ class TestIteration:
         assert places == after
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+class TestCaptured:
+    """On a GPU: the iteration replayed from a CUDA graph is the iteration called."""
+
+    @staticmethod
+    def after(flow: Flow, x: Tensor, schedule: Schedule, how: str, steps: int = 50) -> tuple[Tensor, Tensor]:
+        """The state and the generator's after some steps."""
+        space, generator = Space(flow), torch.Generator("cuda").manual_seed(5)
+        with frozen(flow):
+            box = space.box(None)
+            ascent = Ascent(space.flow, space.enter(x), half(x).cuda(), box, schedule, generator)
+            iterate = ascent.captured() if how == "captured" else ascent.iteration
+            for _ in range(steps):
+                iterate()
+        assert float(ascent.i) == steps
+        return ascent.y.detach(), generator.get_state()
+
+    @pytest.mark.parametrize("noise", [0.0, 0.03])
+    @pytest.mark.parametrize("direction", ["adam", "gradient"])
+    def test_is_the_iteration_from_the_same_random_state(
+        self, digits: tuple[Flow, Tensor], direction: str, noise: float
+    ):
+        flow, x = digits[0].cuda(), digits[1].cuda()
+        schedule = choose_schedule(direction=direction, gradient_scale=0.01, noise=noise)
+        called, random = self.after(flow, x, schedule, "called")
+        replayed, random_too = self.after(flow, x, schedule, "captured")
+        torch.testing.assert_close(replayed, called, rtol=0, atol=1e-4)
+        assert torch.equal(random_too, random)
+
+    def test_draws_anew_in_every_replay_and_the_same_from_the_same_seed(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits[0].cuda(), digits[1].cuda()
+        first, again, other = (fill(flow, x, half(x).cuda(), schedule=SHORT, seed=seed).nats for seed in (1, 1, 2))
+        torch.testing.assert_close(first, again, rtol=0, atol=1e-3)
+        assert (first - other).abs().max() > 1e-2
+        space, generator = Space(flow), torch.Generator("cuda").manual_seed(0)
+        with frozen(flow):
+            ascent = Ascent(space.flow, space.enter(x), half(x).cuda(), space.box(None), SHORT, generator)
+            iterate, drawn = ascent.captured(), []
+            for _ in range(3):
+                iterate()
+                drawn.append(ascent.noise.clone())
+        assert all((one - two).abs().max() > 0.1 for one, two in itertools.pairwise(drawn))
+
+
 class TestCommand:
     def test_the_papers_masks_make_the_figure_the_film_and_the_arrays(self, digits_run: Path, tmp_path: Path):
         outs = [tmp_path / "deep" / f"a.{end}" for end in ("png", "gif", "npz")]
         result = inpaint(digits_run, n=2, steps=30, chains=2, out=outs, device="cpu")
         assert json.loads(to_json(result)) == result
+        for each in result["masks"]:
+            truth, end = np.array(each["truth_nats"]), np.array(each["end_nats"])
+            assert each["mean_gain_nats"] == pytest.approx((end - each["start_nats"]).mean())
+            assert each["mean_truth_nats"] == pytest.approx(truth.mean())
+            assert each["images_above_truth"] == (end.max(0) > truth).sum()
         assert result["out"] == [str(out) for out in outs]
         assert [each["mask"] for each in result["masks"]] == list(FIGURE)
         assert [each["images"] for each in result["masks"]] == [[2 * k, 2 * k + 1] for k in range(10)]

@@ -49,7 +49,7 @@ def saved(out: Path, recipe: Recipe, flow: Flow) -> Flow:
     """Save a flow as training does; it is float32 then."""
     state = State(recipe, flow, torch.device("cpu"))
     with RunFolder(out).open_for_writing():
-        RunFolder(out).save_model(state.average, state.constants, recipe, {"epoch": 3})
+        RunFolder(out).save_model(state.average.state_dict(), state.constants, recipe, {"epoch": 3})
     return state.flow.eval()
 
 

@@ -1,15 +1,18 @@
 """How the weights of a flow lie side by side for one kernel, padded; what is computed with them stays the same."""
 
+import copy
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL
+from runs import SMALL, equal
 
 from nicest.data import load
 from nicest.flows import MLP
 from nicest.recipes import load_recipe
+from nicest.train.checkpoint import read_tensors
 from nicest.train.engine import padded_copies, padded_shapes
 from nicest.train.fused import FusedUpdate, side_by_side
 from nicest.train.loop import start
@@ -71,14 +74,12 @@ def test_gradients_land_where_the_update_finds_them(case: tuple[str, ...]):
     expected = loss(plain)
     expected.backward()
     update = FusedUpdate(fused)
-    update.zero_grad()
     for _ in range(2):  # the second pass overwrites
         update.zero_grad()
         found = loss(fused)
         found.backward()
     torch.testing.assert_close(found, expected)
-    blocks = {id(block): block for block in (update.matrices, update.vectors)}.values()
-    places = [(block.weights.untyped_storage().data_ptr(), block) for block in blocks]
+    places = [(block.weights.untyped_storage().data_ptr(), block) for block in update.blocks]
     total = 0
     for p, q in zip(plain.flow.parameters(), fused.flow.parameters(), strict=True):
         assert torch.equal(p, q)
@@ -88,17 +89,39 @@ def test_gradients_land_where_the_update_finds_them(case: tuple[str, ...]):
         copy = block.copy.as_strided(q.shape, q.stride(), q.storage_offset())
         assert torch.equal(copy, q.bfloat16())
         total += int(gradient.count_nonzero())
-    assert sum(int(block.gradient.count_nonzero()) for block in blocks) == total  # what is padded gets none
+    assert sum(int(block.gradient.count_nonzero()) for block in update.blocks) == total  # what is padded gets none
 
 
-def test_moments_and_averages_move_along_and_are_saved_in_the_recipes_shapes():
+def test_moments_and_averages_move_along_and_are_saved_as_they_were(tmp_path: Path):
+    made = state()
+    for _ in range(3):
+        made.optimizer.zero_grad()
+        loss(made).backward()
+        made.optimizer.step()
+    with torch.no_grad():
+        for p in made.average.parameters():
+            p.add_(1.0)
+    made.save(tmp_path / "before.safetensors")
+    FusedUpdate(made)
+    assert len({id(values["step"]) for values in made.optimizer.state.values()}) == 1
+    for values in made.optimizer.state.values():
+        values["step"] = values["step"].clone()  # as leaving a GPU does
+    made.save(tmp_path / "after.safetensors")
+    before, after = (read_tensors(tmp_path / f"{name}.safetensors")[0] for name in ("before", "after"))
+    assert equal(before, after)
+    assert any(name.endswith("exp_avg_sq") and tensor.any() for name, tensor in after.items())
+
+
+def test_copies_are_left_behind_when_weights_are_loaded_or_copied():
     made = state()
     FusedUpdate(made)
-    names = made.optimizer.state_dict()["state"][0].keys()
-    assert names == {"exp_avg", "exp_avg_sq", "step"}
-    for p, values in made.optimizer.state.items():
-        assert values["exp_avg"].shape == values["exp_avg_sq"].shape == p.shape
-    for name, tensor in made.average.state_dict().items():
-        assert tensor.shape == made.flow.state_dict()[name].shape
-        assert torch.equal(tensor, made.flow.state_dict()[name])
-    assert len({id(values["step"]) for values in made.optimizer.state.values()}) == 1
+    networks = [module for module in made.flow.modules() if isinstance(module, MLP)]
+    assert all(network.buffers_in_use for network in networks)
+    twin = copy.deepcopy(made.flow)
+    assert not any(module.buffers_in_use for module in twin.modules() if isinstance(module, MLP))
+    assert all(network.buffers_in_use for network in networks)
+    made.flow.load_state_dict(twin.state_dict())
+    assert not any(network.buffers_in_use for network in networks)
+    FusedUpdate(made)
+    made.flow.double()
+    assert not any(network.buffers_in_use for network in networks)

@@ -22,6 +22,7 @@ from nicest.train import loop
 from nicest.train.checkpoint import LAST, MODEL, load, load_with_recipe, read_tensors
 from nicest.train.engine import Engine
 from nicest.train.optim import average_weight
+from nicest.train.state import State
 from nicest.train.step import update_average
 
 SCALING = "chain.layers.scaling.s"
@@ -282,3 +283,36 @@ class TestPrecision:
             for name, tensor in tensors.items():
                 if "zca" in name or "coupling" in name:
                     assert tensor.dtype == (torch.float64 if "zca" in name else torch.float32), name
+
+
+class TestSaver:
+    def test_a_cheap_state_is_saved_at_every_validation_and_a_dear_one_seldom(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        saved: list[int] = []
+        save = State.save
+
+        def spy(state: State, path: Path) -> None:
+            saved.append(state.counters.step)
+            save(state, path)
+
+        monkeypatch.setattr(State, "save", spy)
+        run(tmp_path / "cheap")
+        assert saved == [0, 14, 28, 42]
+        saved.clear()
+        monkeypatch.setattr(loop, "CHEAP", -1.0)
+        monkeypatch.setattr(loop.Saver, "due", lambda saver: False)
+        run(tmp_path / "dear")
+        assert saved == [0, 42]
+        assert equal(model(tmp_path / "cheap"), model(tmp_path / "dear"))
+        assert metrics(tmp_path / "cheap") == metrics(tmp_path / "dear")
+
+    def test_is_due_when_saving_would_take_less_than_a_fiftieth(self, monkeypatch: pytest.MonkeyPatch):
+        now = [100.0]
+        monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+        saver = loop.Saver(None, None)  # type: ignore[arg-type]
+        saver.took = 1.0
+        now[0] = 149.0
+        assert not saver.due()
+        now[0] = 151.0
+        assert saver.due()

@@ -93,11 +93,13 @@ class _Stream:
         self.parts: tuple[Tensor, Tensor]
 
     def split(self, partition: Partition) -> tuple[Tensor, Tensor]:
-        if self.partition is None or partition.i1 not in (self.partition.i1, self.partition.i2):
-            self.parts = partition.split(self.whole())
-        elif partition.i1 == self.partition.i2:
+        before, self.partition = self.partition, partition
+        if before is None:
+            self.parts = partition.split(self.x)
+        elif partition.i1 is before.i2 and partition.i2 is before.i1:  # as `swap` leaves them
             self.parts = self.parts[1], self.parts[0]
-        self.partition = partition
+        elif partition is not before:
+            self.parts = partition.split(before.merge(*self.parts))
         return self.parts
 
     def whole(self) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.gpu import kernels_for
 from nicest.flows.networks import MLP
 
 
@@ -50,7 +51,9 @@ class Partition(nn.Module):
 
     def swap(self) -> Partition:
         """The same two sets with their roles exchanged, for the next layer (NICE §3.2)."""
-        return Partition(self.i2, self.dim)
+        swapped = Partition(self.i2, self.dim)
+        swapped.i1, swapped.i2 = self.i2, self.i1  # the same objects, which are compared at once
+        return swapped
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x_I1 and x_I2."""
@@ -222,8 +225,8 @@ class Coupling(Bijection):
     def at_once(self, x: Tensor, context: Tensor | None) -> bool:
         """Whether there is a kernel for the whole layer: additive, on a GPU, in reduced precision."""
         return (
-            x.is_cuda
-            and self.precision is not None
+            self.precision is not None
+            and kernels_for(x) is not None
             and x.dtype == torch.float32
             and isinstance(self.law, Additive)
             and isinstance(self.network, MLP)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.gpu import kernels_for
 
 
 class Dequantize(Bijection):
@@ -33,9 +34,8 @@ class Dequantize(Bijection):
         x = x.to(self.unit.dtype) if x.is_floating_point() else x
         u = torch.rand(x.shape, dtype=self.unit.dtype, device=x.device)
         # rounding may take y up to the next level: the largest number below that is meant
-        if x.is_cuda and u.dtype == torch.float32:
-            from nicest import kernels
-
+        kernels = kernels_for(x) if u.dtype == torch.float32 and not x.requires_grad else None
+        if kernels:
             y = kernels.dequantize(x.contiguous(), u, self.levels)
         else:
             next_level = (x + self.unit) / self.levels

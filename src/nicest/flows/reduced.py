@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from nicest.flows.gpu import kernels_for
+
 # Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
 # beyond 32). Sums of such numbers are exact in float32 up to 128, so x + m and y - m undo each other to the bit, and
 # the next m is asked for the same number on the way back as on the way there. Without the grid a difference of 1e-7
@@ -148,17 +150,15 @@ class _Shifted(torch.autograd.Function):
         buffers: Buffers | None,
         *parameters: Tensor,
     ) -> Tensor:
-        from nicest import kernels
-
+        kernels: Any = kernels_for(x)
         ctx.layout, ctx.sign = layout, sign
         ctx.run = _Pass(kernels.read(x, layout, SHIFT, dtype), dropout, buffers, parameters)
-        return kernels.shift(x, ctx.run.output, layout, sign, SHIFT)
+        return kernels.couple(x, ctx.run.output, layout, sign, SHIFT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        from nicest import kernels
-
+        kernels: Any = kernels_for(grad_y)
         changed = kernels.part(grad_y, ctx.layout, 2)
         delta, grads = ctx.run.back(changed, ctx.sign, any(ctx.needs_input_grad[6:]))
         through = None
@@ -179,20 +179,15 @@ def _settle(x: Tensor) -> Tensor:
 
 def _sums(gradient: Tensor, layers: int, width: int) -> Tensor:
     """Room for sums over rows, some of which the kernel leaves to add up."""
-    rows = 1
-    if gradient.is_cuda:
-        from nicest import kernels
-
-        rows = kernels.sum_rows(len(gradient))
+    kernels = kernels_for(gradient)
+    rows = kernels.sum_rows(len(gradient)) if kernels else 1
     accurate = torch.promote_types(gradient.dtype, torch.float32)
     return torch.empty(layers, rows, width, dtype=accurate, device=gradient.device)
 
 
 def _rectified_gradient(gradient: Tensor, active: Tensor | None, scale: float, out: Tensor, sums: Tensor) -> None:
     """out <- scale · gradient where active > 0, else 0; sums adds up to its sum over rows."""
-    if gradient.is_cuda:
-        from nicest import kernels
-
+    if kernels := kernels_for(gradient):
         kernels.rectified_gradient(gradient, active, scale, out, sums)
         return
     out.copy_(gradient * scale if active is None else torch.where(active > 0, gradient * scale, 0))

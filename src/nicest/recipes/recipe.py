@@ -98,7 +98,9 @@ class TrainSettings:
     )
     clip: float = setting(0.0, "largest norm of the gradient; 0 for no clipping")
     ema: float = setting(0.0, "decay of the moving average of the weights that is evaluated and kept; 0 for none")
-    precision: Literal["float32", "bfloat16"] = setting("float32", "dtype inside the coupling functions")
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "dtype inside the coupling functions; auto is bfloat16 on a GPU and float32 on a CPU"
+    )
     evaluate_every: int = setting(1, "epochs between two validations; the best model by validation is kept")
     seed: int = setting(0, "seed of the initialisation, the order of examples and the noise")
 
@@ -109,7 +111,7 @@ class Recipe:
 
     name: str = setting("", "the recipe's name")
     title: str = setting("", "one line about it")
-    reading: Literal["text", "released", "ours"] = setting(
+    reading: Literal["text", "released", "best", "ours"] = setting(
         "ours", "which source it follows: the paper's text, the authors' released code, or neither"
     )
     paper_nats: float | None = setting(None, "the paper's test log-likelihood for this data set")

@@ -26,7 +26,7 @@ from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
 from nicest.tasks.peers import PEERS, installed
-from nicest.train.engine import Engine
+from nicest.train.engine import Engine, capture
 from nicest.train.loop import start
 from nicest.train.runtime import choose_device, describe_device, rows_to
 from nicest.train.step import TrainingStep
@@ -63,7 +63,7 @@ def bench(
     startup: list[dict[str, Any]] = []
     cases = [(net, batch) for net in nets for batch in batches]
     for net, batch in track(cases, "bench", len(cases)):
-        recipe = recipe_of(net, batch, place)
+        recipe = recipe_of(net, batch)
         floor = {what: measure(run, place, windows, seconds) for what, run in floor_runs(recipe, place).items()}
         floors = {"training step": floor["training products"] + floor["adam"]}
         floors |= {"log_prob": floor["products"], "sample": floor["products"]}
@@ -90,11 +90,10 @@ def bench(
     return result
 
 
-def recipe_of(net: str, batch: int, device: torch.device) -> Recipe:
-    """The paper's recipe of a net, at this batch, in the precision of the device; whitening is left out for all."""
+def recipe_of(net: str, batch: int) -> Recipe:
+    """The paper's recipe of a net, at this batch; whitening is left out for all."""
     recipe = load_recipe("mnist" if net == "small" else net)
     recipe = recipe.override(*(SMALL if net == "small" else ()), "model.preprocess=none", f"train.batch={batch}")
-    recipe = recipe.override(f"train.precision={'bfloat16' if device.type == 'cuda' else 'float32'}")
     return replace(recipe, data=replace(recipe.data, shape=SHAPES[net], levels=256))
 
 
@@ -121,7 +120,7 @@ def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device, *, precis
     state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
     rows = rows_to(levels, device)
     step, index = TrainingStep(state, rows, batch), torch.arange(batch, device=device)
-    engine = Engine(state.flow, batch=batch, precision=precision or getattr(torch, recipe.train.precision))
+    engine = Engine(state.flow, batch=batch, precision=precision or state.precision)
     return {
         "training step": lambda: step(index),
         "log_prob": lambda: engine.log_prob(rows[:batch]),
@@ -219,7 +218,7 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
         p.grad = torch.randn_like(p)
     adam = torch.optim.Adam(parameters, lr=1e-3, fused=True, capturable=device.type == "cuda")
     runs: Runs = {"products": forward, "training products": forward_and_backward, "adam": adam.step}
-    return {what: _captured(run) for what, run in runs.items()} if device.type == "cuda" else runs
+    return {what: capture(run, device)[0].replay for what, run in runs.items()} if device.type == "cuda" else runs
 
 
 def measure(run: Callable[[], object], device: torch.device, windows: int, seconds: float) -> float:
@@ -239,18 +238,6 @@ def measure(run: Callable[[], object], device: torch.device, windows: int, secon
         wait(device)
         took.append((time.perf_counter() - began) / repeats * 1e6)
     return statistics.median(took)
-
-
-def _captured(run: Callable[[], object]) -> Callable[[], object]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def wait(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from nicest.flows import Flow
 from nicest.progress import track
 from nicest.recipes.splits import load_splits
 from nicest.train.checkpoint import RunFolder, load_with_recipe
-from nicest.train.runtime import choose_device, rows_to, set_precision
+from nicest.train.runtime import choose_device, rows_to, set_precision, training_precision
 
 
 def certify(
@@ -36,7 +36,8 @@ def certify(
     picked = torch.linspace(0, len(x) - 1, jacobians).round().long()  # from the real half and the sampled half
 
     result: dict[str, Any] = {"dtype": [], "max_roundtrip": [], "max_logdet_error": [], "n": len(x)}
-    precisions = dict.fromkeys(("float64", "float32", recipe.train.precision))
+    training = str(training_precision(recipe.train.precision, place)).removeprefix("torch.")
+    precisions = dict.fromkeys(("float64", "float32", training))
     for precision in track(precisions, "certifying", len(precisions)):
         flow = load_with_recipe(run, dtype=torch.float64, device=place)[0]
         if precision != "float64":

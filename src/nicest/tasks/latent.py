@@ -1,21 +1,330 @@
-"""Looking inside a trained model: the spectrum of its scaling layer (NICE App. A)."""
+"""Looking inside a trained model: spectrum and sphere (NICE App. A), ways between images, codes cut short."""
 
 from __future__ import annotations
 
+import functools
+import io
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
 
-from nicest.plots import save_figure, spectrum_figure
+from nicest.data import Splits
+from nicest.errors import NicestError
+from nicest.files import write_bytes
+from nicest.flows import Logistic, moments
+from nicest.plots import (
+    image_grid,
+    panel_figure,
+    picture_kind,
+    save_figure,
+    spectrum_figure,
+    sphere_figure,
+    truncation_figure,
+)
+from nicest.recipes.splits import load_splits
+from nicest.tasks.fill import Space
 from nicest.train.checkpoint import load_with_recipe
+from nicest.train.engine import Engine
+from nicest.train.runtime import choose_device, rows_to
+
+BASES = ("random", "top")
+WAYS = ("straight", "spherical")
+KEPT = (0, 1, 2, 5, 10, 20, 50, 100, 200)  # and all
+EXAMPLES = 1000  # at most, that an error is the mean of
 
 
-def spectrum(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
-    """σ_d = exp(-s_d), times the prior's scale where that is learned, from the largest (NICE App. A)."""
-    flow, recipe, _ = load_with_recipe(run)
-    scale = flow.prior.log_scale.detach().exp()
-    sigma = np.sort((flow.chain.layers["scaling"].sigma * scale).numpy())[::-1]  # type: ignore[operator]
-    path = Path(out) if out else Path(run) / "figures" / "spectrum.png"
-    save_figure(spectrum_figure(sigma, title=f"{recipe.name}: spectrum of the scaling layer"), path)
-    return {"out": str(path), "sigma": [float(each) for each in sigma], "recipe": recipe.name}
+class Model:
+    """The flow of a run, and both ways through it, from rows of data to codes h and back, for any number of rows.
+
+    A level is encoded at its middle, so that no code depends on a draw of noise; decoding gives whole levels.
+    """
+
+    def __init__(self, run: str | Path, device: str) -> None:
+        place = choose_device(device)
+        self.flow, self.recipe, _ = load_with_recipe(run, device=place)
+        self.run, self.device, self.data = Path(run), place, self.recipe.data
+        self.space, prior = Space(self.flow), self.flow.prior
+        self.encoder, self.decoder = Engine(self.space.flow), Engine(self.flow)
+        self.loc, self.scale = prior.mode, prior.log_scale.detach().exp().expand(prior.dim)
+        self.deviation = math.pi / math.sqrt(3) if isinstance(prior, Logistic) else 1.0  # of the standard law
+        self.sigma: Tensor = self.flow.chain.layers["scaling"].sigma * self.scale  # type: ignore[operator]
+        self.order = self.sigma.argsort(descending=True, stable=True)
+
+    @functools.cached_property
+    def splits(self) -> Splits:
+        return load_splits(self.recipe)
+
+    def rows(self, split: str) -> Tensor:
+        return rows_to(self.splits.split(split), self.device)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.cat([part.clone() for part in self.encoder.each("encode", self.space.enter(x))])
+
+    def decode(self, h: Tensor) -> Tensor:
+        return torch.cat([part.clone() for part in self.decoder.each("decode", h)])
+
+    def images(self, rows: Tensor) -> np.ndarray:
+        """Rows (..., D) in the shape and the number type of the data."""
+        levels = self.data.levels
+        kind = np.float32 if not levels else np.uint8 if levels <= 256 else np.uint16
+        return rows.cpu().numpy().astype(kind).reshape(*rows.shape[:-1], *self.data.shape)
+
+    def grid(self, images: np.ndarray) -> Image.Image:
+        """Images (rows, columns, *shape) as one picture."""
+        brightest = self.data.levels - 1 if self.data.levels else float(np.abs(images).max()) or 1.0
+        flat = images.reshape(-1, *self.data.shape)
+        return image_grid(flat, brightest=brightest, columns=images.shape[1], size=1)
+
+    def path(self, out: str | Path | None, look: str, *, images: bool = True) -> Path:
+        """Where to write: refused before the work where it cannot be; .npz is for arrays, any other for pictures."""
+        path = Path(out) if out else self.run / "figures" / f"{look}.png"
+        if images and len(self.data.shape) == 1 and path.suffix != ".npz":
+            raise NicestError(f"rows of {self.data.dim} numbers are not images: choose --out {look}.npz")
+        picture_kind(path.with_suffix(".png") if path.suffix == ".npz" else path)
+        return path
+
+
+def spectrum(
+    run: str | Path, *, pca: bool = True, out: str | Path | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """σ_d = exp(-s_d), times the prior's scale where that is learned, from the largest (NICE App. A).
+
+    Beside it, `pca`: the standard deviations of the training data along its principal components, on the interval
+    of the recipe, noise included, or of standardised columns. That is the space σ_d lives in, unless the model
+    whitens: behind a whitening every deviation is 1. A component's own standard deviation is `deviation` σ_d.
+    """
+    model = Model(run, device)
+    path = model.path(out, "spectrum", images=False)
+    arrays = {"sigma": model.sigma[model.order].cpu().numpy()}
+    if pca:
+        arrays["pca"] = principal(model.space, model.rows("train"))[1].cpu().numpy()
+    title = f"{model.recipe.name}: spectrum of the scaling layer"
+    _write(path, arrays, lambda: spectrum_figure(arrays["sigma"], title=title, pca=arrays.get("pca")))
+    result: dict[str, Any] = {"out": str(path), "recipe": model.recipe.name, "deviation": model.deviation}
+    return result | {name: values.tolist() for name, values in arrays.items()}
+
+
+def sphere(
+    run: str | Path,
+    *,
+    basis: str = "random",
+    radius: float | None = None,
+    grid: int = 10,
+    seed: int = 0,
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """f⁻¹(R(S)): a sphere in three dimensions of latent space, decoded point by point (NICE App. A).
+
+    R takes the sphere into a random subspace, drawn from the seed, or, as "top", to the three components of largest
+    σ_d. In units of the prior's scale, around its mode, all points have one norm: the root of the prior's mean
+    square, √D deviations, where nearly all of its draws lie; of "top", that of its three components, √3 deviations.
+    """
+    if basis not in BASES:
+        raise NicestError(f"expected a basis of {', '.join(BASES)}, got {basis!r}")
+    if grid < 1:
+        raise NicestError(f"expected a grid of 1 or more a side, got {grid}")
+    if radius is not None and not 0 < radius < math.inf:
+        raise NicestError(f"expected a radius above 0, such as 10, got {radius}")
+    model = Model(run, device)
+    path = model.path(out, "sphere")
+    dim = model.data.dim
+    if dim < 3:
+        raise NicestError(f"a sphere needs 3 dimensions, this model has {dim}")
+    typical = model.deviation * math.sqrt(dim if basis == "random" else 3)
+    length = typical if radius is None else radius
+    axes = rotation(dim, seed) if basis == "random" else np.eye(dim)[model.order[:3].cpu().numpy()]
+    points = sphere_points(grid)
+    e = torch.from_numpy(length * points.reshape(-1, 3) @ axes).to(model.loc)
+    h = model.loc + model.scale * e
+    images = model.images(model.decode(h)).reshape(grid, grid, *model.data.shape)
+    arrays = {"images": images, "h": h.cpu().numpy().reshape(grid, grid, dim), "points": points, "basis": axes}
+    where = "a random subspace" if basis == "random" else "the components of largest $\\sigma_d$"
+    title = f"{model.recipe.name}: sphere of radius {length:.1f}, in {where}"
+    _write(path, arrays, lambda: sphere_figure(model.grid(images), grid, title=title))
+    return {
+        "out": str(path),
+        "recipe": model.recipe.name,
+        "basis": basis,
+        "radius": length,
+        "typical_radius": typical,
+        "grid": grid,
+        "seed": seed,
+    }
+
+
+def rotation(dim: int, seed: int) -> np.ndarray:
+    """Three orthonormal directions (3, D), uniform among all: what a random rotation makes of the first three axes."""
+    q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, 3)))
+    return (q * np.sign(np.diag(r))).T
+
+
+def sphere_points(n: int) -> np.ndarray:
+    """n x n points of the unit sphere, (n, n, 3): rows from north to south, columns once around.
+
+    Heights are evenly spaced, and so, as Archimedes found, every point stands for the same area.
+    """
+    height = 1 - (2 * np.arange(n)[:, None] + 1) / n
+    angle = 2 * np.pi * np.arange(n) / n
+    level = np.sqrt(1 - height**2)
+    return np.stack(np.broadcast_arrays(level * np.cos(angle), level * np.sin(angle), height), -1)
+
+
+def interpolate(
+    run: str | Path,
+    *,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    steps: int = 10,
+    way: str = "straight",
+    split: str = "test",
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """From one image to another through latent space, `steps` images with both ends; beside it, through pixels.
+
+    The way is "straight", h = (1 - t) h₀ + t h₁, or "spherical", around the prior's mode. Pairs are places in the
+    split; without them the first ten images go two by two.
+    """
+    if way not in WAYS:
+        raise NicestError(f"expected a way of {', '.join(WAYS)}, got {way!r}")
+    if steps < 2:
+        raise NicestError(f"expected 2 steps, both ends, or more, got {steps}")
+    model = Model(run, device)
+    path = model.path(out, "interpolate")
+    rows = model.rows(split)
+    chosen = list(pairs or [(k, k + 1) for k in range(0, min(10, len(rows)) - 1, 2)])
+    for each in (place for pair in chosen for place in pair):
+        if not 0 <= each < len(rows):
+            raise NicestError(f"expected images 0 to {len(rows) - 1} of the {split} split, got {each}")
+    x = rows[torch.tensor(chosen, device=rows.device).flatten()]
+    (h0, h1), (y0, y1) = (ends.unflatten(0, (-1, 2)).unbind(1) for ends in (model.encode(x), model.space.enter(x)))
+    t = torch.linspace(0, 1, steps).to(h0)[:, None]
+    if way == "straight":
+        h = straight(h0, h1, t)
+    else:
+        h = model.loc + model.scale * spherical((h0 - model.loc) / model.scale, (h1 - model.loc) / model.scale, t)
+    latent = model.decode(h.flatten(0, 1)).unflatten(0, h.shape[:2])
+    pixels = model.space.leave(straight(y0, y1, t))
+    arrays = {
+        "images": model.images(latent),
+        "pixels": model.images(pixels),
+        "h": h.cpu().numpy(),
+        "pairs": np.array(chosen),
+    }
+    panels = {f"through latent space, {way}": "images", "through pixels, straight": "pixels"}
+    names = [f"{start} → {end}" for start, end in chosen]
+    _write(path, arrays, lambda: panel_figure({title: model.grid(arrays[key]) for title, key in panels.items()}, names))
+    return {
+        "out": str(path),
+        "recipe": model.recipe.name,
+        "split": split,
+        "pairs": [list(pair) for pair in chosen],
+        "steps": steps,
+        "way": way,
+    }
+
+
+def straight(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """(1 - t) start + t end: (P, D) and (T, 1) give (P, T, D)."""
+    return (1 - t) * start[:, None] + t * end[:, None]
+
+
+def spherical(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """The direction turns evenly from start to end and the length goes straight; (P, D) and (T, 1) give (P, T, D).
+
+    Where the two lie on one line through 0, or one is 0, the way is straight.
+    """
+    lengths = [each.norm(dim=1)[:, None, None] for each in (start, end)]
+    tiny = torch.finfo(start.dtype).tiny
+    one, two = (each[:, None] / length.clamp_min(tiny) for each, length in zip((start, end), lengths, strict=True))
+    angle = (one * two).sum(-1, keepdim=True).clamp(-1, 1).acos()
+    turned = (((1 - t) * angle).sin() * one + (t * angle).sin() * two) / angle.sin()
+    around = ((1 - t) * lengths[0] + t * lengths[1]) * turned
+    plane = (angle.sin() > 1e-3) & (lengths[0] > 0) & (lengths[1] > 0)
+    return torch.where(plane, around, straight(start, end, t))
+
+
+def truncate(
+    run: str | Path,
+    *,
+    n: int = 8,
+    kept: Sequence[int] | None = None,
+    split: str = "test",
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """What is left of images when only k components of their codes are kept, those of largest σ_d.
+
+    The other components are put to the prior's mode. Beside it stands a PCA of the training data that keeps k
+    directions. Errors are mean squares of the images that come out, over pixels and up to 1000 images, on the
+    interval of the recipe or of standardised columns.
+    """
+    model = Model(run, device)
+    path = model.path(out, "truncate", images=False)
+    rows, dim = model.rows(split), model.data.dim
+    if not 1 <= n <= len(rows):
+        raise NicestError(f"expected 1 to {len(rows)} images of the {split} split, got {n}")
+    counts = sorted({*kept} if kept else {*(k for k in KEPT if k < dim), dim})
+    if not 0 <= counts[0] <= counts[-1] <= dim:
+        raise NicestError(f"expected to keep 0 to {dim} components, got {counts[0] if counts[0] < 0 else counts[-1]}")
+    x = rows[: max(n, EXAMPLES)]
+    y, h, rank = model.space.enter(x), model.encode(x), model.order.argsort()
+    mean, _, directions = (each.to(y) for each in principal(model.space, model.rows("train")))
+    shown: dict[str, list[Tensor]] = {"nice": [], "pca": []}
+    errors: dict[str, list[float]] = {"nice": [], "pca": []}
+    for k in counts:
+        v = directions[:, :k]
+        cut = {"nice": model.decode(torch.where(rank < k, h, model.loc))}
+        cut["pca"] = model.space.leave(mean + (y - mean) @ v @ v.mT)
+        for name, images in cut.items():
+            shown[name].append(images[:n])
+            errors[name].append(float((model.space.enter(images) - y).square().mean(dtype=torch.float64)))
+    arrays = {name: model.images(torch.stack(images, 1)) for name, images in shown.items()}
+    arrays |= {f"{name}_errors": np.array(values) for name, values in errors.items()}
+    arrays |= {"kept": np.array(counts), "truth": model.images(x[:n])}
+
+    def figure() -> Figure:
+        flat = len(model.data.shape) == 1
+        grids = {} if flat else {name.upper(): model.grid(arrays[name]) for name in errors}
+        curves = {name.upper(): values for name, values in errors.items()}
+        return truncation_figure(counts, curves, grids, title=f"{model.recipe.name}: k components of each code kept")
+
+    _write(path, arrays, figure)
+    return {
+        "out": str(path),
+        "recipe": model.recipe.name,
+        "split": split,
+        "n": n,
+        "examples": len(x),
+        "kept": counts,
+        **{f"{name}_errors": values for name, values in errors.items()},
+    }
+
+
+def principal(space: Space, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (D,), standard deviations (D,) from the largest, and directions (D, D), in columns, of rows in a space.
+
+    In float64. The dequantisation noise enters exactly, with a variance of 1/12 of a level's width squared.
+    """
+    mean, covariance = moments(space.enter(rows))
+    if space.levels:
+        lower, upper = space.box(None)
+        covariance += ((upper - lower)[0].double() / space.levels).square().diag() / 12
+    variances, directions = torch.linalg.eigh(covariance)
+    return mean, variances.clamp_min(0).sqrt().flip(0), directions.flip(1)
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray], figure: Callable[[], Figure]) -> None:
+    if path.suffix != ".npz":
+        save_figure(figure(), path)
+        return
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_bytes(path, buffer.getvalue())

@@ -48,7 +48,7 @@ def study(
     if out:
         picture_kind(Path(out))
     speed = peak(place, windows, seconds)
-    base = recipe_of("small" if small else "mnist", 200, place)
+    base = recipe_of("small" if small else "mnist", 200)
     points = [(axis, value) for axis, values in AXES.items() for value in values]
     if small:
         points = [(axis, value) for axis, value in points if value <= (250 if axis in ("D", "width") else 800)]
@@ -105,7 +105,7 @@ def scoring(recipe: Recipe, device: torch.device, sizes: tuple[int, ...]) -> Ite
     """Seconds and memory to score and to sample so many rows through the engine, beside what the rows take."""
     levels = noise(1000, recipe.data.dim)
     state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
-    engine = Engine(state.flow, precision=getattr(torch, recipe.train.precision))
+    engine = Engine(state.flow, precision=state.precision)
     for n in sizes:
         rows = rows_to(levels[:1], device).repeat(n, 1)
         for what, run in (("log_prob", partial(engine.log_prob, rows)), ("sample", partial(_drain, engine, n))):
@@ -130,7 +130,6 @@ def _drain(engine: Engine, n: int) -> None:
 def projected(name: str, device: torch.device, windows: int, seconds: float) -> dict[str, Any]:
     """What all of a training of the paper would take at the speed of its step here, whitening included."""
     (rows, shape), recipe = PAPER[name], load_recipe(name)
-    recipe = recipe.override(f"train.precision={'bfloat16' if device.type == 'cuda' else 'float32'}")
     recipe = replace(recipe, data=replace(recipe.data, shape=shape, levels=256))
     took = step_microseconds(recipe, device, windows, seconds)
     steps = rows // recipe.train.batch * recipe.train.epochs

@@ -92,9 +92,11 @@ class RunFolder:
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
             raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
 
-    def save_model(self, flow: Flow, constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]) -> None:
+    def save_model(
+        self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]
+    ) -> None:
         """The model that is kept; `constants`, its fitted buffers in float64, stand in for their rounded copies."""
-        write_tensors(self.path / MODEL, flow.state_dict() | dict(constants), recipe, figures)
+        write_tensors(self.path / MODEL, dict(tensors) | dict(constants), recipe, figures)
 
     def read_model(self) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
         if not self.model.is_file():

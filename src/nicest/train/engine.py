@@ -40,15 +40,17 @@ class Engine:
 
     def log_prob(self, x: Tensor) -> Tensor:
         """log p of every row, (n,), on the device of the flow."""
-        return self._gathered(self.each("log_prob", x))
+        return self._gathered(self.each("log_prob", x), ())
 
     def sample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
         """n draws, (n, D), on the device of the flow."""
-        return self._gathered(self.draws(n, temperature=temperature, generator=generator))
+        return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.prior.dim,))
 
-    def _gathered(self, parts: Iterator[Tensor]) -> Tensor:
+    def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
         on_gpu = self.device.type == "cuda"  # where a graph writes its next batch over the one before
         kept = [part.clone() if on_gpu else part for part in parts]
+        if not kept:
+            return self.flow.prior.loc.new_zeros(0, *shape)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
     @torch.inference_mode()
@@ -57,24 +59,37 @@ class Engine:
         for start in range(0, n, self.batch):
             size = min(self.batch, n - start)
             h = self.flow.prior.rsample(size, temperature=temperature, generator=generator)
-            yield from self.each("decode", h, min(self.batch, n))
+            yield from self.each("decode", h, self._size(n))
 
     @torch.inference_mode()
     def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
         """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
-        batch = batch or min(self.batch, len(x))
-        for part in x.split(batch):
+        batch = batch or self._size(len(x))
+        for part in x.split(batch) if len(x) else ():
             part = part.to(self.device)
             if self.device.type != "cuda":
                 with self._prepared():
                     result = getattr(self.flow, method)(part)
                 yield result
                 continue
-            key = (method, batch, x.dtype)
+            key = (method, batch, x.shape[1:], x.dtype, self.flow.training)
             if key not in self.graphs:
                 with self._prepared():
                     self.graphs[key] = Graph(getattr(self.flow, method), (batch, *x.shape[1:]), part)
             yield self.graphs[key](part)
+
+    def refresh(self) -> None:
+        """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of its own."""
+        for network, buffers in self.copies.items():
+            for (w, b), (new_w, new_b) in zip(
+                buffers.copies, padded_copies(network, self.precision).copies, strict=True
+            ):
+                w.copy_(new_w)
+                b.copy_(new_b)
+
+    def _size(self, n: int) -> int:
+        """The batch for n rows: on a GPU one of few, since each has a graph."""
+        return min(self.batch, n if self.device.type != "cuda" else 1 << (n - 1).bit_length()) if n else 1
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
@@ -137,8 +152,13 @@ class Graph:
         return self.output[: len(x)]
 
 
-def capture(function: Callable[[], Any], device: torch.device, warm_up: int = 3) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A function as one CUDA graph, after some runs that load what it needs; with it, what the function returns."""
+def capture(
+    function: Callable[[], Any], device: torch.device, warm_up: int = 3, *, generator: torch.Generator | None = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A function as one CUDA graph, after some runs that load what it needs; with it, what the function returns.
+
+    Every replay draws anew from the device's own generator, and from `generator` where the function draws from one.
+    """
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -146,6 +166,8 @@ def capture(function: Callable[[], Any], device: torch.device, warm_up: int = 3)
             function()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         output = function()
     return graph, output

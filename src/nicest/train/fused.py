@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nicest.flows import MLP
+from nicest.flows import MLP, Coupling
+from nicest.flows.gpu import kernels_for
 from nicest.flows.reduced import Buffers
 from nicest.train.engine import padded_shapes
 from nicest.train.optim import RMSProp, moment_names
@@ -33,7 +34,7 @@ class Block:
             for name in moment_names(state.optimizer)
         ]
         self.gradient = torch.zeros_like(self.weights, dtype=gradient_dtype)
-        self.copy = torch.empty_like(self.weights, dtype=getattr(torch, state.recipe.train.precision))
+        self.copy = torch.empty_like(self.weights, dtype=state.precision)
 
 
 class FusedUpdate:
@@ -54,9 +55,10 @@ class FusedUpdate:
 
         start_moments(self.optimizer)
         self.step = share_step(self.optimizer)
-        self.matrices = Block(state, [layer.weight for layer in linears], shapes, torch.bfloat16)
+        self.matrices = Block(state, [layer.weight for layer in linears], shapes, state.precision)
         vectors, rooms = [*(layer.bias for layer in linears), *others], [*widest, *(p.numel() for p in others)]
         self.vectors = Block(state, vectors, [(room,) for room in rooms], torch.float32)
+        self.blocks = self.matrices, self.vectors
         self.scale = torch.ones((), device=state.device)
 
         copies = list(
@@ -76,10 +78,31 @@ class FusedUpdate:
             p.grad = gradient.view_as(p)
         self.refresh()
 
+    @staticmethod
+    def fits(state: State) -> bool:
+        """Whether a flow is made of what this update knows: networks of its own in each coupling, and vectors."""
+        couplings = [layer for layer in state.flow.modules() if isinstance(layer, Coupling)]
+        networks = {layer.network for layer in couplings if isinstance(layer.network, MLP)}
+        inside = {p for network in networks for p in network.parameters()}
+        others = [p for p in state.flow.parameters() if p.requires_grad and p not in inside]
+        return (
+            0 < len(networks) == len(couplings)
+            and all(p.requires_grad for p in inside)
+            and all(p.ndim <= 1 for p in others)
+            and kernels_for(next(iter(inside))) is not None
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that a step changes."""
+        changed = [self.step]
+        for block in self.blocks:
+            changed += [block.weights, *block.moments, block.copy, *([] if block.average is None else [block.average])]
+        return changed
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Make the copies what the weights are."""
-        for block in (self.matrices, self.vectors):
+        for block in self.blocks:
             block.copy.copy_(block.weights)
 
     def zero_grad(self) -> None:
@@ -92,8 +115,9 @@ class FusedUpdate:
 
         group = self.optimizer.param_groups[0]
         if self.recipe.clip:
-            squares = [block.gradient.square().sum(dtype=torch.float32) for block in (self.matrices, self.vectors)]
-            torch.clamp(self.recipe.clip / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0, out=self.scale)
+            norms = [torch.linalg.vector_norm(block.gradient, dtype=torch.float32) for block in self.blocks]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0, out=self.scale)
         self.step += 1
         for block, decay in ((self.matrices, self.recipe.weight_decay), (self.vectors, 0.0)):
             tensors: Any = (block.weights, block.gradient, *block.moments, block.copy, block.average)

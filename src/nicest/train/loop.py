@@ -32,6 +32,7 @@ from nicest.train.state import State, under
 from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
+CHEAP = 0.25  # seconds: a state that is saved faster is saved at every validation
 
 
 def train(
@@ -102,6 +103,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
         flow.train()
         step, stop = TrainingStep(state, rows, batch), False
+        saver = Saver(state, run)
         engine = Engine(state.average)  # in float32, whatever the networks train in: what `evaluate` will find
         while counters.step < total and not stop:
             epoch, position = divmod(counters.step, per_epoch)
@@ -123,7 +125,8 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
                 if good <= position or (stop and not finite(flow)):
                     recover(state, run, epoch * per_epoch + good, step, bar)
-                    counters, step = state.counters, TrainingStep(state, rows, batch)
+                    counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
+                    engine = Engine(state.average)  # the weights may have moved
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
@@ -133,7 +136,8 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 flow.train()
                 if not math.isfinite(valid_nats):
                     recover(state, run, counters.step, step, bar)
-                    counters, step = state.counters, TrainingStep(state, rows, batch)
+                    counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
+                    engine = Engine(state.average)  # the weights may have moved
                     continue
                 counters.seconds = time.perf_counter() - origin
                 row = {
@@ -147,16 +151,39 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                 }
                 if valid_nats > counters.best_nats:
                     counters.best_nats, counters.best_epoch = valid_nats, epoch + 1
-                    run.save_model(state.average, state.constants, state.recipe, row)
+                    saver.best = state.average_tensors(), row
                 # before the state: --resume drops a row too many, but a lost one stays lost
                 run.append_metrics(row)
-                state.save(run.path / LAST)
+                if saver.due() or counters.step >= total:
+                    saver.save()
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
         if stop:
             counters.seconds = time.perf_counter() - origin
-            state.save(run.path / LAST)
+            saver.save()
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}
+
+
+class Saver:
+    """Writes the state, and the best model before it: often, unless that would cost more than 2 % of the time."""
+
+    def __init__(self, state: State, run: RunFolder) -> None:
+        self.state, self.run = state, run
+        self.best: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # not written yet, with its row
+        self.took, self.at = 0.0, time.perf_counter()
+
+    def due(self) -> bool:
+        return self.took < CHEAP or time.perf_counter() - self.at > 50 * self.took
+
+    def save(self) -> None:
+        began = time.perf_counter()
+        if self.best is not None:
+            tensors, row = self.best
+            self.run.save_model(tensors, self.state.constants, self.state.recipe, row)
+            self.best = None
+        self.state.save(self.run.path / LAST)
+        self.at = time.perf_counter()
+        self.took = self.at - began
 
 
 def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar) -> None:

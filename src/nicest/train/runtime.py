@@ -23,9 +23,18 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels and graphs go to the device that is set
     except (RuntimeError, AssertionError) as error:
         raise NicestError(f"no device {name!r} here: {str(error).splitlines()[0]}; try --device cpu") from error
     return device
+
+
+def training_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that a recipe's train.precision means on a device."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
 
 
 def set_precision(flow: Flow, precision: torch.dtype) -> None:

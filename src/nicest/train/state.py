@@ -16,7 +16,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.train.checkpoint import write_tensors
 from nicest.train.optim import make_optimizer
-from nicest.train.runtime import set_precision
+from nicest.train.runtime import set_precision, training_precision
 
 
 @dataclass
@@ -40,10 +40,15 @@ class State:
         self.recipe, self.device = recipe, device
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
-        set_precision(self.flow, getattr(torch, recipe.train.precision))
+        self.precision = training_precision(recipe.train.precision, device)
+        set_precision(self.flow, self.precision)
         self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
         self.counters = Counters()
         self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far
+
+    def average_tensors(self) -> dict[str, Tensor]:
+        """A copy of the averaged flow as it is now."""
+        return {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
 
     def save(self, path: Path) -> None:
         tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}

@@ -32,7 +32,8 @@ class TrainingStep:
         self.warp = Warp(data.shape, data.levels, augment).to(state.device) if augment.share else nn.Identity()
         self.watched = state.counters.rolled_back
         on_gpu = state.device.type == "cuda"
-        self.fused = FusedUpdate(state) if on_gpu and state.recipe.train.precision != "float32" else None
+        fused = on_gpu and state.precision != torch.float32 and FusedUpdate.fits(state)
+        self.fused = FusedUpdate(state) if fused else None
         graph = captured and on_gpu and not self.watched
         self.run = captured_step(self.lines, state, self.fused) if graph else self.lines
 
@@ -75,19 +76,22 @@ def update_average(average: Flow, flow: Flow, weight: Tensor) -> None:
 
 def captured_step(lines: Callable[[], None], state: State, fused: FusedUpdate | None) -> Callable[[], None]:
     """The lines as one CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
-    trained = [*state.flow.parameters(), *state.average.parameters()]
-    before = [p.detach().clone() for p in trained]
-    slots = {p: {name: t.clone() for name, t in values.items()} for p, values in state.optimizer.state.items()}
-    random = torch.cuda.get_rng_state(state.device)
 
+    def changed() -> list[Tensor]:
+        if fused:
+            return fused.tensors()
+        slots = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
+        return [
+            *slots,
+            *(p.detach() for p in state.flow.parameters()),
+            *(p.detach() for p in state.average.parameters()),
+        ]
+
+    before = {tensor.data_ptr(): tensor.clone() for tensor in changed()}
+    random = torch.cuda.get_rng_state(state.device)
     graph, _ = capture(lines, state.device)
-    with torch.no_grad():
-        for p, old in zip(trained, before, strict=True):
-            p.copy_(old)
-        for parameter, values in state.optimizer.state.items():
-            for name, tensor in values.items():
-                tensor.copy_(slots[parameter][name]) if parameter in slots else tensor.zero_()
-    if fused:
-        fused.refresh()
+    for tensor in changed():
+        # what the optimiser made in its first step was 0 before it
+        tensor.copy_(before[tensor.data_ptr()]) if tensor.data_ptr() in before else tensor.zero_()
     torch.cuda.set_rng_state(random, state.device)
     return graph.replay
