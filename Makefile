@@ -10,6 +10,7 @@ help:  ## these lines
 
 demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw the figures
 	$(BIN)/nicest demo --out runs/demo
+	$(BIN)/nicest reproduce figures --recipe digits --runs runs/reproduce --out runs/demo/figures
 
 test: lint types  ## lint, types, import contracts and all tests
 	$(BIN)/python -m pytest -q

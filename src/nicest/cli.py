@@ -46,7 +46,13 @@ latent_app = typer.Typer(
     epilog="The run may stand first: nicest latent runs/demo sphere",
 )
 app.add_typer(latent_app, name="latent")
+reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures, from nothing.")
+app.add_typer(reproduce_app, name="reproduce")
 
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
@@ -153,10 +159,7 @@ def train(
         str | None, typer.Option(help="Your own data: .npy, .npz, a folder of images or of idx files.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
-    ] = None,
+    change: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     device: Device = "auto",
     as_json: Json = False,
@@ -425,6 +428,69 @@ def bench(
     _emit(run_bench(net or ["mnist"], batch or [200], **asked), as_json, _show_bench)  # type: ignore[arg-type]
 
 
+@reproduce_app.command("table")
+def reproduce_table(
+    recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
+    seeds: Annotated[int, typer.Option(min=0, help="Seeds of every row; 0 for the plan's own numbers.")] = 0,
+    runs: Annotated[Path, typer.Option(help="Where the runs are, or will be.")] = Path("runs/reproduce"),
+    overrides: Set = None,
+    out: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("results/table.json"),
+    page: Annotated[Path | None, typer.Option(help="A page of them, in Markdown.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train and evaluate every row of the paper's tables, in the text's reading, the released code's and ours.
+
+    What is there is kept, what was cut off goes on, and what cannot be made here is named.
+
+    Example: nicest reproduce table --recipe mnist-best --page docs/results.md
+    """
+    from nicest.tasks.reproduce import table
+
+    asked = {"seeds": seeds, "runs": runs, "out": out, "page": page, "device": device}
+    _emit(table(recipe or [], overrides=tuple(overrides or ()), **asked), as_json, _show_results)  # type: ignore[arg-type]
+
+
+@reproduce_app.command("figures")
+def reproduce_figures(
+    recipe: Annotated[list[str] | None, typer.Option(help="Whose figures; repeatable. Ours by default.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where the runs are, or will be.")] = Path("runs/reproduce"),
+    overrides: Set = None,
+    out: Annotated[Path, typer.Option(help="A folder for the pictures.")] = Path("results/figures"),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Draw every figure of the paper: samples, inpainting, spheres, spectra; and interpolation, truncation, curves.
+
+    Example: nicest reproduce figures --recipe digits
+    """
+    from nicest.tasks.reproduce import figures
+
+    asked = {"runs": runs, "out": out, "device": device}
+    _emit(figures(recipe or [], overrides=tuple(overrides or ()), **asked), as_json, _show_figures)  # type: ignore[arg-type]
+
+
+@reproduce_app.command("vae")
+def reproduce_vae(
+    recipe: Annotated[str, typer.Option(help="Whose data.")] = "mnist",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each model.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 4000,
+    out: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("results/vae.json"),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train a VAE as NICE (App. C), and with a NICE posterior or prior, alike, and compare their bounds.
+
+    Example: nicest reproduce vae --recipe digits --seeds 1
+    """
+    from nicest.files import to_json, write_text
+    from nicest.tasks.vae import study
+
+    result = study(recipe, seeds=range(seeds), steps=steps, device=device)
+    write_text(out, to_json({"command": " ".join(sys.argv)} | result))
+    _emit(result | {"out": str(out)}, as_json, _show_vae)
+
+
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """The data sets by name, and which are here."""
@@ -606,6 +672,36 @@ def _show_study(result: Mapping[str, Any]) -> None:
     _print("", steps, "", rows, "", trainings)
     if "out" in result:
         print(f"picture in {result['out']}")
+
+
+def _show_results(result: Mapping[str, Any]) -> None:
+    rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes")
+    for row in result["rows"]:
+        paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
+        if "nats" not in row:
+            rows.add_row(row["recipe"], row["reading"], paper, row.get("missing") or row["unfinished"], "", "", "")
+            continue
+        spread = row["stderr"] if row["spread"] is None else row["spread"]
+        minutes = sum(each["seconds"] for each in row["seeds"]) / 60
+        figures = f"{row['nats']:.1f} ± {spread:.1f}", f"{row['bits_per_dim']:.4f}", str(len(row["seeds"]))
+        rows.add_row(row["recipe"], row["reading"], paper, *figures, f"{minutes:.1f}")
+    _print(rows)
+    print(f"figures in {result['out']}")
+
+
+def _show_figures(result: Mapping[str, Any]) -> None:
+    for row in result["recipes"]:
+        print(f"{row['recipe']}:", *row.get("figures", [row.get("missing") or row.get("unfinished")]), sep="\n  ")
+
+
+def _show_vae(result: Mapping[str, Any]) -> None:
+    rows = _table("model", "parameters", "test bound, nats", "gain over plain", "seconds")
+    for row in result["rows"]:
+        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f} ± {row['gain_sd'] or 0:.1f}"
+        bound = f"{row['test_nats']:.1f} ± {row['test_sd'] or 0:.1f}"
+        rows.add_row(row["model"], f"{row['parameters']:,}", bound, gain, f"{row['seconds']:.0f}")
+    _print(rows)
+    print(f"figures in {result['out']}")
 
 
 def _show_recipes(result: Mapping[str, Any]) -> None:

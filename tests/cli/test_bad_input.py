@@ -243,7 +243,7 @@ class TestDataHome:
     def test_an_unknown_set_is_refused_with_the_known_ones(self, nicest: Callable, command: str):
         line = nicest("data", command, "minst").refusal
         assert "did you mean mnist?" in line
-        assert "cifar10, digits, mnist, svhn, tfd" in line
+        assert "cifar10, digits, fer2013, mnist, svhn, tfd" in line
 
 
 BAD_RECIPES = {

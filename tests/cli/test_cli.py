@@ -405,6 +405,7 @@ class TestData:
             "cifar10": False,
             "svhn": False,
             "tfd": False,
+            "fer2013": False,
         }
         assert rows["mnist"]["dim"] == 784
         assert "3072" in nicest("data", "list").out

@@ -82,6 +82,19 @@ def write_tfd(folder: Path, n: int = 12) -> tuple[np.ndarray, np.ndarray]:
     return faces, folds
 
 
+def write_fer2013(folder: Path, n: int = 9, suffix: str = ".csv") -> tuple[np.ndarray, np.ndarray]:
+    """As published, all training images come first; here the usages take turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    faces = np.random.default_rng(5).integers(0, 256, (n, 48, 48), np.uint8)
+    usage = np.resize(np.array(["Training", "PublicTest", "PrivateTest"]), n)
+    if suffix == ".npz":
+        np.savez(folder / "fer2013.npz", images=faces, usage=usage, emotion=np.zeros(n, np.uint8))
+        return faces, usage
+    rows = [f"0,{' '.join(map(str, face.ravel()))},{use}" for face, use in zip(faces, usage, strict=True)]
+    (folder / "fer2013.csv").write_text("\n".join(["emotion,pixels,Usage", *rows, ""]))
+    return faces, usage
+
+
 def cut(path: Path, drop: int = 7) -> Path:
     """Cut the last bytes off a file."""
     path.write_bytes(path.read_bytes()[:-drop])

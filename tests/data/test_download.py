@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar10_rows, write_cifar10, write_cifar10_tar, write_mnist
+from published import cifar10_rows, write_cifar10, write_cifar10_tar, write_fer2013, write_mnist
 
 from nicest.data import download, load
 from nicest.data.download import SETS, DataSet, File
@@ -165,6 +165,28 @@ def test_tfd_and_digits_are_not_downloaded(home: Path, refusal: Refusal) -> None
     assert "did you mean svhn" in refusal(download.get, "svnh")
 
 
+def test_fer2013_is_not_downloaded_and_either_layout_will_do(
+    monkeypatch: pytest.MonkeyPatch, home: Path, refusal: Refusal
+) -> None:
+    message = refusal(download.get, "fer2013")
+    for part in ("expected fer2013.csv", str(home / "fer2013"), "found none", "no direct download", "Kaggle"):
+        assert part in message
+    assert download.check("fer2013") == [("fer2013.csv", "missing")]
+
+    write_fer2013(home / "fer2013", suffix=".npz")
+    assert download.check("fer2013") == [("fer2013.npz", "ok")]
+    assert download.get("fer2013") == home / "fer2013"
+    listing = next(row for row in download.list_sets() if row.name == "fer2013")
+    assert (listing.present, listing.size_bytes) == (True, (home / "fer2013" / "fer2013.npz").stat().st_size)
+
+    write_fer2013(home / "fer2013")
+    assert download.check("fer2013")[0][1].startswith("wrong checksum: MD5 ")
+    assert "found one of another checksum; it has no direct download" in refusal(download.get, "fer2013")
+    _publish(monkeypatch, home / "fer2013", "fer2013")
+    assert download.check("fer2013") == [("fer2013.csv", "ok")]
+    assert download.get("fer2013") == home / "fer2013"
+
+
 def test_a_home_that_cannot_be_written(
     mnist: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
@@ -190,10 +212,10 @@ def test_list_sets(home: Path) -> None:
     write_mnist(home / "mnist")
     write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", cifar10_rows())
     rows = {row.name: row for row in download.list_sets()}
-    assert list(rows) == ["digits", "mnist", "cifar10", "svhn", "tfd"]
-    assert [row.present for row in rows.values()] == [True, True, True, False, False]
-    assert [row.dim for row in rows.values()] == [64, 784, 3072, 3072, 2304]
-    assert [row.n for row in rows.values()] == [1797, 70_000, 60_000, 99_289, 102_236]
+    assert list(rows) == ["digits", "mnist", "cifar10", "svhn", "tfd", "fer2013"]
+    assert [row.present for row in rows.values()] == [True, True, True, False, False, False]
+    assert [row.dim for row in rows.values()] == [64, 784, 3072, 3072, 2304, 2304]
+    assert [row.n for row in rows.values()] == [1797, 70_000, 60_000, 99_289, 102_236, 35_887]
     assert rows["mnist"].size_bytes == sum(path.stat().st_size for path in (home / "mnist").iterdir())
     assert rows["svhn"].size_bytes == 0
     assert rows["tfd"].folder == home / "tfd"
@@ -207,9 +229,9 @@ def test_data_home(monkeypatch: pytest.MonkeyPatch) -> None:
         assert download.data_home().name == "nicest"
 
 
-def test_every_published_file_has_a_checksum_and_an_address_but_tfd() -> None:
+def test_every_published_file_has_a_checksum_and_an_address_but_the_faces() -> None:
     for dataset in SETS.values():
         sources = [dataset.archive] if dataset.archive else dataset.files
-        assert all(file and file.urls for file in sources) or dataset.name == "tfd"
+        assert all(file and file.urls for file in sources) or dataset.name in ("tfd", "fer2013")
         assert all(file.md5 and len(file.md5) == 32 for file in dataset.files) or dataset.name == "tfd"
         assert dataset.licence

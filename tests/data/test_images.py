@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from published import cifar10_rows, cut, idx_bytes, write_idx, write_mnist, write_svhn, write_tfd
+from published import cifar10_rows, cut, idx_bytes, write_fer2013, write_idx, write_mnist, write_svhn, write_tfd
 from scipy.io import savemat
 
 from nicest.data import images, load
@@ -131,6 +131,126 @@ def test_tfd_contents(tmp_path: Path) -> None:
     got_faces, got_folds = images.read_tfd(tmp_path / "TFD_48x48.mat")
     np.testing.assert_array_equal(got_faces, faces)
     np.testing.assert_array_equal(got_folds, folds)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_fer2013_contents(tmp_path: Path, suffix: str) -> None:
+    faces, usage = write_fer2013(tmp_path, suffix=suffix)
+    got_faces, got_usage = images.read_fer2013(tmp_path / f"fer2013{suffix}")
+    np.testing.assert_array_equal(got_faces, faces)
+    np.testing.assert_array_equal(got_usage, usage)
+
+
+def test_fer2013_csv_of_another_hand(tmp_path: Path) -> None:
+    """Another order of columns, blanks after commas, quotes, a byte order mark, other line ends, a blank line."""
+    path = tmp_path / "fer2013.csv"
+    text = f'\ufeffemotion, Usage, pixels\r\n0, Training,"{"7 " * 2304}"\r\n\r\n1,PublicTest,{" 255" * 2304}'
+    path.write_bytes(text.encode())
+    faces, usage = images.read_fer2013(path)
+    assert (faces[0] == 7).all()
+    assert (faces[1] == 255).all()
+    assert usage.tolist() == ["Training", "PublicTest"]
+
+
+@pytest.mark.parametrize(
+    ("drop", "words"),
+    [
+        (2, "line 5: expected a usage of Training, PublicTest, PrivateTest, got 'Trainin'"),
+        (9, "line 5: expected a usage of Training, PublicTest, PrivateTest, got ''"),
+        (10, "line 5: expected 3 columns, got 2; the file is damaged or cut short"),
+        (5000, "line 5: expected 3 columns, got 2; the file is damaged or cut short"),
+    ],
+)
+def test_fer2013_csv_cut_short(tmp_path: Path, refusal: Refusal, drop: int, words: str) -> None:
+    write_fer2013(tmp_path, n=4)  # the last line ends in ",Training" and a line end
+    path = cut(tmp_path / "fer2013.csv", drop)
+    assert f"{path}: {words}" in refusal(images.read_fer2013, path)
+
+
+def _csv(pixels: str = "0 " * 2304, usage: str = "Training", columns: str = "emotion,pixels,Usage") -> str:
+    return f"{columns}\n0,{pixels},{usage}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected the columns emotion, pixels and Usage, got ''"),
+        (_csv(columns="emotion,pixels"), "expected the columns emotion, pixels and Usage, got 'emotion, pixels'"),
+        (_csv(columns="label,faces,Usage"), "got 'label, faces, Usage'"),
+        ("emotion,pixels,Usage\n", "expected images, found none"),
+        (_csv("0 " * 2303), "line 2: expected 2304 pixels, got 2303"),
+        (_csv("0 " * 2305), "line 2: expected 2304 pixels, got 2305"),
+        (_csv("0 " * 2303 + "256"), "line 2: expected pixels in 0..255, got '256'"),
+        (_csv("0 " * 2303 + "-1"), "line 2: expected pixels in 0..255, got '-1'"),
+        (_csv("0 " * 2303 + "0.5"), "line 2: expected pixels in 0..255, got '0.5'"),
+        (_csv("0 " * 2303 + "9" * 5000), f"line 2: expected pixels in 0..255, got '{'9' * 40}'"),
+        (_csv(usage="Validation"), "line 2: expected a usage of Training, PublicTest, PrivateTest, got 'Validation'"),
+        (_csv(usage='"a\nb"'), r"got 'a\nb'"),
+        (_csv() + "0,1 2 3\n", "line 3: expected 3 columns, got 2"),
+        (_csv(usage="Training,more"), "line 2: expected 3 columns, got 4"),
+        (_csv() + '"' + "0\n" * 99_999, "expected a line of a .csv file (field larger than field limit"),
+        ("x" * 99_999, "line 1: expected fewer than 32768 characters: not FER2013"),
+        (_csv() + "x" * 99_999, "line 3: expected fewer than 32768 characters: not FER2013"),
+        ("PK\3\4\0\ufffd\udcff\n", "expected the columns emotion, pixels and Usage"),
+    ],
+)
+def test_fer2013_csv_damaged(tmp_path: Path, refusal: Refusal, text: str, words: str) -> None:
+    path = tmp_path / "fer2013.csv"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    message = refusal(images.read_fer2013, path)
+    assert message.startswith(f"{path}: ")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"images": np.zeros((2, 48, 48), np.uint8)}, "expected the arrays images and usage, got images"),
+        ({"usage": np.array(["Training"])}, "expected the arrays images and usage, got usage"),
+        ({"images": np.zeros((0, 48, 48), np.uint8), "usage": np.array([], str)}, "expected images, found none"),
+        (
+            {"images": np.zeros((2, 47, 48), np.uint8), "usage": np.array(["Training"] * 2)},
+            "expected images to be (N, 48, 48) uint8, got (2, 47, 48) uint8",
+        ),
+        (
+            {"images": np.zeros((2, 48, 48)), "usage": np.array(["Training"] * 2)},
+            "expected images to be (N, 48, 48) uint8, got (2, 48, 48) float64",
+        ),
+        (
+            {"images": np.zeros((2, 48, 48), np.uint8), "usage": np.array(["Training"])},
+            "expected usage to be (2) str, got (1,) <U8",
+        ),
+        (
+            {"images": np.zeros((2, 48, 48), np.uint8), "usage": np.array([0, 1])},
+            "expected usage to be (2) str, got (2,) int64",
+        ),
+        (
+            {"images": np.zeros((2, 48, 48), np.uint8), "usage": np.array(["Training", "test"])},
+            "expected a usage of Training, PublicTest, PrivateTest, got 'test'",
+        ),
+        (
+            {"images": np.zeros((2, 48, 48), np.uint8), "usage": np.array(["Training"] * 2, dtype=object)},
+            "Object arrays cannot be loaded",
+        ),
+    ],
+)
+def test_fer2013_npz_damaged(tmp_path: Path, refusal: Refusal, arrays: dict[str, np.ndarray], words: str) -> None:
+    path = tmp_path / "fer2013.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    message = refusal(images.read_fer2013, path)
+    assert message.startswith(f"{path}: ")
+    assert words in message
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100, 5000, -10])
+def test_fer2013_npz_cut_short(tmp_path: Path, refusal: Refusal, keep: int) -> None:
+    write_fer2013(tmp_path, suffix=".npz")
+    path = tmp_path / "fer2013.npz"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert f"{path}: expected a .npz file, got {path.stat().st_size} bytes" in refusal(images.read_fer2013, path)
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "array.npy").replace(path)
+    assert f"{path}: expected a .npz file" in refusal(images.read_fer2013, path)
 
 
 def _save_images(folder: Path, pixels: np.ndarray, suffix: str = ".png") -> None:

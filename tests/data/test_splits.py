@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar10_rows, cut, write_cifar10, write_cifar10_tar, write_idx, write_mnist, write_svhn, write_tfd
+from published import (
+    cifar10_rows,
+    cut,
+    write_cifar10,
+    write_cifar10_tar,
+    write_fer2013,
+    write_idx,
+    write_mnist,
+    write_svhn,
+    write_tfd,
+)
 
 from nicest.data import Splits, download, load
 
@@ -142,6 +152,27 @@ def test_tfd_uses_the_unlabeled_images_of_its_first_fold(home: Path) -> None:
         np.testing.assert_array_equal(splits.split(part), faces[folds[:, 0] == code].reshape(3, 2304))
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_fer2013_is_split_by_its_usage(home: Path, suffix: str) -> None:
+    faces, usage = write_fer2013(home / "fer2013", suffix=suffix)
+    splits = load("fer2013")
+    assert (splits.name, splits.shape, splits.dim, splits.levels) == ("fer2013", (48, 48), 2304, 256)
+    for part, use in zip(PARTS, ("Training", "PublicTest", "PrivateTest"), strict=True):
+        np.testing.assert_array_equal(splits.split(part), faces[usage == use].reshape(3, 2304))
+    assert all(splits.split(part).flags.writeable for part in PARTS)
+
+
+def test_fer2013_as_published_comes_before_what_stands_in_its_place(home: Path) -> None:
+    write_fer2013(home / "fer2013", n=9, suffix=".npz")
+    write_fer2013(home / "fer2013", n=6)
+    assert _sizes(load("fer2013")) == [2, 2, 2]
+
+
+def test_fer2013_without_a_test_part(home: Path, refusal: Refusal) -> None:
+    write_fer2013(home / "fer2013", n=2)
+    assert "got none in test" in refusal(load, "fer2013")
+
+
 @pytest.mark.parametrize(
     ("name", "file", "advice"),
     [
@@ -149,6 +180,7 @@ def test_tfd_uses_the_unlabeled_images_of_its_first_fold(home: Path) -> None:
         ("cifar10", "data_batch_1.bin", "nicest data get cifar10"),
         ("svhn", "train_32x32.mat", "nicest data get svhn"),
         ("tfd", "TFD_48x48.mat", "ask the University of Toronto"),
+        ("fer2013", "fer2013.csv", "log in to Kaggle"),
     ],
 )
 def test_absent_sets(home: Path, refusal: Refusal, name: str, file: str, advice: str) -> None:
@@ -160,7 +192,7 @@ def test_absent_sets(home: Path, refusal: Refusal, name: str, file: str, advice:
 def test_unknown_names_and_missing_paths(tmp_path: Path, refusal: Refusal) -> None:
     message = refusal(load, "mnits")
     assert "unknown data set 'mnits', did you mean mnist?" in message
-    assert "cifar10, digits, mnist, svhn, tfd" in message
+    assert "cifar10, digits, fer2013, mnist, svhn, tfd" in message
     assert "unknown data set 'zzzzzz'; Known" in refusal(load, "zzzzzz")
     for missing in (tmp_path / "none.npy", tmp_path / "none", Path("none.npz")):
         assert f"found no {missing}" in refusal(load, str(missing))
@@ -189,7 +221,7 @@ def test_importing_data_is_light() -> None:
 def _load_real(name: str) -> Splits:
     listing = next(row for row in download.list_sets() if row.name == name)
     if not listing.present:
-        pytest.skip(f"{name} is not in {listing.folder}: run `nicest data get {name}`")
+        pytest.skip(f"{name} is not in {listing.folder}; {download.find_set(name).how}")
     return load(name)
 
 
@@ -209,3 +241,12 @@ def test_real_cifar10() -> None:
     assert frog[:, 0, 0].tolist() == [59, 62, 63]
     assert frog[:, 0, 1].tolist() == [43, 46, 45]
     assert splits.test[0].reshape(splits.shape)[:, 0, 0].tolist() == [158, 112, 49]
+
+
+def test_real_fer2013() -> None:
+    splits = _load_real("fer2013")
+    assert _sizes(splits) == [28_709, 3_589, 3_589]
+    assert splits.train[0, :6].tolist() == [70, 80, 82, 72, 58, 58]
+    assert splits.train.mean() == pytest.approx(129.47, abs=0.01)
+    trained_on = {row.tobytes() for row in splits.train}
+    assert [sum(row.tobytes() in trained_on for row in part) for part in (splits.valid, splits.test)] == [280, 288]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from published import cifar10_rows, write_cifar10, write_mnist, write_svhn, write_tfd
+from published import cifar10_rows, write_cifar10, write_fer2013, write_mnist, write_svhn, write_tfd
 from typer.testing import CliRunner
 
 import nicest
@@ -19,7 +19,7 @@ from nicest.recipes import load_recipe, names
 from nicest.train.checkpoint import load_with_recipe
 
 ONE_STEP = ("model.width=8", "train.epochs=1", "train.batch=100")
-SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32), "digits": (8, 8)}
+SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "fer2013": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     write_mnist(home / "mnist")
     write_tfd(home / "tfd")
+    write_fer2013(home / "fer2013")
     write_svhn(home / "svhn")
     write_cifar10(home / "cifar10", cifar10_rows())
     return home
@@ -61,7 +62,7 @@ def test_recipe_on_its_published_layout(name: str, home: Path, tmp_path: Path, m
     assert (recipe.name, recipe.model.width) == (name, 8)
     assert (recipe.data.shape, recipe.data.levels) == (SHAPES[recipe.data.name], 256)
     assert recipe.model.hidden_layers == load_recipe(name).model.hidden_layers
-    assert ("whitening" in flow.chain.layers) == (name == "tfd")
+    assert ("whitening" in flow.chain.layers) == (name in ("tfd", "fer2013"))
 
 
 @pytest.mark.parametrize("name", ["svhn", "cifar10"])

@@ -213,7 +213,7 @@ class TestCaptured:
         with frozen(flow):
             box = space.box(None)
             ascent = Ascent(space.flow, space.enter(x), half(x).cuda(), box, schedule, generator)
-            iterate = ascent.captured() if how == "captured" else ascent.iteration
+            iterate = ascent.captured(torch.float32) if how == "captured" else ascent.iteration
             for _ in range(steps):
                 iterate()
         assert float(ascent.i) == steps
@@ -230,6 +230,15 @@ class TestCaptured:
         replayed, random_too = self.after(flow, x, schedule, "captured")
         torch.testing.assert_close(replayed, called, rtol=0, atol=1e-4)
         assert torch.equal(random_too, random)
+
+    def test_in_bfloat16_it_climbs_as_high(self, digits: tuple[Flow, Tensor], monkeypatch: pytest.MonkeyPatch):
+        flow, x = digits[0].cuda(), digits[1].cuda()
+        reduced = fill(flow, x, half(x).cuda(), schedule=choose_schedule(steps=300, noise=0.0)).nats[-1]
+        captured = Ascent.captured
+        monkeypatch.setattr(Ascent, "captured", lambda ascent: captured(ascent, torch.float32))
+        exact = fill(flow, x, half(x).cuda(), schedule=choose_schedule(steps=300, noise=0.0)).nats[-1]
+        assert not torch.equal(reduced, exact)
+        assert (reduced - exact).mean().abs() < 2
 
     def test_draws_anew_in_every_replay_and_the_same_from_the_same_seed(self, digits: tuple[Flow, Tensor]):
         flow, x = digits[0].cuda(), digits[1].cuda()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import PER_EPOCH, PLAIN, SMALL, equal, last, metrics, model, run, same_run
+from runs import PER_EPOCH, PLAIN, SMALL, equal, last, metrics, model, resume, run, same_run
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -316,3 +316,47 @@ class TestSaver:
         assert not saver.due()
         now[0] = 151.0
         assert saver.due()
+
+
+class TestPatience:
+    def test_training_stops_when_validation_has_not_improved_for_so_many_epochs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        nats = iter([1.0, 3.0, 2.0, 2.5, 2.9, 2.0, 9.0])
+        monkeypatch.setattr(Engine, "log_prob", lambda _, rows: torch.full((len(rows),), next(nats)))
+        result = run(tmp_path, "train.epochs=20", "train.patience=3")
+        assert result["finished"]
+        assert (result["best_epoch"], result["step"]) == (2, 5 * PER_EPOCH)
+        assert [row["epoch"] for row in metrics(tmp_path)] == [1, 2, 3, 4, 5]
+        monkeypatch.undo()
+        again = resume(tmp_path)
+        assert (again["finished"], again["step"]) == (True, 5 * PER_EPOCH)  # there is nothing to go on with
+        assert resume(tmp_path, "train.patience=0", "train.epochs=6")["step"] == 6 * PER_EPOCH
+
+    def test_is_asked_at_validations_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        nats = iter([3.0, 2.0, 1.0, 0.0])
+        monkeypatch.setattr(Engine, "log_prob", lambda _, rows: torch.full((len(rows),), next(nats)))
+        result = run(tmp_path, "train.epochs=20", "train.patience=3", "train.evaluate_every=2")
+        assert result["step"] == 6 * PER_EPOCH
+
+
+def test_a_long_epoch_is_saved_in_its_middle_and_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run(tmp_path / "straight")
+    monkeypatch.setattr(loop, "CHECK_EVERY", 5)
+    monkeypatch.setattr(loop.Saver, "late", lambda saver: saver.state.counters.step == 20)
+    saved: list[int] = []
+    save = State.save
+
+    def killed_after(state: State, path: Path) -> None:
+        save(state, path)
+        saved.append(state.counters.step)
+        if state.counters.step == 20:
+            raise KeyboardInterrupt  # as good as dead
+
+    monkeypatch.setattr(State, "save", killed_after)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed")
+    assert saved == [0, 14, 20]
+    monkeypatch.undo()
+    resume(tmp_path / "killed")
+    assert same_run(tmp_path / "killed", tmp_path / "straight")

@@ -17,11 +17,12 @@ from nicest.errors import NicestError
 
 @dataclass(frozen=True)
 class File:
-    """One published file: its path in the set's folder, its MD5, and where it can be had."""
+    """One published file: its path in the set's folder, its MD5, where it can be had, and what may stand in for it."""
 
     path: str
     md5: str | None = None
     urls: tuple[str, ...] = ()
+    instead: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,17 @@ SETS = {
         how="it has no public download: ask the University of Toronto's machine learning group and put the file there",
         files=(File("TFD_48x48.mat"),),
     ),
+    "fer2013": DataSet(
+        name="fer2013",
+        title="FER2013 faces, 48 x 48 grey",
+        dim=2304,
+        n=35_887,
+        licence="the terms of the Kaggle challenge, of photographs found on the web; cite Goodfellow et al. 2013, "
+        "Challenges in representation learning",
+        how="it has no direct download: log in to Kaggle, get it from the challenge "
+        '"Challenges in Representation Learning: Facial Expression Recognition" and put the file there',
+        files=(File("fer2013.csv", "f8428a1edbd21e88f42c73edd2a14f95", instead="fer2013.npz"),),
+    ),
 }
 
 
@@ -161,17 +173,25 @@ def list_sets() -> list[Listing]:
 
 
 def _listing(dataset: DataSet) -> Listing:
-    found = [_find(dataset, file.path) for file in dataset.files]
+    found = [_find(dataset, file) for file in dataset.files]
     archive = _find_archive(dataset)
     size = sum(path.stat().st_size for path in (*found, archive) if path)
     present = all(found) or bool(archive)
     return Listing(dataset.name, dataset.title, dataset.dim, dataset.n, present, size, dataset.folder)
 
 
-def _find(dataset: DataSet, file: str) -> Path | None:
-    """A file of a set, as published or gunzipped, if it is here."""
-    places = (dataset.folder / file, dataset.folder / file.removesuffix(".gz"))
+def _find(dataset: DataSet, file: File) -> Path | None:
+    """A file of a set, as published or gunzipped, or what stands in its place, if it is here."""
+    path = _held(dataset, file).path
+    places = (dataset.folder / path, dataset.folder / path.removesuffix(".gz"))
     return next((place for place in places if place.is_file()), None)
+
+
+def _held(dataset: DataSet, file: File) -> File:
+    """The file, or what may stand in its place where only that is here."""
+    if file.instead and not (dataset.folder / file.path).is_file() and (dataset.folder / file.instead).is_file():
+        return File(file.instead)
+    return file
 
 
 def _find_archive(dataset: DataSet) -> Path | None:
@@ -181,23 +201,26 @@ def _find_archive(dataset: DataSet) -> Path | None:
 
 def locate(name: str, files: Iterable[str]) -> list[Path]:
     """The paths of a set's files, unpacked from its archive where only that is here; nothing is downloaded."""
-    dataset, files = find_set(name), list(files)
-    lacking = [file for file in dataset.files if file.path in files and not _find(dataset, file.path)]
+    dataset = find_set(name)
+    published = {file.path: file for file in dataset.files}
+    wanted = [published[file] for file in files]
+    lacking = [file for file in wanted if not _find(dataset, file)]
     if lacking and (archive := _find_archive(dataset)):
         _unpack(archive, lacking)
-    paths = [_find(dataset, file) for file in files]
-    for file, path in zip(files, paths, strict=True):
+    paths = [_find(dataset, file) for file in wanted]
+    for file, path in zip(wanted, paths, strict=True):
         if path is None:
-            raise NicestError(f"{name}: expected {file} in {dataset.folder}, found none; {dataset.how}")
+            raise NicestError(f"{name}: expected {file.path} in {dataset.folder}, found none; {dataset.how}")
     return [path for path in paths if path]
 
 
 def check(name: str) -> list[tuple[str, str]]:
     """Each file of a set with "ok", "missing" or "wrong checksum: ..."; of the archive where only that is here."""
     dataset = find_set(name)
-    packed = _find_archive(dataset) and not any(_find(dataset, file.path) for file in dataset.files)
+    packed = _find_archive(dataset) and not any(_find(dataset, file) for file in dataset.files)
     files = (dataset.archive,) if packed and dataset.archive else dataset.files
-    return [(file.path, _status(dataset, file)) for file in files]
+    held = [_held(dataset, file) for file in files]
+    return [(file.path, _status(dataset, file)) for file in held]
 
 
 def _status(dataset: DataSet, file: File) -> str:
@@ -217,7 +240,7 @@ def _status(dataset: DataSet, file: File) -> str:
 def get(name: str) -> Path:
     """Download the files of a set that are missing or damaged, checked by MD5, and return their folder."""
     dataset = find_set(name)
-    wanted = [file for file in dataset.files if _status(dataset, file) != "ok"]
+    wanted = [file for file in dataset.files if _status(dataset, _held(dataset, file)) != "ok"]
     if wanted and dataset.archive:
         _fetch(dataset, dataset.archive)
         _unpack(dataset.folder / dataset.archive.path, wanted)
@@ -246,7 +269,8 @@ def _fetch(dataset: DataSet, file: File) -> None:
         except OSError as error:
             raise _unwritable(dataset.folder, error) from error
     if not file.urls:
-        raise NicestError(f"{dataset.name}: expected {file.path} in {dataset.folder}, found none; {dataset.how}")
+        found = "one of another checksum" if (dataset.folder / file.path).is_file() else "none"
+        raise NicestError(f"{dataset.name}: expected {file.path} in {dataset.folder}, found {found}; {dataset.how}")
     raise NicestError(
         f"{dataset.name}: cannot download {file.path} ({'; '.join(failures)}); "
         f"put it in {dataset.folder} from {' or '.join(file.urls)}"

@@ -55,7 +55,7 @@ class Splits:
 
 
 def load(name_or_path: str, *, seed: int = 0, valid: float = 0.1, test: float = 0.1) -> Splits:
-    """Load a data set by name (digits, mnist, cifar10, svhn, tfd) or own data by path; a known name comes first.
+    """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
 
     A path is a .npy, .npz or idx file, or a folder of idx files or of images. Digits and own data are split by a
     permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in MNIST's layout and
@@ -163,7 +163,24 @@ def _tfd() -> Splits:
     return _assemble("tfd", _take(rows, fold == 0), _take(rows, fold == 2), _take(rows, fold == 3))
 
 
-PUBLISHED: dict[str, Callable[[], Splits]] = {"mnist": _mnist, "cifar10": _cifar10, "svhn": _svhn, "tfd": _tfd}
+def _fer2013() -> Splits:
+    """FER2013, 28,709 / 3,589 / 3,589: the challenge's training images, its public and its private test.
+
+    As published, 280 of the validation images and 288 of the test images are exact copies of training images.
+    """
+    (path,) = download.locate("fer2013", ["fer2013.csv"])
+    faces, usage = images.read_fer2013(path)
+    rows = as_rows(faces, str(path))
+    return _assemble("fer2013", *(_take(rows, usage == part) for part in images.FER2013_USAGES))
+
+
+PUBLISHED: dict[str, Callable[[], Splits]] = {
+    "mnist": _mnist,
+    "cifar10": _cifar10,
+    "svhn": _svhn,
+    "tfd": _tfd,
+    "fer2013": _fer2013,
+}
 
 
 def _load_path(path: Path, seed: int, valid: float, test: float) -> Splits:

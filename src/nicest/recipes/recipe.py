@@ -102,6 +102,7 @@ class TrainSettings:
         "auto", "dtype inside the coupling functions; auto is bfloat16 on a GPU and float32 on a CPU"
     )
     evaluate_every: int = setting(1, "epochs between two validations; the best model by validation is kept")
+    patience: int = setting(0, "epochs without a better validation after which training stops; 0 to run them all")
     seed: int = setting(0, "seed of the initialisation, the order of examples and the noise")
 
 
@@ -284,6 +285,7 @@ def _check(recipe: Recipe) -> None:
         ("train.clip", train.clip, "not negative", train.clip >= 0),
         ("train.ema", train.ema, "in [0, 1)", 0 <= train.ema < 1),
         ("train.evaluate_every", train.evaluate_every, "at least 1", train.evaluate_every >= 1),
+        ("train.patience", train.patience, "not negative", train.patience >= 0),
         ("train.seed", train.seed, "from 0 to 10^12", 0 <= train.seed <= 10**12),
     ]
     for name, value, expected, holds in rules:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import Dequantize, Flow, Rescale
-from nicest.train.engine import capture
+from nicest.train.engine import Engine, capture
 
 BATCH = 2000  # rows that climb at once, whatever their number
 
@@ -172,13 +172,19 @@ class Ascent:
             self.y.copy_(torch.where(self.hidden, moved, self.y))
             self.i += 1
 
-    def captured(self) -> Callable[[], None]:
-        """`iteration`, on a GPU as one CUDA graph to replay; no state and no random number is used up by capturing."""
+    def captured(self, precision: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+        """`iteration`, on a GPU as one CUDA graph to replay; no state and no random number is used up by capturing.
+
+        There the coupling functions compute in `precision`, which is enough for a direction; log-likelihoods that are
+        reported are float32's.
+        """
         if not self.y.is_cuda:
             return self.iteration
+        self.engine = Engine(self.flow, precision=precision)  # holds what the graph reads
         state = (self.y, self.i, self.mean, self.square)
         before, random = [each.detach().clone() for each in state], self.generator.get_state()
-        graph, _ = capture(self.iteration, self.y.device, generator=self.generator)
+        with self.engine.prepared():
+            graph, _ = capture(self.iteration, self.y.device, generator=self.generator)
         with torch.no_grad():
             for each, kept in zip(state, before, strict=True):
                 each.copy_(kept)

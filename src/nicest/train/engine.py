@@ -68,13 +68,13 @@ class Engine:
         for part in x.split(batch) if len(x) else ():
             part = part.to(self.device)
             if self.device.type != "cuda":
-                with self._prepared():
+                with self.prepared():
                     result = getattr(self.flow, method)(part)
                 yield result
                 continue
             key = (method, batch, x.shape[1:], x.dtype, self.flow.training)
             if key not in self.graphs:
-                with self._prepared():
+                with self.prepared():
                     self.graphs[key] = Graph(getattr(self.flow, method), (batch, *x.shape[1:]), part)
             yield self.graphs[key](part)
 
@@ -92,7 +92,7 @@ class Engine:
         return min(self.batch, n if self.device.type != "cuda" else 1 << (n - 1).bit_length()) if n else 1
 
     @contextmanager
-    def _prepared(self) -> Iterator[None]:
+    def prepared(self) -> Iterator[None]:
         """The flow as this engine wants it; others find it as it was."""
         precisions = [layer.precision for layer in self.couplings]
         buffers = [network.buffers_in_use for network in self.networks]

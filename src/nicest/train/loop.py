@@ -22,16 +22,18 @@ from nicest.flows import Flow, moments
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_constants, needs_moments
+from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
 from nicest.train.engine import Engine
 from nicest.train.optim import set_rates
 from nicest.train.runtime import choose_device, environment, rows_to
-from nicest.train.state import State, under
+from nicest.train.state import Counters, State, under
 from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
+SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
 CHEAP = 0.25  # seconds: a state that is saved faster is saved at every validation
 
 
@@ -105,7 +107,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
         step, stop = TrainingStep(state, rows, batch), False
         saver = Saver(state, run)
         engine = Engine(state.average)  # in float32, whatever the networks train in: what `evaluate` will find
-        while counters.step < total and not stop:
+        while not over(counters, settings, per_epoch) and not stop:
             epoch, position = divmod(counters.step, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
                 generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
@@ -123,13 +125,17 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             last_of_epoch = position + 1 == per_epoch
             if last_of_epoch or stop or counters.step % CHECK_EVERY == 0:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
-                if good <= position or (stop and not finite(flow)):
+                late = saver.late()
+                if good <= position or ((stop or late) and not finite(flow)):
                     recover(state, run, epoch * per_epoch + good, step, bar)
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
                     engine = Engine(state.average)  # the weights may have moved
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
+                if late and not stop:
+                    counters.seconds = time.perf_counter() - origin
+                    saver.save()
             if last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs):
                 state.average.eval()
                 valid_nats = float(engine.log_prob(valid).double().mean()) + offset
@@ -154,14 +160,22 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     saver.best = state.average_tensors(), row
                 # before the state: --resume drops a row too many, but a lost one stays lost
                 run.append_metrics(row)
-                if saver.due() or counters.step >= total:
+                if saver.due() or over(counters, settings, per_epoch):
                     saver.save()
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
         if stop:
             counters.seconds = time.perf_counter() - origin
             saver.save()
-    return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": counters.step >= total}
+    finished = over(counters, settings, per_epoch)
+    return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": finished}
+
+
+def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
+    """Whether training has come to its end: all epochs, or the end of patience, which is asked after a validation."""
+    epoch, position = divmod(counters.step, per_epoch)
+    tired = 0 < settings.patience <= epoch - counters.best_epoch and epoch % settings.evaluate_every == 0
+    return epoch >= settings.epochs or (position == 0 and tired)
 
 
 class Saver:
@@ -173,7 +187,12 @@ class Saver:
         self.took, self.at = 0.0, time.perf_counter()
 
     def due(self) -> bool:
+        """After a validation."""
         return self.took < CHEAP or time.perf_counter() - self.at > 50 * self.took
+
+    def late(self) -> bool:
+        """At any step: so much would be lost that it is saved in the middle of an epoch."""
+        return time.perf_counter() - self.at > max(SAVE_EVERY, 50 * self.took)
 
     def save(self) -> None:
         began = time.perf_counter()
