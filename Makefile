@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint format types docs lock clean
+.PHONY: help demo test fuzz crash-test lint format types docs lock clean
 
 help:  ## these lines
-	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw the figures
 	$(BIN)/nicest demo --out runs/demo
@@ -14,6 +14,12 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 
 test: lint types  ## lint, types, import contracts and all tests
 	$(BIN)/python -m pytest -q
+
+crash-test: $(VENV)/.dev  ## kill real trainings 60 times, resume them, compare their ends; ten minutes
+	PYTHONPATH=tests/train $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
+
+fuzz: $(VENV)/.dev  ## feed every reader 20,000 hostile files; half an hour
+	$(BIN)/python tests/fuzz.py --cases 20000 --out results/fuzz.json
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

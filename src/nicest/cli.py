@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -448,7 +449,9 @@ def reproduce_table(
     from nicest.tasks.reproduce import table
 
     asked = {"seeds": seeds, "runs": runs, "out": out, "page": page, "device": device}
-    _emit(table(recipe or [], overrides=tuple(overrides or ()), **asked), as_json, _show_results)  # type: ignore[arg-type]
+    result = table(recipe or [], overrides=tuple(overrides or ()), **asked)  # type: ignore[arg-type]
+    _emit(result, as_json, _show_results)
+    _leave_unfinished(result)
 
 
 @reproduce_app.command("figures")
@@ -467,7 +470,9 @@ def reproduce_figures(
     from nicest.tasks.reproduce import figures
 
     asked = {"runs": runs, "out": out, "device": device}
-    _emit(figures(recipe or [], overrides=tuple(overrides or ()), **asked), as_json, _show_figures)  # type: ignore[arg-type]
+    result = figures(recipe or [], overrides=tuple(overrides or ()), **asked)  # type: ignore[arg-type]
+    _emit(result, as_json, _show_figures)
+    _leave_unfinished(result)
 
 
 @reproduce_app.command("vae")
@@ -486,8 +491,9 @@ def reproduce_vae(
     from nicest.files import to_json, write_text
     from nicest.tasks.vae import study
 
+    write_text(out, to_json({}))  # what cannot be written is refused before anything is trained
     result = study(recipe, seeds=range(seeds), steps=steps, device=device)
-    write_text(out, to_json({"command": " ".join(sys.argv)} | result))
+    write_text(out, to_json({"command": shlex.join(["nicest", *sys.argv[1:]])} | result))
     _emit(result | {"out": str(out)}, as_json, _show_vae)
 
 
@@ -535,6 +541,11 @@ def _fail(message: str, code: int = 1) -> NoReturn:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def _leave_unfinished(result: Mapping[str, Any]) -> None:
+    if "unfinished" in result:
+        raise typer.Exit(130)
 
 
 def _interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
@@ -675,16 +686,19 @@ def _show_study(result: Mapping[str, Any]) -> None:
 
 
 def _show_results(result: Mapping[str, Any]) -> None:
-    rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes")
+    from nicest.tasks.reproduce import why
+
+    rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
     for row in result["rows"]:
         paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
         if "nats" not in row:
-            rows.add_row(row["recipe"], row["reading"], paper, row.get("missing") or row["unfinished"], "", "", "")
+            rows.add_row(row["recipe"], row["reading"], paper, why(row), "", "", "")
             continue
         spread = row["stderr"] if row["spread"] is None else row["spread"]
-        minutes = sum(each["seconds"] for each in row["seeds"]) / 60
+        minutes = sum(each["seconds"] for each in row["seeds"]) / 60 / len(row["seeds"])
         figures = f"{row['nats']:.1f} ± {spread:.1f}", f"{row['bits_per_dim']:.4f}", str(len(row["seeds"]))
-        rows.add_row(row["recipe"], row["reading"], paper, *figures, f"{minutes:.1f}")
+        name = row["recipe"] + (" (augmented)" if row["augmented"] else "")
+        rows.add_row(name, row["reading"], paper, *figures, f"{minutes:.1f}")
     _print(rows)
     print(f"figures in {result['out']}")
 
@@ -694,11 +708,15 @@ def _show_figures(result: Mapping[str, Any]) -> None:
         print(f"{row['recipe']}:", *row.get("figures", [row.get("missing") or row.get("unfinished")]), sep="\n  ")
 
 
+def _spread(sd: float | None) -> str:
+    return "" if sd is None else f" ± {sd:.1f}"
+
+
 def _show_vae(result: Mapping[str, Any]) -> None:
     rows = _table("model", "parameters", "test bound, nats", "gain over plain", "seconds")
     for row in result["rows"]:
-        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f} ± {row['gain_sd'] or 0:.1f}"
-        bound = f"{row['test_nats']:.1f} ± {row['test_sd'] or 0:.1f}"
+        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{_spread(row['gain_sd'])}"
+        bound = f"{row['test_nats']:.1f}{_spread(row['test_sd'])}"
         rows.add_row(row["model"], f"{row['parameters']:,}", bound, gain, f"{row['seconds']:.0f}")
     _print(rows)
     print(f"figures in {result['out']}")

@@ -19,6 +19,7 @@ from nicest.errors import NicestError
 from nicest.files import write_bytes
 
 INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
+DPI = 130
 
 
 def image_grid(
@@ -39,28 +40,44 @@ def image_grid(
     return picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST)
 
 
+def heading(data: str, recipe: str) -> str:
+    """What the title of a figure begins with: the data's name, of a path the last part, and the recipe's."""
+    return f"{Path(data).absolute().name} (recipe {recipe})".replace("$", r"\$")
+
+
 def plot_spectrum(
-    sigma: np.ndarray, *, pca: np.ndarray | None = None, log: bool = False, ax: Axes | None = None
+    deviations: np.ndarray,
+    *,
+    pca: np.ndarray | None = None,
+    whitened: bool = False,
+    log: bool = False,
+    ax: Axes | None = None,
 ) -> Axes:
-    """σ_d sorted from the largest (NICE App. A), and the standard deviations of a PCA beside it."""
+    """Standard deviations of a model's components from the largest (NICE App. A), and beside them the data's.
+
+    Those are of a PCA, or, where the data come whitened to the couplings, 1.
+    """
     ax = ax or Figure().subplots()
-    ax.plot(np.arange(1, len(sigma) + 1), sigma, color=INK, linewidth=1.8, label=r"$\sigma_d$ of the model")
+    ranks = np.arange(1, len(deviations) + 1)
+    ax.plot(ranks, deviations, color=INK, linewidth=1.8, label="NICE, of each component")
     if pca is not None:
-        label = "PCA of the data, standard deviations"
-        ax.plot(np.arange(1, len(pca) + 1), pca, color=ACCENT, linewidth=1.4, linestyle="--", label=label)
-        ax.legend(frameon=False, fontsize=9)
-    ax.set(xlabel="component d, sorted", ylabel=r"$\sigma_d$", yscale="log" if log else "linear")
+        ax.plot(ranks, pca, color=ACCENT, linewidth=1.4, linestyle="--", label="PCA of the data")
+    if whitened:
+        ax.axhline(1, color=ACCENT, linewidth=1.4, linestyle="--", label="whitened data")
+    ax.legend(frameon=False, fontsize=9)
+    ax.set(xlabel="component d, sorted", ylabel="standard deviation", yscale="log" if log else "linear")
     ax.grid(alpha=0.25)
     return ax
 
 
-def spectrum_figure(sigma: np.ndarray, *, title: str, pca: np.ndarray | None = None) -> Figure:
+def spectrum_figure(
+    deviations: np.ndarray, *, title: str, pca: np.ndarray | None = None, whitened: bool = False
+) -> Figure:
     """The spectrum on a linear and on a logarithmic axis."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    plot_spectrum(sigma, pca=pca, ax=left)
-    plot_spectrum(sigma, pca=pca, log=True, ax=right)
-    figure.suptitle(title)
+    for ax, log in zip(figure.subplots(1, 2), (False, True), strict=True):
+        plot_spectrum(deviations, pca=pca, whitened=whitened, log=log, ax=ax)
+    figure.suptitle(title, wrap=True)
     return figure
 
 
@@ -74,7 +91,7 @@ def sphere_figure(grid: Image.Image, n: int, *, title: str) -> Figure:
     ax.set_xticks([grid.width * (k + 0.5) / n for k in marks], [f"{360 * k / n:.0f}°" for k in marks])
     ax.set_yticks([grid.height * (k + 0.5) / n for k in marks], [f"{latitudes[k]:+.0f}°" for k in marks])
     ax.set(xlabel="longitude", ylabel="latitude")
-    ax.set_title(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, wrap=True)
     return figure
 
 
@@ -105,7 +122,7 @@ def truncation_figure(
         _show_grid(ax, grid).set(title=name, xlabel="components kept, k")
         ax.set_xticks([grid.width * (k + 0.5) / len(kept) for k in range(len(kept))], [str(k) for k in kept])
     plot_truncation(kept, errors, ax=axes[-1])
-    figure.suptitle(title)
+    figure.suptitle(title, wrap=True)
     return figure
 
 
@@ -175,9 +192,28 @@ def picture_kind(path: Path) -> str:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=picture_kind(path), dpi=130)
+    buffer, kind = io.BytesIO(), picture_kind(path)
+    figure.savefig(buffer, format=kind, dpi=_whole_pixels(figure, DPI))
     write_bytes(path, buffer.getvalue())
+
+
+def _whole_pixels(figure: Figure, dpi: float) -> float:
+    """Put grids so that each of their pixels is a whole number of the picture's, at the resolution returned."""
+    grids = [ax for ax in figure.axes if any(image.get_interpolation() == "nearest" for image in ax.images)]
+    if not grids:
+        return dpi
+    figure.set_dpi(dpi)
+    figure.draw_without_rendering()
+    sizes = [np.array(ax.images[0].get_size()[::-1]) for ax in grids]
+    zoom = min(ax.bbox.width / size[0] for ax, size in zip(grids, sizes, strict=True))
+    figure.set_dpi(1.02 * dpi * math.ceil(zoom) / zoom)  # a little more, as letters do not grow evenly
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    figure.set_size_inches(*((np.ceil(figure.bbox.size) + 1e-3) / figure.dpi))  # else it is cut off
+    for ax, size in zip(grids, sizes, strict=True):
+        corner, side = ax.bbox.p0.round(), size * max(1, math.floor(ax.bbox.width / size[0] + 1e-6))
+        ax.set_position((*(corner / figure.bbox.size), *(side / figure.bbox.size)))
+    return figure.dpi
 
 
 def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
@@ -231,22 +267,23 @@ def study_figure(result: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str]) -> Figure:
+def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, title: str) -> Figure:
     """Grids of images, each under its title, with the names of their rows at the left; flat ones in one column."""
     tall = max(grid.height / grid.width for grid in panels.values())
     columns = 1 if tall < 0.35 else len(panels) if len(panels) < 4 else math.ceil(len(panels) / 2)
     lines = math.ceil(len(panels) / columns)
     height = 4.2 * min(tall, 2.5)
     width = height / tall * (2 if columns == 1 else 1)
-    figure = Figure(figsize=(width * columns + 1.4, (width * tall + 0.5) * lines + 0.2), layout="constrained")
+    figure = Figure(figsize=(width * columns + 1.4, (width * tall + 0.5) * lines + 0.6), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False)
     for ax in axes.ravel()[len(panels) :]:
         ax.set_axis_off()
-    for ax, (title, grid) in zip(axes.ravel(), panels.items(), strict=False):
-        _show_grid(ax, grid).set(title=title)
+    for ax, (name, grid) in zip(axes.ravel(), panels.items(), strict=False):
+        _show_grid(ax, grid).set(title=name)
     step = next(iter(panels.values())).height / len(rows)
     for ax in axes[:, 0]:
-        ax.set_yticks([step * (k + 0.5) for k in range(len(rows))], rows)
+        ax.set_yticks([step * (k + 0.5) for k in range(len(rows))], rows, parse_math=False)
+    figure.suptitle(title, wrap=True)
     return figure
 
 

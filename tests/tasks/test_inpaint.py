@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from nicest.files import to_json
 from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Logistic, Rescale
+from nicest.plots import image_grid
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
 from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, Space, fill, frozen
@@ -288,6 +290,46 @@ class TestCommand:
             truth = load_splits(load_with_recipe(digits_run)[1]).test[:20].reshape(20, 8, 8)
             assert np.array_equal(archive["truth"], truth)
 
+    def test_the_figure_has_a_row_for_each_mask_and_the_likeliest_chain_first(
+        self, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        figures: list[Figure] = []
+        monkeypatch.setattr("nicest.tasks.inpaint.save_figure", lambda figure, path: figures.append(figure))
+        masks, outs = ["top", "left", "random:50"], [tmp_path / "a.png", tmp_path / "a.npz"]
+        inpaint(digits_run, mask=masks, n=6, steps=5, chains=3, out=outs, device="cpu")
+        (figure,) = figures
+        with np.load(outs[1]) as archive:
+            truth, start, result, nats = (archive[name] for name in ("truth", "start", "result", "nats"))
+        order, every = (-nats[-1]).argsort(0), np.arange(18)
+        assert len(np.unique(order, axis=1).T) > 1
+        panels = {"truth": truth, "start": start[order[0], every]}
+        panels |= {f"result {k + 1}": result[order[k], every] for k in range(3)}
+        shown = {ax.get_title(): np.asarray(ax.images[0].get_array()) for ax in figure.axes if ax.images}
+        assert list(shown) == list(panels)
+        for name, images in panels.items():
+            assert np.array_equal(shown[name], np.asarray(image_grid(images, brightest=16, columns=6, size=1))), name
+        labelled = [ax for ax in figure.axes if len(ax.get_yticks())]
+        assert [ax.get_title() for ax in labelled if ax.images] == ["truth", "result 2"]
+        for ax in (ax for ax in labelled if ax.images):
+            assert [label.get_text() for label in ax.get_yticklabels()] == masks
+            assert (np.diff(ax.get_yticks()) > 0).all()
+            assert ax.yaxis_inverted()
+        assert figure.get_suptitle().startswith("digits (recipe digits): ")
+
+    def test_every_random_mask_is_drawn_anew(self, digits_run: Path, tmp_path: Path):
+        inpaint(digits_run, mask=["random:50"] * 2, n=4, steps=1, out=tmp_path / "a.npz", device="cpu")
+        with np.load(tmp_path / "a.npz") as archive:
+            one, two = np.split(archive["hidden"], 2)
+        assert all((a != b).any() for a, b in zip(one, two, strict=True))
+
+    def test_endings_may_be_of_either_case(self, digits_run: Path, tmp_path: Path):
+        outs = [tmp_path / name for name in ("a.PNG", "a.Gif", "a.NPZ")]
+        inpaint(digits_run, mask="top", n=2, steps=5, out=outs, device="cpu")
+        with Image.open(outs[0]) as picture, Image.open(outs[1]) as film:
+            assert (picture.format, film.format) == ("PNG", "GIF")
+        with np.load(outs[2]) as archive:
+            assert len(archive["looks"]) > 2
+
     def test_nats_are_on_the_recipes_interval(self, colour_run: Path, tmp_path: Path):
         result = inpaint(colour_run, mask="columns:0-3", n=2, steps=5, out=tmp_path / "a.npz", device="cpu")
         flow, recipe, _ = load_with_recipe(colour_run)
@@ -300,7 +342,7 @@ class TestCommand:
         Image.fromarray(np.eye(4, 6, dtype=np.uint8) * 255).save(tmp_path / "mask.png")
         masks = ["channels:1", str(tmp_path / "mask.png"), np.ones((3, 4, 6), bool)]
         result = inpaint(colour_run, mask=masks, n=1, steps=5, out=[tmp_path / "a.png", tmp_path / "a.gif"])
-        assert [each["mask"] for each in result["masks"]] == ["channels:1", str(tmp_path / "mask.png"), "array"]
+        assert [each["mask"] for each in result["masks"]] == ["channels:1", "mask.png", "array"]
 
     def test_rows_of_numbers_are_filled_in_too(self, rows_run: Path, tmp_path: Path):
         result = inpaint(rows_run, mask="columns:1-3", n=3, out=tmp_path / "a.npz", noise=0, device="cpu")
@@ -320,6 +362,9 @@ class TestRefusals:
         assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, tmp_path / "no run", out=tmp_path / "a.jpg")
         assert "choose --out inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
         assert list(tmp_path.iterdir()) == []
+        (tmp_path / "a.png").mkdir()
+        says = f"cannot write {tmp_path / 'a.png'}: it is a folder"
+        assert refusal(inpaint, tmp_path / "no run", out=tmp_path / "a.png") == says
 
     @pytest.mark.parametrize(
         ("options", "says"),

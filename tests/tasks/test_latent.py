@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from nicest.files import to_json
 from nicest.flows import Flow
@@ -86,6 +87,19 @@ def learned(make: Callable, save_run: Callable) -> tuple[Flow, Path]:
     return flow, save_run("run", flow, recipe)
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
+    """The figure that a look would write."""
+
+    def draw(look: Callable[..., dict], run: Path, **options: object) -> Figure:
+        figures: list[Figure] = []
+        monkeypatch.setattr("nicest.tasks.latent.save_figure", lambda figure, path: figures.append(figure))
+        look(run, device="cpu", **options)
+        return figures[0]
+
+    return draw
+
+
 class TestSpectrum:
     def test_of_the_data_is_what_numpy_finds_with_the_noise(self, any_run: Path, tmp_path: Path):
         data = load_with_recipe(any_run)[1].data
@@ -107,6 +121,19 @@ class TestSpectrum:
         assert spectrum(learned[1], pca=False)["deviation"] == 1
         draws = load_with_recipe(digits_run)[0].prior.rsample(9000)
         assert spectrum(digits_run, pca=False)["deviation"] == pytest.approx(float(draws.std()), rel=0.01)
+
+    def test_draws_standard_deviations_and_beside_them_those_of_the_data(self, digits_run: Path, drawn: Callable):
+        said = spectrum(digits_run)
+        for ax in drawn(spectrum, digits_run).axes:
+            model, data = ax.lines
+            np.testing.assert_allclose(model.get_ydata(), math.pi / math.sqrt(3) * np.array(said["sigma"]), rtol=1e-6)
+            assert np.array_equal(data.get_ydata(), said["pca"])
+        assert all(len(ax.lines) == 1 for ax in drawn(spectrum, digits_run, pca=False).axes)
+
+    @pytest.mark.parametrize("pca", [True, False])
+    def test_of_a_model_that_whitens_stands_beside_1(self, colour_run: Path, drawn: Callable, pca: bool):
+        for ax in drawn(spectrum, colour_run, pca=pca).axes:
+            assert [set(line.get_ydata()) for line in ax.lines[1:]] == [{1}] * pca
 
 
 class TestSphere:
@@ -135,6 +162,11 @@ class TestSphere:
         s = load_with_recipe(digits_run)[0].chain.layers["scaling"].s.detach().numpy()
         moved = np.flatnonzero(np.abs(kept["h"]).max((0, 1)) > 1e-6)
         assert set(moved) == set(np.argsort(s)[:3])
+
+    def test_of_the_top_counts_the_scale_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+        h = arrays(sphere, learned[1], tmp_path, basis="top")[1]["h"]
+        moved = np.abs(h - [1.0, 2.0, 3.0, 4.0, 5.0]).max((0, 1)) > 1e-4
+        assert moved.tolist() == [False, True, True, False, True]
 
     def test_is_around_the_mode_and_in_units_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
         flow, run = learned
@@ -193,6 +225,16 @@ class TestInterpolate:
         pairs = interpolate(colour_run, device="cpu")["pairs"]
         assert 1 <= len(pairs) == len(examples(colour_run)) // 2
 
+    def test_is_spherical_around_the_mode_in_units_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+        flow, run = learned
+        h = arrays(interpolate, run, tmp_path, pairs=[(0, 1)], steps=5, way="spherical")[1]["h"][0]
+        np.testing.assert_allclose(h[[0, -1]], codes(run, examples(run)[:2]), rtol=1e-4, atol=1e-4)
+        e = (h - flow.prior.loc.detach().numpy()) / flow.prior.log_scale.detach().exp().numpy()
+        lengths = np.linalg.norm(e, axis=1)
+        np.testing.assert_allclose(lengths, np.linspace(lengths[0], lengths[-1], 5), rtol=1e-4)
+        turned = np.arccos(np.clip((e @ e[0]) / (lengths * lengths[0]), -1, 1))
+        np.testing.assert_allclose(turned, np.linspace(0, turned[-1], 5), atol=2e-3)
+
     def test_a_straight_way_is_numpys(self):
         start, end, t = torch.randn(3, 6), torch.randn(3, 6), torch.linspace(0, 1, 7)[:, None]
         expected = np.linspace(start.numpy(), end.numpy(), 7, axis=1)
@@ -229,6 +271,15 @@ class TestTruncate:
         assert np.array_equal(kept["nice"][:, 0], np.concatenate([mode, mode]))
         mean = (numpy_pca(digits_run)[0] * 17).astype(int).reshape(8, 8)
         assert np.array_equal(kept["pca"][0, 0], mean)
+
+    def test_puts_the_rest_to_the_mode_of_a_learned_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+        _, run = learned
+        kept = arrays(truncate, run, tmp_path, n=4, kept=[0, 3])[1]["nice"]
+        h, mode = codes(run, examples(run)[:4]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+        for column, chosen in enumerate(([], [1, 2, 4])):
+            cut = np.tile(mode, (4, 1))
+            cut[:, chosen] = h[:, chosen]
+            np.testing.assert_allclose(kept[:, column], decoded(run, cut), rtol=1e-4, atol=1e-4)
 
     def test_keeps_the_components_of_largest_sigma(self, digits_run: Path, tmp_path: Path):
         kept = arrays(truncate, digits_run, tmp_path, n=4, kept=[5, 20])[1]
@@ -268,6 +319,29 @@ class TestFigures:
         few = {"n": 2} if look is truncate else {}
         assert look(run, device="cpu", **few)["out"] == str(path)
         assert min(picture_at(path).size) > 200
+
+    @pytest.mark.parametrize("look", LOOKS)
+    def test_name_the_data_and_the_recipe(
+        self, look: Callable[..., dict], digits_run: Path, colour_run: Path, drawn: Callable
+    ):
+        few = {"n": 2} if look is truncate else {}
+        assert drawn(look, digits_run, **few).get_suptitle().startswith("digits (recipe digits): ")
+        assert drawn(look, colour_run, **few).get_suptitle().startswith("images (recipe digits): ")
+
+    @pytest.mark.parametrize("look", LOOKS)
+    @pytest.mark.parametrize("name", ["a", "a.png", "a.npz"])
+    def test_do_not_take_the_place_of_a_folder(
+        self, look: Callable[..., dict], name: str, digits_run: Path, tmp_path: Path, refusal: Callable[..., str]
+    ):
+        (tmp_path / name).mkdir()
+        assert refusal(look, digits_run, out=tmp_path / name) == f"cannot write {tmp_path / name}: it is a folder"
+
+    def test_take_endings_of_either_case(self, digits_run: Path, tmp_path: Path, picture_at: Callable):
+        spectrum(digits_run, out=tmp_path / "a.PNG")
+        assert picture_at(tmp_path / "a.PNG").width == 1170
+        spectrum(digits_run, out=tmp_path / "a.NPZ")
+        with np.load(tmp_path / "a.NPZ") as archive:
+            assert "sigma" in archive
 
     @pytest.mark.parametrize("look", [spectrum, truncate])
     def test_of_curves_need_no_images(self, look: Callable[..., dict], rows_run: Path, tmp_path: Path):

@@ -145,7 +145,8 @@ class TestFiles:
         array = np.eye(5, dtype=bool)
         np.save(tmp_path / "mask.npy", array)
         assert np.array_equal(hidden_by(str(tmp_path / "mask.npy"), (5, 5))[0], array)
-        assert (mask_name(array), mask_name("top")) == ("array", "top")
+        assert (mask_name(array), mask_name("top"), mask_name("random:12.5")) == ("array", "top", "random:12.5")
+        assert [mask_name(f"/a/b/{name}") for name in ("mask.npy", "mask.PNG")] == ["mask.npy", "mask.PNG"]
         assert mask_list(array)[0] is array
 
 

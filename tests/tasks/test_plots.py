@@ -13,12 +13,15 @@ from nicest.plots import (
     ACCENT,
     INK,
     contact_sheet,
+    heading,
     image_grid,
     likelihood_figure,
+    panel_figure,
     plot_likelihood,
     plot_spectrum,
     save_figure,
     spectrum_figure,
+    sphere_figure,
 )
 
 METRICS = [
@@ -90,11 +93,30 @@ class TestSpectrum:
         assert np.array_equal(line.get_xdata(), [1, 2, 3, 4])
         assert np.array_equal(line.get_ydata(), self.SIGMA)
 
+    def test_draws_beside_them_the_pca_or_the_level_of_whitened_data(self):
+        pca = self.SIGMA + 1
+        for options, expected, name in (
+            ({"pca": pca}, pca, "PCA of the data"),
+            ({"whitened": True}, 1, "whitened data"),
+        ):
+            ax = plot_spectrum(self.SIGMA, **options)
+            assert (np.array(ax.lines[1].get_ydata()) == expected).all()
+            assert [text.get_text() for text in ax.get_legend().get_texts()] == ["NICE, of each component", name]
+            assert ax.get_ylabel() == "standard deviation"
+
     def test_has_a_linear_and_a_logarithmic_axis(self):
         figure = spectrum_figure(self.SIGMA, title="a title")
         assert [ax.get_yscale() for ax in figure.axes] == ["linear", "log"]
         assert figure.get_suptitle() == "a title"
         assert all(np.array_equal(ax.lines[0].get_ydata(), self.SIGMA) for ax in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [("digits", "digits"), ("/a/rows.npy", "rows.npy"), ("some/images/", "images"), ("a$b$", r"a\$b\$")],
+)
+def test_a_heading_names_the_data_and_the_recipe(data: str, shown: str):
+    assert heading(data, "mnist") == f"{shown} (recipe mnist)"
 
 
 class TestLikelihood:
@@ -156,6 +178,23 @@ class TestSaveFigure:
         assert picture.size == (1170, 468)
         assert len(np.unique(np.asarray(picture.convert("L")))) > 20
         assert [file.name for file in path.parent.iterdir()] == [name]
+
+    @pytest.mark.parametrize(("side", "n"), [(8, 10), (28, 10), (48, 20)])
+    def test_shows_every_pixel_of_a_grid_in_the_same_size(self, tmp_path: Path, side: int, n: int):
+        images = np.random.default_rng(0).integers(0, 256, (n * n, side, side))
+        grid = image_grid(images, brightest=255, size=1)
+        pixels = np.asarray(grid).astype(int)
+        names = [str(k) for k in range(n)]
+        for figure in (panel_figure({"a": grid, "b": grid}, names, title="t"), sphere_figure(grid, n, title="t")):
+            save_figure(figure, tmp_path / "a.png")
+            with Image.open(tmp_path / "a.png") as picture:
+                shown = np.asarray(picture.convert("L")).astype(int)
+            for box in (ax.bbox for ax in figure.axes):
+                zoom, top, left = round(box.width) // grid.width, len(shown) - round(box.y1), round(box.x0)
+                expected = np.kron(pixels, np.ones((zoom, zoom), int))
+                part = shown[top : top + len(expected), left : left + expected.shape[1]]
+                assert zoom >= 1
+                assert np.abs(part - expected).max() <= 1
 
     def test_writes_vectors_too(self, tmp_path: Path):
         save_figure(self.FIGURE, tmp_path / "a.svg")

@@ -15,6 +15,7 @@ from runs import counters, digests, interrupt_at, metrics, resume, run, same_run
 
 from nicest.errors import NicestError
 from nicest.recipes import load_recipe
+from nicest.train import loop
 from nicest.train.checkpoint import RunFolder
 from nicest.train.loop import State, interruptible
 
@@ -277,3 +278,30 @@ class TestGoingOn:
         before = digests(tmp_path)
         assert f"{tmp_path} holds a run already" in refusal(run, tmp_path)
         assert digests(tmp_path) == before
+
+
+def test_a_state_saved_at_the_end_of_an_epoch_has_its_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run(tmp_path / "straight")
+    monkeypatch.setattr(loop.Saver, "late", lambda saver: True)
+    append = RunFolder.append_metrics
+
+    def killed(folder: RunFolder, row: dict) -> None:
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt  # after the validation, before its row
+        append(folder, row)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed")
+    monkeypatch.undo()
+    resume(tmp_path / "killed")
+    assert same_run(tmp_path / "killed", tmp_path / "straight")
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path):
+    run(tmp_path, "train.epochs=1")
+    for name in (".recipe.toml.123.tmp", ".last.safetensors.7.tmp", ".environment.json.99.tmp"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".mine.tmp").write_text("the user's")
+    resume(tmp_path, "train.epochs=2")
+    assert [path.name for path in tmp_path.glob(".*.tmp")] == [".mine.tmp"]

@@ -2,10 +2,9 @@
 
 import math
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -61,8 +60,8 @@ def _with_levels(array: np.ndarray, source: str) -> tuple[np.ndarray, int | None
     if np.issubdtype(array.dtype, np.floating):
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, which _require_finite reports
             return array.astype(np.float32, copy=False), None
-    if not np.issubdtype(array.dtype, np.integer):
-        raise NicestError(f"{source}: expected numbers, got dtype {array.dtype}; save it as uint8 or float32")
+    if array.dtype.kind not in "iu":  # spans of time are integers to issubdtype
+        raise NicestError(f"{source}: expected numbers, got dtype {brief(array.dtype)}; save it as uint8 or float32")
     low, high = int(array.min()), int(array.max())
     if low < 0 or high > 255:
         raise NicestError(
@@ -114,12 +113,19 @@ def require_digits(rows: Rows, source: str) -> None:
 def read_npy(path: Path) -> np.ndarray:
     """Read one array of plain numbers from a .npy file."""
     try:
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise NicestError(
-            f"{path}: expected a whole .npy file of numbers{_npy_sizes(path)}; {_brief(error)}"
-        ) from error
+        return _read_array(lambda: path.open("rb"), path.stat().st_size)
+    except Exception as error:  # broken bytes lead numpy to errors of every kind
+        raise NicestError(f"{path}: expected a whole .npy file of numbers{_npy_sizes(path)}; {brief(error)}") from error
+
+
+def _read_array(opened: Callable[[], IO[bytes]], size: int) -> np.ndarray:
+    """Read an array for which there are enough bytes: memory is taken by what its header says."""
+    with opened() as file:
+        expected = _npy_size(file)
+    if expected is not None and expected > size:
+        raise ValueError(f"its header says {expected} bytes, there are {size}")
+    with opened() as file:  # again: a member of an archive that was wound back has no checksum any more
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _npy_sizes(path: Path) -> str:
@@ -127,37 +133,63 @@ def _npy_sizes(path: Path) -> str:
     try:
         with path.open("rb") as file:
             expected = _npy_size(file)
-        return f" of {expected} bytes, got {path.stat().st_size}"
-    except (OSError, ValueError, EOFError, KeyError):
+        return f" of {expected} bytes, got {path.stat().st_size}" if expected else ""
+    except Exception:  # the caller says what
         return ""
 
 
-def _npy_size(file: BinaryIO) -> int:
-    """Bytes of a whole .npy file, by its header."""
-    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, _, dtype = headers[np.lib.format.read_magic(file)](file)
-    return file.tell() + math.prod(shape) * dtype.itemsize
+def _npy_size(file: IO[bytes]) -> int | None:
+    """Bytes of a whole .npy file, by its header; None where it holds Python objects, which have no size."""
+    formats = np.lib.format
+    headers = {1: formats.read_array_header_1_0, 2: formats.read_array_header_2_0, 3: formats.read_array_header_2_0}
+    shape, _, dtype = headers[formats.read_magic(file)[0]](file)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header says a shape of {shape}")
+    return None if dtype.hasobject else file.tell() + math.prod(shape) * dtype.itemsize
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read from a .npz file either its splits (train, test and perhaps valid) or its one array, under the key "all"."""
     try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it is a .npy file, name it so")
-            with archive:
-                return {split: archive[key] for split, key in _npz_keys(archive, path).items()}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        return read_members(path, lambda keys: _npz_keys(keys, path))
+    except NicestError:
+        raise
+    except Exception as error:  # broken bytes lead numpy and zipfile to errors of every kind
         size = path.stat().st_size
         raise NicestError(
-            f"{path}: expected a whole .npz file of numbers, got {size} bytes that do not parse; {_brief(error)}"
+            f"{path}: expected a whole .npz file of numbers, got {size} bytes that do not parse; {brief(error)}"
         ) from error
 
 
-def _npz_keys(archive: Mapping[str, np.ndarray], path: Path) -> dict[str, str]:
+def read_members(path: Path, choose: Callable[[list[str]], dict[str, str]]) -> dict[str, np.ndarray]:
+    """Read the arrays of a .npz file that are chosen from its keys, under the names that are chosen, too."""
+    with path.open("rb") as file:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise ValueError("it is a .npy file, name it so")
+        with zipfile.ZipFile(file) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            chosen = {name: members[key] for name, key in choose(list(members)).items()}
+            return {name: _read_member(path, archive, info) for name, info in chosen.items()}
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """Read one array of an archive, packed as numpy packs it."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("it is packed in a way that numpy does not write")
+    require_modest(path, info.file_size, "save it with np.savez, which does not pack")
+    return _read_array(lambda: archive.open(info), info.file_size)
+
+
+def require_modest(path: Path, unpacked: int, instead: str) -> None:
+    """Refuse a file that unpacks to far more than any data does (dSprites, the most: 115 times its size)."""
+    size = path.stat().st_size
+    most = (1 << 26) + 200 * size
+    if unpacked > most:
+        raise NicestError(f"{path}: expected at most {most} bytes from a file of {size}, got {unpacked}; {instead}")
+
+
+def _npz_keys(keys: list[str], path: Path) -> dict[str, str]:
     """Choose which keys of an archive to read, and as what."""
-    keys = list(archive)
     if {"train", "test"} <= set(keys):
         return {split: split for split in ("train", "valid", "test") if split in keys}
     if len(keys) == 1:
@@ -166,10 +198,16 @@ def _npz_keys(archive: Mapping[str, np.ndarray], path: Path) -> dict[str, str]:
         if key in keys:
             return {"all": key}
     raise NicestError(
-        f"{path}: expected the keys train and test, or one of {', '.join(ARRAY_KEYS)}, got {', '.join(keys) or 'none'}"
+        f"{path}: expected the keys train and test, or one of {', '.join(ARRAY_KEYS)}, got {listed(keys)}"
     )
 
 
-def _brief(error: Exception) -> str:
-    """The first sentence of an error, on one line."""
-    return " ".join(str(error).split()).split(". ")[0] or type(error).__name__
+def listed(keys: list[str]) -> str:
+    """The keys of an archive, for a message."""
+    return brief(", ".join(keys)) if keys else "none"
+
+
+def brief(error: object, most: int = 200) -> str:
+    """The first sentence of an error, in one line that can be printed, and not much of it."""
+    text = " ".join(str(error).split()).split(". ")[0][:most] or type(error).__name__
+    return "".join(each if each.isprintable() else "?" for each in text)

@@ -2,31 +2,40 @@
 
 import csv
 import gzip
+import io
+import itertools
 import math
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
+from nicest.data.arrays import brief, listed, read_members, require_modest
 from nicest.errors import NicestError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # Pillow knows others, and runs Ghostscript for one
 CIFAR10_ROW = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
 FER2013_SIDE = 48
 FER2013_USAGES = ("Training", "PublicTest", "PrivateTest")
 FER2013_LEVELS = {str(level): level for level in range(256)}
 FER2013_LINE = 1 << 15  # characters; a line of 2304 pixels has at most 9240
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+IDX_RANK = 8
+MAT_ORDERS = {b"\0\1IM": "<", b"\1\0MI": ">"}
+MAT_VARIABLE, MAT_PACKED = 14, 15  # types of elements
+MAT_DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+MAT_RANK = 8
 AGAIN = "the file is damaged or cut short: get it again"
 
 
 def read_idx(path: Path) -> np.ndarray:
     """Read an idx file, plain or gzipped: two zero bytes, a type, a rank, the big-endian sizes, the values."""
     data, whole = _inflated(path)
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_DTYPES or data[3] == 0:
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_DTYPES or not 1 <= data[3] <= IDX_RANK:
         raise NicestError(
             f"{path}: expected the magic number of an idx file (00 00 type rank), got '{data[:4].hex(' ')}'"
         )
@@ -38,20 +47,27 @@ def read_idx(path: Path) -> np.ndarray:
     if len(data) != expected or not whole:
         broken = "" if whole else " before its gzip stream breaks off"
         raise NicestError(f"{path}: expected {expected} bytes by its header, got {len(data)}{broken}; {AGAIN}")
+    if expected == start:
+        raise NicestError(f"{path}: expected values, got none, of shape {shape}; {AGAIN}")
     return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _inflated(path: Path) -> tuple[bytes, bool]:
+def _inflated(path: Path) -> tuple[bytes | bytearray, bool]:
     """The bytes of a file, gunzipped if need be, and whether the gzip stream came to its end."""
     raw = read_bytes(path)
     if raw[:2] != b"\x1f\x8b":
         return raw, True
+    data = bytearray()
     try:
-        return gzip.decompress(raw), True
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            while part := file.read1(1 << 20):
+                data += part
+                require_modest(path, len(data), "gunzip it")
     except EOFError:
-        return zlib.decompressobj(wbits=31).decompress(raw), False
+        return data, False
     except (OSError, zlib.error) as error:
         raise NicestError(f"{path}: expected a whole gzip file, got {len(raw)} bytes ({error}); {AGAIN}") from error
+    return data, True
 
 
 def read_bytes(path: Path) -> bytes:
@@ -60,6 +76,8 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except MemoryError as error:
+        raise NicestError(f"{path}: its {path.stat().st_size} bytes do not fit in memory") from error
 
 
 def read_cifar10(path: Path) -> np.ndarray:
@@ -97,21 +115,73 @@ def read_tfd(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return images, folds
 
 
-def _read_mat(path: Path, *names: str) -> dict[str, Any]:
-    """Read the named variables of a MATLAB 5 file."""
-    from scipy.io import loadmat
-
-    size = path.stat().st_size
+def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """Read the named variables of a MATLAB 5 file, arrays of numbers; scipy's reader crashes on forged files."""
+    data, found = read_bytes(path), {}
+    if data[124:128] == b"\0\2IM":
+        raise NicestError(f"{path}: expected a MATLAB 5 file, got version 7.3; save it with -v7")
     try:
-        data = loadmat(path, variable_names=names)
-    except NotImplementedError as error:
-        raise NicestError(f"{path}: expected a MATLAB 5 file, got version 7.3; save it with -v7") from error
-    except Exception as error:  # broken bytes lead scipy to errors of every kind
-        raise NicestError(f"{path}: expected a MATLAB 5 file, got {size} bytes that do not parse; {AGAIN}") from error
-    for name in names:
-        if name not in data:
-            raise NicestError(f"{path}: expected the variable {name}, not found in its {size} bytes; {AGAIN}")
-    return data
+        order = MAT_ORDERS[data[124:128]]
+        for kind, part in _mat_elements(memoryview(data)[128:], order, padded=False):
+            if kind == MAT_PACKED:
+                ((kind, part),) = _mat_elements(_mat_unpacked(path, part), order)
+            name, shape, elements = _mat_header(kind, part, order)
+            if name in names and name not in found:
+                ((kind, values),) = elements
+                found[name] = _mat_array(shape, kind, values, order)
+            if len(found) == len(names):
+                return found
+    except (KeyError, ValueError, struct.error, zlib.error) as error:
+        raise NicestError(
+            f"{path}: expected a MATLAB 5 file with {' and '.join(names)} of numbers, got {len(data)} bytes "
+            f"that do not parse; {AGAIN}"
+        ) from error
+    (name, *_) = (name for name in names if name not in found)
+    raise NicestError(f"{path}: expected the variable {name}, not found in its {len(data)} bytes; {AGAIN}")
+
+
+def _mat_elements(data: memoryview, order: str, *, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
+    """Type and contents of the elements of a MATLAB 5 file, or of a variable; up to 4 bytes are in the tag itself."""
+    at = 0
+    while at < len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, at)
+        small = kind >> 16
+        start, size = (at + 4, small) if small else (at + 8, size)
+        if start + size > len(data) or small > 4:
+            raise ValueError("an element is longer than what holds it")
+        yield kind & 0xFFFF, data[start : start + size]
+        at = at + 8 if small else start + size + (-size % 8 if padded else 0)
+
+
+def _mat_unpacked(path: Path, part: memoryview) -> memoryview:
+    """A compressed variable, if it is not beyond all bounds."""
+    inflate, data = zlib.decompressobj(), bytearray()
+    for at in range(0, len(part), 1 << 14):
+        data += inflate.decompress(part[at : at + (1 << 14)])
+        require_modest(path, len(data), "save it with -v6, which does not compress")
+    if not inflate.eof:
+        raise ValueError("a compressed variable is cut short")
+    return memoryview(data)
+
+
+def _mat_header(
+    kind: int, part: memoryview, order: str
+) -> tuple[str, tuple[int, ...], Iterator[tuple[int, memoryview]]]:
+    """Name and shape of a variable, and its elements from there on."""
+    elements = _mat_elements(part, order)
+    if kind != MAT_VARIABLE:
+        raise ValueError(f"an element of type {kind} where variables are")
+    _, shape, name = (contents for _, contents in itertools.islice(elements, 3))
+    return bytes(name).decode("latin1"), struct.unpack(f"{order}{len(shape) // 4}I", shape), elements
+
+
+def _mat_array(shape: tuple[int, ...], kind: int, values: memoryview, order: str) -> np.ndarray:
+    """The numbers of a variable, in the type they are stored in."""
+    dtype = np.dtype(order + MAT_DTYPES[kind])
+    if not 0 < math.prod(shape) * dtype.itemsize == len(values) or len(shape) > MAT_RANK:
+        raise ValueError(f"{len(values)} bytes for an array of shape {shape}")
+    array = np.frombuffer(values, dtype).reshape(shape, order="F")
+    return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -130,22 +200,27 @@ def _require_usage(usage: str, where: str) -> None:
 
 def _read_fer2013_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the arrays images and usage, which hold no Python objects."""
-    size = path.stat().st_size
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            data = {name: archive[name] for name in ("images", "usage") if name in archive}
-            names = ", ".join(archive) or "none"
+        data = read_members(path, lambda keys: _fer2013_keys(keys, path))
+        images, usage = data["images"], data["usage"]
+        _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
+        _require_array(path, "usage", usage, (len(images),), str)
+        for each in np.unique(usage):
+            _require_usage(str(each), str(path))
+    except NicestError:
+        raise
     except Exception as error:  # broken bytes lead numpy and zipfile to errors of every kind
-        reason = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
-        raise NicestError(f"{path}: expected a .npz file, got {size} bytes that do not parse ({reason})") from error
-    if len(data) < 2:
-        raise NicestError(f"{path}: expected the arrays images and usage, got {names}")
-    images, usage = data["images"], data["usage"]
-    _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
-    _require_array(path, "usage", usage, (len(images),), str)
-    for each in np.unique(usage):
-        _require_usage(str(each), str(path))
+        size = path.stat().st_size
+        raise NicestError(
+            f"{path}: expected a .npz file, got {size} bytes that do not parse ({brief(error)})"
+        ) from error
     return images, usage
+
+
+def _fer2013_keys(keys: list[str], path: Path) -> dict[str, str]:
+    if not {"images", "usage"} <= set(keys):
+        raise NicestError(f"{path}: expected the arrays images and usage, got {listed(keys)}")
+    return {"images": "images", "usage": "usage"}
 
 
 def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +271,7 @@ def _require_array(path: Path, name: str, array: np.ndarray, shape: tuple[int | 
     fits = array.ndim == len(shape) and all(w in ("N", n) for w, n in zip(shape, array.shape, strict=True))
     if not fits or not np.issubdtype(array.dtype, kind):
         wanted = f"({', '.join(map(str, shape))}) {kind.__name__}"
-        raise NicestError(f"{path}: expected {name} to be {wanted}, got {array.shape} {array.dtype}")
+        raise NicestError(f"{path}: expected {name} to be {wanted}, got {array.shape} {brief(array.dtype)}")
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -223,16 +298,20 @@ def _read_image(file: Path) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=IMAGE_FORMATS) as image:
             mode = image.mode
-            pixels = np.asarray(image.convert("RGB") if mode == "P" else image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise NicestError(f"{file}: cannot be read as an image ({error}); remove it or save it again") from error
+            bands = 3 if mode == "P" else len(image.getbands())
+            require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
+            values = np.asarray(image.convert("RGB") if mode == "P" else image)
+    except NicestError:
+        raise
+    except Exception as error:  # broken bytes lead Pillow to errors of every kind
+        raise NicestError(f"{file}: cannot be read as an image ({brief(error)}); remove it or save it again") from error
     if mode not in ("1", "L", "I;16", "I;16B", "P", "RGB"):
         raise NicestError(f"{file}: expected a grey or RGB image, got mode {mode}; convert it to L or RGB")
-    if mode == "P" and (pixels == pixels[..., :1]).all():
-        return pixels[..., 0]
-    return pixels
+    if mode == "P" and (values == values[..., :1]).all():
+        return values[..., 0]
+    return values
 
 
 def _kind(pixels: np.ndarray) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from nicest.errors import NicestError
 
 TABLES = ("data", "model", "augment", "train")
+LONGEST = 1 << 13  # characters of a recipe: the time that tomllib takes grows with the square of a dotted key
 
 
 def setting(default: Any, help: str) -> Any:
@@ -130,18 +131,18 @@ class Recipe:
         table: dict[str, Any] = {}
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
-            if not equals:
-                raise NicestError(f"expected KEY=VALUE, such as train.epochs=50, got {assignment!r}")
+            if not equals or len(assignment) > LONGEST:
+                raise NicestError(f"expected KEY=VALUE, such as train.epochs=50, got {shown(assignment)}")
             try:
                 value = tomllib.loads(f"value = {text}")["value"]
-            except tomllib.TOMLDecodeError:
+            except (ValueError, RecursionError):  # no TOML, or numbers and lists beyond all bounds
                 value = text
             *path, last = key.strip().split(".")
             inner = table
             for name in path:
                 inner = inner.setdefault(name, {})
                 if not isinstance(inner, dict):
-                    raise NicestError(f"{name!r} is set twice, once as a table: {assignment!r}")
+                    raise NicestError(f"{shown(name)} is set twice, once as a table: {shown(assignment)}")
             inner[last] = value
         changed = _merge(self, table, "--set")
         if (changed.data.name, changed.data.interval) == (self.data.name, self.data.interval):
@@ -180,9 +181,11 @@ def load_recipe(name: str) -> Recipe:
 
 def parse(text: str, source: str) -> Recipe:
     """A recipe from the text of a TOML file; `source` is named in errors."""
+    if len(text) > LONGEST:
+        raise NicestError(f"{source}: expected a recipe of at most {LONGEST} characters, got {len(text)}: shorten it")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also for numbers of too many digits and lists in lists in lists
         raise NicestError(f"{source} is not valid TOML: {error}") from error
     table.setdefault("name", Path(source).stem)
     return _merge(Recipe(), table, source)
@@ -194,11 +197,11 @@ def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") 
     changes = {}
     for key, value in table.items():
         if key not in hints:
-            raise NicestError(f"{source}: unknown key {prefix + key!r}{_nearest_key(prefix + key)}")
+            raise NicestError(f"{source}: unknown key {shown(prefix + key)}{_nearest_key(prefix + key)}")
         current = getattr(settings, key)
         if is_dataclass(current):
             if not isinstance(value, dict):
-                raise NicestError(f"{source}: {prefix + key!r} is a table of settings, got {value!r}")
+                raise NicestError(f"{source}: {prefix + key!r} is a table of settings, got {shown(value)}")
             changes[key] = _merge(current, value, source, f"{prefix}{key}.")
         else:
             changes[key] = _coerce(value, hints[key], f"{source}: {prefix + key}")
@@ -211,18 +214,23 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
         choices = get_args(kind)
         if value in choices:
             return value
-        raise NicestError(f"{where} is one of {', '.join(choices)}; got {value!r}{_nearest(str(value), choices)}")
+        near = _nearest(value, choices) if isinstance(value, str) else ""
+        raise NicestError(f"{where} is one of {', '.join(choices)}; got {shown(value)}{near}")
     if get_origin(kind) is tuple:
         of = get_args(kind)[0]
         return tuple(_coerce(each, of, where) for each in (value if isinstance(value, list) else [value]))
     kinds = [each for each in (get_args(kind) or (kind,)) if each is not type(None)]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise NicestError(f"{where} must be a number below 2^63; got {shown(value)}")
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
+        raise NicestError(f"{where} must be of characters that UTF-8 can write; got {shown(value)}")
     if kinds == [float] and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise NicestError(f"{where} must be a finite number; got {value}")
     if type(value) in kinds:
         return value
-    raise NicestError(f"{where} is of type {kinds[0].__name__}; got {value!r}")
+    raise NicestError(f"{where} is of type {kinds[0].__name__}; got {shown(value)}")
 
 
 def _check(recipe: Recipe) -> None:
@@ -238,6 +246,8 @@ def _check(recipe: Recipe) -> None:
         ),
         ("data.valid", data.valid, "between 0 and 1", 0 < data.valid < 1),
         ("data.test", data.test, "between 0 and 1, with data.valid below 1 in all", 0 < data.test < 1 - data.valid),
+        ("data.shape", list(data.shape), "sizes of at least 1", min(data.shape, default=1) >= 1),
+        ("data.levels", data.levels, "0, or from 2 to 65536", data.levels == 0 or 2 <= data.levels <= 65536),
         ("model.couplings", model.couplings, "at least 1", model.couplings >= 1),
         (
             "model.hidden_layers",
@@ -290,7 +300,19 @@ def _check(recipe: Recipe) -> None:
     ]
     for name, value, expected, holds in rules:
         if not holds:
-            raise NicestError(f"{recipe.name or 'recipe'}: {name} must be {expected}; got {value}")
+            whose = shown(recipe.name)[1:-1] or "recipe"
+            raise NicestError(f"{whose}: {name} must be {expected}; got {shown(value)}")
+    if len(text := recipe.to_toml()) > LONGEST:
+        raise NicestError(f"expected a recipe of at most {LONGEST} characters, got {len(text)}: shorten its words")
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value for a message: in one line, and not much of it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of too many digits, or lists in lists in lists
+        text = f"a {type(value).__name__} beyond all bounds"
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _nearest(name: str, known: Any) -> str:
@@ -320,7 +342,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # JSON's strings are TOML's
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else JSON's strings are TOML's
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)

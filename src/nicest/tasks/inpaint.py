@@ -14,7 +14,7 @@ import torch
 
 from nicest.errors import NicestError
 from nicest.files import write_bytes
-from nicest.plots import image_grid, panel_figure, picture_kind, save_animation, save_figure
+from nicest.plots import heading, image_grid, panel_figure, picture_kind, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
 from nicest.recipes.splits import load_splits
@@ -48,7 +48,9 @@ def inpaint(
 
     Every file in `out` is written by its ending: the figure's panels (.png, .svg, .pdf), an animation of the ascent
     (.gif), arrays (.npz). The masks take their images from the split one after the other, as the figure does. Nats
-    are of the recipe's interval, as in `evaluate`; an image is above its truth where its likeliest chain ends so.
+    are on the recipe's interval, the units of `evaluate`, but without its noise: a truth is scored at the middle of
+    its levels, which is higher than the mean over the noise. An image is above its truth where its likeliest chain
+    ends so.
     """
     began = time.perf_counter()
     paths = _outputs(out)
@@ -56,7 +58,7 @@ def inpaint(
     place = choose_device(device)
     flow, recipe, _ = load_with_recipe(run, device=place)
     data, masks = recipe.data, mask_list(mask)
-    if len(data.shape) == 1 and any(path.suffix != ".npz" for path in paths):
+    if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
         raise NicestError(f"rows of {data.dim} numbers are not images: choose --out inpaint.npz")
     source = load_splits(recipe).split(split)
     if not 1 <= n <= len(source):
@@ -66,7 +68,7 @@ def inpaint(
     x = rows_to(source[index], place)
     for path in paths:
         picture_kind(path.with_suffix(".png"))  # a folder that cannot be written in is refused before the ascent
-    looks = _spread(schedule.steps) if any(path.suffix in (".gif", ".npz") for path in paths) else ()
+    looks = _spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
     with Bar("inpainting", 1000) as bar:
         filled = fill(
             flow,
@@ -90,8 +92,9 @@ def inpaint(
     for name in ("truth", "states"):
         arrays[name] = arrays[name].reshape(*arrays[name].shape[:-1], *data.shape)
     names = [mask_name(each) for each in masks]
+    title = f"{heading(data.name, recipe.name)}: hidden parts of images of the {split} split, filled in"
     for path in paths:
-        _write(path, arrays, names, data)
+        _write(path, arrays, names, data, title)
     start, end, truth = arrays["nats"][0], arrays["nats"][-1], arrays["truth_nats"]
     return {
         "out": [str(path) for path in paths],
@@ -137,13 +140,15 @@ def _spread(steps: int) -> tuple[int, ...]:
 def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:
     paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
     for path in paths:
-        if path.suffix not in SUFFIXES:
+        if path.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(path)!r}")
+        if path.is_dir():
+            raise NicestError(f"cannot write {path}: it is a folder")
     return paths
 
 
-def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data: DataSettings) -> None:
-    if path.suffix == ".npz":
+def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data: DataSettings, title: str) -> None:
+    if path.suffix.lower() == ".npz":
         buffer = io.BytesIO()
         ends = {"start": arrays["states"][0], "result": arrays["states"][-1], "masks": np.array(names)}
         kept = {name: array for name, array in arrays.items() if name != "states"}
@@ -154,14 +159,12 @@ def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data
     columns, rows = len(truth) // len(names), np.arange(len(truth))
     brightest = data.levels - 1 if data.levels else float(np.abs(truth).max()) or 1.0
     order = arrays["nats"][-1].argsort(0)[::-1]  # the likeliest chain first
-    if path.suffix == ".gif":
+    if path.suffix.lower() == ".gif":
         frames = [image_grid(state[order[0], rows], brightest=brightest, columns=columns, size=400) for state in states]
         save_animation(frames, path)
         return
     panels = {"truth": truth, "start": states[0][order[0], rows]}
     for k, chain in enumerate(order):
         panels["result" if len(order) == 1 else f"result {k + 1}"] = states[-1][chain, rows]
-    grids = {
-        title: image_grid(images, brightest=brightest, columns=columns, size=1) for title, images in panels.items()
-    }
-    save_figure(panel_figure(grids, names), path)
+    grids = {name: image_grid(images, brightest=brightest, columns=columns, size=1) for name, images in panels.items()}
+    save_figure(panel_figure(grids, names, title=title), path)

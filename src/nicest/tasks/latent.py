@@ -18,8 +18,9 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.files import write_bytes
-from nicest.flows import Logistic, moments
+from nicest.flows import ZCA, Logistic, TriangularAffine, moments
 from nicest.plots import (
+    heading,
     image_grid,
     panel_figure,
     picture_kind,
@@ -56,6 +57,8 @@ class Model:
         self.deviation = math.pi / math.sqrt(3) if isinstance(prior, Logistic) else 1.0  # of the standard law
         self.sigma: Tensor = self.flow.chain.layers["scaling"].sigma * self.scale  # type: ignore[operator]
         self.order = self.sigma.argsort(descending=True, stable=True)
+        self.whitens = any(isinstance(layer, ZCA | TriangularAffine) for layer in self.flow.chain.layers.values())
+        self.heading = heading(self.data.name, self.recipe.name)
 
     @functools.cached_property
     def splits(self) -> Splits:
@@ -85,9 +88,11 @@ class Model:
     def path(self, out: str | Path | None, look: str, *, images: bool = True) -> Path:
         """Where to write: refused before the work where it cannot be; .npz is for arrays, any other for pictures."""
         path = Path(out) if out else self.run / "figures" / f"{look}.png"
-        if images and len(self.data.shape) == 1 and path.suffix != ".npz":
+        if images and len(self.data.shape) == 1 and path.suffix.lower() != ".npz":
             raise NicestError(f"rows of {self.data.dim} numbers are not images: choose --out {look}.npz")
-        picture_kind(path.with_suffix(".png") if path.suffix == ".npz" else path)
+        if path.is_dir():
+            raise NicestError(f"cannot write {path}: it is a folder")
+        picture_kind(path.with_suffix(".png") if path.suffix.lower() == ".npz" else path)
         return path
 
 
@@ -98,15 +103,21 @@ def spectrum(
 
     Beside it, `pca`: the standard deviations of the training data along its principal components, on the interval
     of the recipe, noise included, or of standardised columns. That is the space σ_d lives in, unless the model
-    whitens: behind a whitening every deviation is 1. A component's own standard deviation is `deviation` σ_d.
+    whitens: behind a whitening every deviation is 1, which is what the figure then shows. A component's own standard
+    deviation is `deviation` σ_d; that is what the figure draws.
     """
     model = Model(run, device)
     path = model.path(out, "spectrum", images=False)
     arrays = {"sigma": model.sigma[model.order].cpu().numpy()}
     if pca:
         arrays["pca"] = principal(model.space, model.rows("train"))[1].cpu().numpy()
-    title = f"{model.recipe.name}: spectrum of the scaling layer"
-    _write(path, arrays, lambda: spectrum_figure(arrays["sigma"], title=title, pca=arrays.get("pca")))
+
+    def figure() -> Figure:
+        deviations, title = model.deviation * arrays["sigma"], f"{model.heading}: spectrum of the scaling layer"
+        beside = None if model.whitens else arrays.get("pca")
+        return spectrum_figure(deviations, title=title, pca=beside, whitened=pca and model.whitens)
+
+    _write(path, arrays, figure)
     result: dict[str, Any] = {"out": str(path), "recipe": model.recipe.name, "deviation": model.deviation}
     return result | {name: values.tolist() for name, values in arrays.items()}
 
@@ -147,7 +158,7 @@ def sphere(
     images = model.images(model.decode(h)).reshape(grid, grid, *model.data.shape)
     arrays = {"images": images, "h": h.cpu().numpy().reshape(grid, grid, dim), "points": points, "basis": axes}
     where = "a random subspace" if basis == "random" else "the components of largest $\\sigma_d$"
-    title = f"{model.recipe.name}: sphere of radius {length:.1f}, in {where}"
+    title = f"{model.heading}: sphere of radius {length:.1f}, in {where}"
     _write(path, arrays, lambda: sphere_figure(model.grid(images), grid, title=title))
     return {
         "out": str(path),
@@ -218,9 +229,14 @@ def interpolate(
         "h": h.cpu().numpy(),
         "pairs": np.array(chosen),
     }
-    panels = {f"through latent space, {way}": "images", "through pixels, straight": "pixels"}
-    names = [f"{start} → {end}" for start, end in chosen]
-    _write(path, arrays, lambda: panel_figure({title: model.grid(arrays[key]) for title, key in panels.items()}, names))
+
+    def figure() -> Figure:
+        panels = {f"through latent space, {way}": "images", "through pixels, straight": "pixels"}
+        grids = {name: model.grid(arrays[key]) for name, key in panels.items()}
+        names = [f"{start} → {end}" for start, end in chosen]
+        return panel_figure(grids, names, title=f"{model.heading}: between images of the {split} split")
+
+    _write(path, arrays, figure)
     return {
         "out": str(path),
         "recipe": model.recipe.name,
@@ -294,7 +310,7 @@ def truncate(
         flat = len(model.data.shape) == 1
         grids = {} if flat else {name.upper(): model.grid(arrays[name]) for name in errors}
         curves = {name.upper(): values for name, values in errors.items()}
-        return truncation_figure(counts, curves, grids, title=f"{model.recipe.name}: k components of each code kept")
+        return truncation_figure(counts, curves, grids, title=f"{model.heading}: k components of each code kept")
 
     _write(path, arrays, figure)
     return {
@@ -322,7 +338,7 @@ def principal(space: Space, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray], figure: Callable[[], Figure]) -> None:
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         save_figure(figure(), path)
         return
     buffer = io.BytesIO()

@@ -39,8 +39,10 @@ def mask_list(masks: Mask | Sequence[Mask]) -> list[Mask]:
 
 
 def mask_name(mask: Mask) -> str:
-    """What a mask is called in figures and messages."""
-    return mask if isinstance(mask, str) else "array"
+    """What a mask is called in figures and messages; of a file, its name without the folders."""
+    if not isinstance(mask, str):
+        return "array"
+    return Path(mask).name if Path(mask).suffix.lower() in (".npy", *IMAGE_SUFFIXES) else mask
 
 
 def hidden_by(mask: Mask, shape: Shape, n: int = 1, *, seed: int = 0) -> np.ndarray:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nicest.data.download import SETS, list_sets
+from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.plots import likelihood_figure, save_figure
 from nicest.recipes import Recipe, load_recipe, parse
+from nicest.recipes.splits import load_splits
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
@@ -47,7 +51,7 @@ PLAN = (
     Entry("svhn-released"),
 )
 DONE = "evaluation.json"  # in a run folder: trained to its end, and this is what it scores on the test split
-FIGURES = ("mnist-best", "cifar10-best", "fer2013")
+FIGURES = ("mnist-best", "cifar10-best", "fer2013", "tfd", "svhn")
 PUBLISHED = {"tfd": {"Deep MFA": 5250.0, "GRBM": 2413.0}, "cifar10": {"Deep MFA": 3622.0, "GRBM": 2365.0}}
 
 
@@ -63,25 +67,38 @@ def table(
 ) -> dict[str, Any]:
     """Every row of the plan, or of the recipes asked for, trained, evaluated and written; `seeds` overrides the plan's.
 
-    The file is written after every row. A row whose data is not here says so and the rest is made. What is in the
-    file already and not asked for stays.
+    The file is written after every row. A row whose data is not here, or that fails, says so and the rest is made.
+    What is in the file already and not asked for stays.
     """
-    path, rows = Path(out), {}
-    if path.exists():
-        rows = {row["recipe"]: row for row in json.loads(path.read_text())["rows"]}
+    path = Path(out)
+    rows = known_rows(path)
+    for target in (path, Path(page or path)):
+        target.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
     for entry in planned(recipes):
         row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), overrides, device)
-        if "nats" in row or "nats" not in rows.get(entry.recipe, {}):  # what was measured elsewhere stays
-            rows[entry.recipe] = row
+        if "nats" in row or "nats" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
+            rows[row["recipe"]] = row
         order = dict.fromkeys([*(each.recipe for each in PLAN), *rows])
         result = {"rows": [rows[name] for name in order if name in rows], "published": PUBLISHED, "out": str(path)}
         write_text(path, to_json(result))
         if page:
             write_text(Path(page), results_page(result, Path(page).parent))
-        if row.get("unfinished"):
-            break
+        if "unfinished" in row:
+            return result | {"unfinished": row["unfinished"]}
     return result
+
+
+def known_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a table that was written before, by recipe."""
+    if not path.exists():
+        return {}
+    try:
+        return {row["recipe"]: row for row in json.loads(path.read_text())["rows"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NicestError(
+            f"expected a table of `nicest reproduce` in {path}, got something else: choose --out"
+        ) from error
 
 
 def planned(recipes: Sequence[str]) -> list[Entry]:
@@ -93,22 +110,28 @@ def planned(recipes: Sequence[str]) -> list[Entry]:
 def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) -> dict[str, Any]:
     """One row: every seed trained and evaluated."""
     recipe = load_recipe(entry.recipe)
+    changed = (*entry.overrides, *overrides)
+    settings = [word for each in overrides for word in ("--set", each)]
     row: dict[str, Any] = {
         "recipe": recipe.name,
         "title": recipe.title,
         "dataset": recipe.data.name,
         "reading": recipe.reading,
         "paper_nats": recipe.paper_nats,
-        "augmented": bool(recipe.augment.share),
-        "command": f"nicest reproduce table --recipe {recipe.name}",
+        "augmented": bool(recipe.override(*changed).augment.share),
+        "changed": list(changed),
+        "command": shlex.join(["nicest", "reproduce", "table", "--recipe", entry.recipe, *settings]),
     }
     if why := absent(recipe):
         return row | {"missing": why}
     made = []
     for seed in range(entry.seeds):
         folder = runs / f"{recipe.name}-{seed}"
-        if not ensure(recipe, folder, (*entry.overrides, *overrides, f"train.seed={seed}"), device):
-            return row | {"unfinished": f"{folder} was interrupted: the same command goes on with it"}
+        try:
+            if not ensure(recipe, folder, (*changed, f"train.seed={seed}"), device):
+                return row | {"unfinished": f"{folder} was interrupted: the same command goes on with it"}
+        except NicestError as error:
+            return row | {"failed": str(error)}
         made.append(json.loads((folder / DONE).read_text()))
     nats = [each["mean_nats"] for each in made]
     return row | {
@@ -132,9 +155,13 @@ def absent(recipe: Recipe) -> str:
 
 def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str) -> bool:
     """A trained and evaluated run in the folder: made, gone on with, or found; False if it was interrupted."""
+    resume = (folder / LAST).exists()
+    if resume:
+        found, wanted = parse((folder / "recipe.toml").read_text(), str(folder)), recipe.override(*settings)
+        if (found.model, found.augment, found.train) != (wanted.model, wanted.augment, wanted.train):
+            raise NicestError(f"{folder} holds a run with other settings than asked for: remove it, or choose --runs")
     if (folder / DONE).exists():
         return True
-    resume = (folder / LAST).exists()
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
         return False
     result, rows = evaluate(folder, device=device), RunFolder(folder).metrics()
@@ -162,16 +189,20 @@ def figures(
 ) -> dict[str, Any]:
     """The paper's figures and ours of every recipe asked for: samples, inpainting, sphere, spectrum and more."""
     made: list[dict[str, Any]] = []
-    for name in recipes or FIGURES:
-        recipe = load_recipe(name)
-        if why := absent(recipe):
-            made.append({"recipe": name, "missing": why})
+    for entry in planned(recipes or FIGURES):
+        recipe = load_recipe(entry.recipe)
+        why = absent(recipe)
+        if not why and len(load_splits(recipe).shape) == 1:
+            why = "its rows are not images: `nicest latent spectrum` and `truncate` draw tables"
+        if why:
+            made.append({"recipe": recipe.name, "missing": why})
             continue
-        folder = Path(runs) / f"{name}-0"
-        if not ensure(recipe, folder, overrides, device):
-            made.append({"recipe": name, "unfinished": f"{folder} was interrupted: the same command goes on with it"})
-            break
-        made.append({"recipe": name, "figures": [str(path) for path in draw(folder, Path(out) / name, device)]})
+        folder, pictures = Path(runs) / f"{recipe.name}-0", Path(out) / recipe.name
+        pictures.mkdir(parents=True, exist_ok=True)
+        if not ensure(recipe, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
+            unfinished = f"{folder} was interrupted: the same command goes on with it"
+            return {"recipes": [*made, {"recipe": recipe.name, "unfinished": unfinished}], "unfinished": unfinished}
+        made.append({"recipe": recipe.name, "figures": [str(path) for path in draw(folder, pictures, device)]})
     return {"recipes": made}
 
 
@@ -195,7 +226,7 @@ def draw(run: Path, folder: Path, device: str) -> Iterator[Path]:
 
 
 def results_page(result: dict[str, Any], folder: Path) -> str:
-    """The table and the figures as a page; figures are looked for beside the table's file."""
+    """The table, the figures and the VAE study as a page in `folder`; they are looked for beside the table's file."""
     rows, beside = result["rows"], Path(result["out"]).parent
     lines = [
         "# Results",
@@ -204,43 +235,81 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         "the paper, mean over the test set, 8 draws of the noise and the seeds; ± is the standard deviation over",
         "seeds, or, for one seed, the standard error over the test set. The model is the best by validation. `text`",
         "and `released` are two readings of the paper: its text and the authors' released code. Rows marked",
-        f"augmented vary their training images. Raw figures: `{result['out']}`.",
+        f"augmented vary their training images. Raw figures: `{_link(Path(result['out']), folder)}`.",
         "",
         "| recipe | reading | paper | ours | bits/dim | seeds | best epoch | of | minutes | device |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    notes = []
     for row in rows:
         paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
+        if row.get("changed"):
+            notes.append(f"`{row['recipe']}` was run with {', '.join(f'`{each}`' for each in row['changed'])}.")
         if "nats" not in row:
-            lines.append(f"| {row['recipe']} | {row['reading']} | {paper} | {_why(row)} | | | | | | |")
+            lines.append(f"| {row['recipe']} | {row['reading']} | {paper} | {why(row)} | | | | | | |")
             continue
         made = row["seeds"]
-        spread = f"± {row['spread']:.1f}" if row["spread"] is not None else f"± {row['stderr']:.1f}"
+        spread = row["stderr"] if row["spread"] is None else row["spread"]
         marked = " (augmented)" if row["augmented"] else ""
         epochs = ", ".join(str(each["epoch"]) for each in made)
         minutes = statistics.fmean(each["seconds"] for each in made) / 60
         lines.append(
-            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['nats']:.1f}** {spread} |"
+            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['nats']:.1f}** ± {spread:.1f} |"
             f" {row['bits_per_dim']:.4f} | {len(made)} | {epochs} | {made[0]['epochs']} | {minutes:.1f} |"
             f" {made[0]['device']} |"
         )
+    lines += ["", *notes, *(NOTES[row["recipe"]] for row in rows if row["recipe"] in NOTES and "nats" in row)]
     lines += ["", "## Linear models of the same data", ""]
     lines += ["| data | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 1) + "|"]
     for dataset, row in {row["dataset"]: row for row in rows if "baselines" in row}.items():
         scores = [row["baselines"].get(name) for name in NAMES]
         cells = ["–" if score is None or math.isnan(score) else f"{score:.1f}" for score in scores]
         lines.append(f"| {dataset} | " + " | ".join(cells) + " |")
-    lines += ["", "## Published beside them", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
+    lines += ["", "## Published beside ours", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
     lines += ["| NICE, as published | 5514.71 | 5371.78 |"]
+    lines += [f"| {row['recipe']}, ours | – | {row['nats']:.2f} |" for row in rows if _is(row, "cifar10")]
+    lines += [f"| {row['recipe']}, ours | {row['nats']:.2f} | – |" for row in rows if _is(row, "tfd")]
     for model in ("Deep MFA", "GRBM"):
         lines.append(f"| {model} | {PUBLISHED['tfd'][model]:.0f} | {PUBLISHED['cifar10'][model]:.0f} |")
     lines += ["", "Deep MFA's are lower bounds (Tang et al. 2012, as the paper cites them).", ""]
-    for picture in sorted((beside / "figures").glob("*/*.png")):
-        where = Path(*[".."] * len(folder.parts)) / picture if not picture.is_absolute() else picture
-        lines += [f"### {picture.parent.name}: {picture.stem}", "", f"![{picture.stem}]({where.as_posix()})", ""]
+    if (beside / "vae.json").exists():
+        lines += vae_section(json.loads((beside / "vae.json").read_text()))
+    for name in dict.fromkeys(row["recipe"] for row in rows):
+        for title, file in PICTURES.items():
+            picture = beside / "figures" / name / file
+            if picture.exists():
+                lines += [f"### {name}: {title}", "", f"![{title}]({_link(picture, folder)})", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def vae_section(study: dict[str, Any]) -> list[str]:
+    """The VAE study as a table."""
+    lines = ["## A VAE as NICE, and NICE inside it (App. C, §6)", ""]
+    lines += [f"`{study.get('command', 'nicest reproduce vae')}`: test bound in nats, {study['dataset']},"]
+    lines += [f"{study['steps']:,} steps of {study['batch']}, alike for all; {study['device']}.", ""]
+    lines += ["| model | parameters | bound | gain over plain |", "|---|---|---|---|"]
+    for row in study["rows"]:
+        bound = f"{row['test_nats']:.1f}" + (f" ± {row['test_sd']:.1f}" if row["test_sd"] is not None else "")
+        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}"
+        gain += f" ± {row['gain_sd']:.1f}" if row["model"] != "plain" and row["gain_sd"] is not None else ""
+        lines.append(f"| {row['model']} | {row['parameters']:,} | {bound} | {gain} |")
+    return [*lines, ""]
+
+
+PICTURES = {
+    "samples": "samples.png",
+    "inpainting": "inpaint.png",
+    "inpainting, the ascent": "inpaint.gif",
+    "a sphere in a random subspace of latent space": "sphere-random.png",
+    "a sphere in the three components of largest scale": "sphere-top.png",
+    "spectrum": "spectrum.png",
+    "interpolation": "interpolate.png",
+    "how many components an image needs": "truncate.png",
+    "log-likelihood while training": "likelihood.png",
+}
+NOTES = {
+    "fer2013": "FER2013 is not the Toronto Face Dataset; 288 of its 3,589 test images are copies of training images."
+}
 NAMES = {
     "diagonal_gaussian": "diagonal Gaussian",
     "factorial_logistic": "factorial logistic",
@@ -249,5 +318,15 @@ NAMES = {
 }
 
 
-def _why(row: dict[str, Any]) -> str:
-    return str(row.get("missing") or row.get("unfinished")).replace("|", "/")
+def why(row: dict[str, Any]) -> str:
+    """Why a row has no figure."""
+    reason = row.get("missing") or row.get("unfinished") or f"failed: {row.get('failed')}"
+    return str(reason).replace("|", "/")
+
+
+def _is(row: dict[str, Any], dataset: str) -> bool:
+    return row["dataset"] == dataset and "nats" in row
+
+
+def _link(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()

@@ -15,14 +15,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nicest.data.arrays import brief
 from nicest.errors import NicestError
 from nicest.files import replacing, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
+from nicest.recipes.recipe import shown
 
 FORMAT = 1
 MODEL, LAST = "model.safetensors", "last.safetensors"
+SLACK = 100_000  # weights that may be wanting, for torch to say which
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, figures: Mapping[str, Any]) -> None:
@@ -45,18 +48,33 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]
             metadata = file.metadata() or {}
             check_format(path, metadata.get("format", ""))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise NicestError(f"{path} is truncated or damaged: take a copy of it, or train again ({error})") from error
+    except NicestError:
+        raise
+    except Exception as error:  # broken bytes lead safetensors and torch to errors of every kind
+        raise NicestError(
+            f"{path} is truncated or damaged: take a copy of it, or train again ({brief(error)})"
+        ) from error
     if not {"recipe", "figures"} <= metadata.keys():
         raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
-    return tensors, parse(metadata["recipe"], str(path)), json.loads(metadata["figures"])
+    return tensors, parse(metadata["recipe"], str(path)), _figures(metadata["figures"], path)
+
+
+def _figures(text: str, path: Path) -> dict[str, Any]:
+    """The figures of a file: a table of numbers, words and nothing."""
+    try:
+        figures = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NicestError(f"{path}: expected figures in JSON, got {shown(text)}: take a copy of it") from error
+    if not isinstance(figures, dict) or any(isinstance(each, list | dict) for each in figures.values()):
+        raise NicestError(f"{path}: expected a table of figures, got {shown(text)}: take a copy of it")
+    return figures
 
 
 def check_format(path: Path, found: str) -> None:
     name, _, version = found.partition(" ")
-    if name != "nicest" or not version.isdigit():
+    if name != "nicest" or not (version.isascii() and version.isdigit() and len(version) < 10):
         raise NicestError(
-            f"{path} was not written by nicest: expected a format such as 'nicest {FORMAT}', got {found!r}"
+            f"{path} was not written by nicest: expected a format such as 'nicest {FORMAT}', got {shown(found)}"
         )
     if int(version) > FORMAT:
         raise NicestError(f"{path} is of format {version}, this nicest reads up to {FORMAT}: upgrade nicest")
@@ -83,7 +101,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise NicestError(f"{self.path} is being written by another process; wait, or choose --out") from error
-            for left_over in (*self.path.glob(f".{LAST}.*.tmp"), *self.path.glob(f".{MODEL}.*.tmp")):
+            for left_over in self.path.glob(".*.[0-9]*.tmp"):
                 left_over.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
 
@@ -112,8 +130,11 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        try:
+            lines = path.read_bytes().splitlines() if path.exists() else []
+        except OSError as error:
+            raise NicestError(f"cannot read {path}: {error.strerror}") from error
+        return [_row(line, f"{path}, line {i}") for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget rows beyond the state that training goes on from."""
@@ -125,6 +146,17 @@ class RunFolder:
             return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
         there = "is no run folder" if self.asked.exists() else "does not exist"
         return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    """A row of metrics, which has its step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise NicestError(f"{where}: expected a row of metrics in JSON with its step, got {shown(line)}: remove it")
+    return row
 
 
 def load(run: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Flow:
@@ -142,13 +174,33 @@ def load_with_recipe(
 
 def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> Flow:
     """The flow of a recipe with these weights, in float64: fitted constants were stored in it."""
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever trained it was warned then
-        flow = build(recipe).double()
+    _require_weights(recipe, tensors, source)
     try:
-        flow.load_state_dict(dict(tensors))
-    except RuntimeError as error:
-        raise NicestError(
-            f"{source}: the weights do not fit the recipe ({str(error).splitlines()[-1].strip()})"
-        ) from error
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever trained it was warned then
+            flow = build(recipe).double()
+            flow.load_state_dict(dict(tensors))
+    except (RuntimeError, ValueError) as error:
+        reason = brief(str(error).strip().rpartition("\n")[2])
+        raise NicestError(f"{source}: the weights do not fit the recipe ({reason})") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise NicestError(f"{source}: expected weights of float32 or float64, got {shown(name)} of {tensor.dtype}")
     return flow
+
+
+def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse weights that are far too few for the recipe, before a flow of its size is built."""
+    dim, model = recipe.data.dim, recipe.model
+    if dim < 2:
+        raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")
+    half, width, depths = dim // 2, model.width, model.hidden_layers
+    times = model.couplings if len(depths) == 1 else 1
+    layers = times * sum(depth + 1 for depth in depths)
+    needed = times * sum(2 * half * width + (depth - 1) * width**2 if depth else half**2 for depth in depths)
+    needed += dim + (dim**2 if model.preprocess in ("zca", "triangular") else 0)
+    found = sum(tensor.numel() for tensor in tensors.values())
+    if needed > found + SLACK or layers > len(tensors) + SLACK // 1000:
+        raise NicestError(
+            f"{source}: the weights do not fit the recipe: at least {needed} in {layers} layers, got {found}"
+        )

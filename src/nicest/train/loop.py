@@ -123,6 +123,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             stop = interrupted.is_set()  # asked once a step, so that what is saved then was looked at first
 
             last_of_epoch = position + 1 == per_epoch
+            validates = last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs)
             if last_of_epoch or stop or counters.step % CHECK_EVERY == 0:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
                 late = saver.late()
@@ -133,10 +134,10 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
-                if late and not stop:
+                if late and not stop and not validates:  # else it is saved after the validation, which must not be lost
                     counters.seconds = time.perf_counter() - origin
                     saver.save()
-            if last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs):
+            if validates:
                 state.average.eval()
                 valid_nats = float(engine.log_prob(valid).double().mean()) + offset
                 flow.train()

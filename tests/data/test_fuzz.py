@@ -1,0 +1,160 @@
+"""Hostile data files, in short: `make fuzz` has the long version."""
+
+import math
+import resource
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+import fuzz
+from nicest.data import images
+from nicest.data.arrays import read_npz
+
+Refusal = Callable[..., str]
+BOMB = 1 << 19  # bytes: forged files above are bombs, which take a second each
+
+
+def short(name: str, cases: int, *, bombs: bool = True) -> fuzz.Tally:
+    """A run of few cases, the same every time."""
+    reader = fuzz.READERS[name]()
+    forged = [data for data in reader.forged if bombs or len(data) < BOMB]
+    return fuzz.fuzz(replace(reader, forged=forged), len(forged) + len(reader.real) + cases, seed=0)
+
+
+@pytest.mark.parametrize("name", ["idx", "cifar10", "svhn", "tfd", "fer2013 csv", "npy", "npz", "fer2013 npz", "image"])
+def test_hostile_files(name: str) -> None:
+    tally = short(name, 50, bombs=name == "npz")
+    assert tally.said == []
+    assert tally.rest == 0
+    assert tally.counts["clear"] > 20
+    assert tally.counts["right"] >= len(fuzz.READERS[name]().real)
+
+
+@pytest.mark.parametrize("name", ["idx.gz", "image folder"])
+def test_more_hostile_files(name: str) -> None:
+    assert short(name, 40, bombs=False).said == []
+
+
+def test_archives_write_nothing_outside_their_folder() -> None:
+    tally = short("tar", 40, bombs=False)
+    assert tally.counts["wrong"] == tally.counts["code"] == 0
+
+
+def test_a_gzip_bomb_is_refused_within_its_bounds(tmp_path: Path, refusal: Refusal) -> None:
+    path = tmp_path / "x-idx3-ubyte.gz"
+    path.write_bytes(fuzz.gzip_bomb(fuzz.header_idx(8, [1 << 11, 1 << 10, 1 << 10]), 128))
+    most = (1 << 26) + 200 * path.stat().st_size
+    tracemalloc.start()
+    try:
+        message = refusal(images.read_idx, path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert f"{path}: expected at most {most} bytes from a file of {path.stat().st_size}" in message
+    assert "gunzip it" in message
+    assert peak < 1.5 * most < 1 << 30
+
+
+def test_an_archive_that_unpacks_to_gigabytes_is_refused_unread(tmp_path: Path, refusal: Refusal) -> None:
+    path = tmp_path / "x.npz"
+    path.write_bytes(fuzz.zip_bomb("x.npy", fuzz.npy_of("|u1", (1 << 11, 1 << 10, 1 << 10)), 128))
+    assert "save it with np.savez, which does not pack" in refusal(read_npz, path)
+
+
+def test_a_variable_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    path = tmp_path / "train_32x32.mat"
+    path.write_bytes(fuzz.mat_forged("X")[5])
+    assert "save it with -v6, which does not compress" in refusal(images.read_svhn, path)
+
+
+def test_what_packs_well_is_read(tmp_path: Path) -> None:
+    """A hundred times is what real data can do."""
+    rows = np.zeros((1000, 64, 64), np.uint8)
+    rows[::7, ::9] = 1
+    np.savez_compressed(tmp_path / "x.npz", x=rows)
+    assert rows.nbytes > 100 * (tmp_path / "x.npz").stat().st_size
+    np.testing.assert_array_equal(read_npz(tmp_path / "x.npz")["all"], rows)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i4", "i8", "f4", "f8"])
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5), (1, 2), (2, 3, 4, 5)])
+def test_mat_as_scipy_writes_it(tmp_path: Path, dtype: str, compressed: bool, shape: tuple[int, ...]) -> None:
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    others = {"text": "words", "cell": np.array([1, "a"], object), "struct": {"a": 1}, "empty": np.zeros((0, 3))}
+    path = tmp_path / "x.mat"
+    savemat(path, others | {"x": array, "last": np.ones(2)}, do_compression=compressed)
+    got = images._read_mat(path, "x", "last")
+    assert got["x"].dtype == array.dtype
+    np.testing.assert_array_equal(got["x"], array)
+    np.testing.assert_array_equal(got["last"], [[1, 1]])
+
+
+def test_mat_of_the_other_byte_order(tmp_path: Path) -> None:
+    def element(kind: int, data: bytes) -> bytes:
+        return kind.to_bytes(4, "big") + len(data).to_bytes(4, "big") + data + bytes(-len(data) % 8)
+
+    dims = (2).to_bytes(4, "big") + (1).to_bytes(4, "big")
+    parts = element(6, bytes(8)) + element(5, dims) + element(1, b"x") + element(3, b"\x01\x02\xff\xff")
+    (tmp_path / "x.mat").write_bytes(b"MATLAB".ljust(124) + b"\x01\x00MI" + element(14, parts))
+    np.testing.assert_array_equal(images._read_mat(tmp_path / "x.mat", "x")["x"], [[258], [-1]])
+
+
+@pytest.mark.parametrize("kind", ["cell", "complex"])
+def test_mat_variables_that_are_no_real_numbers(tmp_path: Path, refusal: Refusal, kind: str) -> None:
+    value = np.array([[1, 2]], object) if kind == "cell" else np.ones((32, 32, 3, 2)) * 1j
+    savemat(tmp_path / "x.mat", {"X": value})
+    assert "expected a MATLAB 5 file with X of numbers" in refusal(images.read_svhn, tmp_path / "x.mat")
+
+
+def test_pictures_are_read_by_the_named_formats_alone(tmp_path: Path, refusal: Refusal) -> None:
+    """Pillow would run Ghostscript for this one."""
+    Image.new("L", (8, 8)).save(tmp_path / "x.png", "EPS")
+    assert "cannot identify image file" in refusal(images.read_images, [tmp_path / "x.png"])
+
+
+def test_the_limits_are_lifted_again() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with fuzz.limits():
+        assert resource.getrlimit(resource.RLIMIT_AS) != before
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_the_harness_sees_what_it_looks_for(tmp_path: Path) -> None:
+    """A reader that does all that none may do."""
+
+    def bad(path: Path, data: bytes) -> None:
+        match data:
+            case b"traceback":
+                raise ValueError("no")
+            case b"hang":
+                while True:
+                    pass
+            case b"memory":
+                np.ones(1 << 25, np.uint8)
+            case b"code":
+                fuzz.CANARY.touch()
+            case b"lines":
+                raise fuzz.NicestError("two\nlines")
+            case b"wrong":
+                fuzz.require(False, "other values")
+            case b"clear":
+                raise fuzz.NicestError("expected this, got that")
+
+    reader = fuzz.Reader("bad", "x", [], [], fuzz.noise, bad)
+    tally = fuzz.Tally()
+    with fuzz.limits(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuzz, "SECONDS", 0.5)
+        patch.setattr(fuzz, "MEMORY", 1 << 24)
+        for data in (b"traceback", b"hang", b"memory", b"code", b"lines", b"wrong", b"clear", b"right"):
+            tally.feed(reader, tmp_path, data)
+        tally.feed(reader, tmp_path, b"clear", sound=True)
+    assert dict(tally.counts) == {
+        "cases": 9, "traceback": 1, "hang": 1, "memory": 1, "code": 1, "wrong": 3, "clear": 1, "right": 1
+    }  # fmt: skip

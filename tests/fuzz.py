@@ -1,0 +1,1328 @@
+"""Hostile files: every reader gets real ones damaged, forged and random ones; it answers right or with a clear error.
+
+`make fuzz` runs it, 20,000 cases for each reader; the tests run a short version.
+"""
+
+import argparse
+import gzip
+import io
+import json
+import math
+import os
+import pickle
+import platform
+import random
+import resource
+import signal
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import safetensors
+import scipy
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from PIL import Image
+
+sys.path.append(str(Path(__file__).parent / "data"))  # of `published`
+
+from published import (
+    CIFAR10_BATCHES,
+    cifar10_rows,
+    idx_bytes,
+    write_cifar10_tar,
+    write_fer2013,
+    write_svhn,
+    write_tfd,
+)
+
+import nicest
+from nicest.data import Splits, download, images, load
+from nicest.data.arrays import read_npy, read_npz
+from nicest.errors import NicestError
+from nicest.flows import Flow
+from nicest.recipes import Recipe, load_recipe, parse
+from nicest.recipes.build import build
+from nicest.recipes.recipe import TABLES
+from nicest.train.checkpoint import RunFolder, read_tensors, write_tensors
+
+SECONDS = 5  # a case that takes longer hangs
+ADDRESSES = 4 << 30  # bytes of memory that a case may ask for
+MEMORY = 1 << 30  # bytes of memory that a case may use
+LINE = 1000  # characters of a message beside the path of its file
+EXTREMES = (0, 1, 2, 127, 128, 255, 256, 32767, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+REST = ("wrong", "traceback", "hang", "memory", "code")
+CANARY = Path(tempfile.gettempdir()) / f"nicest-fuzz-{os.getpid()}"  # what code in a file would make
+Shaped = st.SearchStrategy[bytes]
+
+
+class Hang(BaseException):
+    """Too long; no reader may catch it."""
+
+
+class Wrong(Exception):
+    """An answer that is not right."""
+
+
+def require(holds: object, what: str) -> None:
+    if not holds:
+        raise Wrong(what)
+
+
+@dataclass
+class Reader:
+    """A reader, real files for it, forged ones, and a strategy for more; `check` reads a file and judges the answer."""
+
+    name: str
+    file: str
+    real: list[bytes]
+    forged: list[bytes]
+    shaped: Shaped
+    check: Callable[[Path, bytes], None]
+
+
+@dataclass
+class Tally:
+    """What became of the cases of one reader."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    said: list[str] = field(default_factory=list)  # of the rest, what and why
+    keep: Path | None = None
+
+    @property
+    def rest(self) -> int:
+        return sum(self.counts[each] for each in REST)
+
+    def feed(self, reader: Reader, folder: Path, data: bytes, *, sound: bool = False) -> None:
+        """One case."""
+        path = folder / reader.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        outcome, why = judge(reader, path, data)
+        if sound and outcome == "clear":
+            outcome = "wrong"
+        self.counts["cases"] += 1
+        self.counts[outcome] += 1
+        if outcome in REST:
+            self.said.append(f"{reader.name}: {outcome}: {why[:300]}")
+            if self.keep:
+                self.keep.mkdir(parents=True, exist_ok=True)
+                (self.keep / f"{reader.name}-{self.rest}".replace(" ", "-")).write_bytes(data)
+
+
+def judge(reader: Reader, path: Path, data: bytes) -> tuple[str, str]:
+    """What became of one case, and what was said."""
+    before = memory_used()
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        try:
+            reader.check(path, data)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        outcome, why = "right", ""
+    except NicestError as error:
+        why = str(error).replace(str(path), "FILE").replace(str(path.parent), "FOLDER")
+        outcome = "clear" if why.isprintable() and 0 < len(why) < LINE else "wrong"
+    except Wrong as error:
+        outcome, why = "wrong", str(error)
+    except Hang:
+        outcome, why = "hang", f"more than {SECONDS} s"
+    except MemoryError as error:
+        outcome, why = "memory", repr(error)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        outcome, why = "traceback", repr(error)
+    if time.monotonic() - began > SECONDS:
+        outcome, why = "hang", f"{time.monotonic() - began:.1f} s"
+    if memory_used(most=True) - before > MEMORY:
+        outcome, why = "memory", f"{(memory_used(most=True) - before) / 2**20:.0f} MiB"
+    if CANARY.exists():
+        CANARY.unlink()
+        outcome, why = "code", "a file was executed"
+    return outcome, why
+
+
+def memory_used(*, most: bool = False) -> int:
+    """Bytes of memory in use, or the most since they were asked for, where the system tells."""
+    try:
+        if not most:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return 1024 * int(status.partition("VmHWM:" if most else "VmRSS:")[2].split()[0])
+
+
+@contextmanager
+def limits() -> Iterator[None]:
+    """Bounds of time and memory; no warnings, nor what libraries say past Python."""
+
+    def alarm(*_: object) -> None:
+        raise Hang
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError):  # only Linux tells
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + ADDRESSES, hard))
+    handler, stderr = signal.signal(signal.SIGALRM, alarm), os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere, warnings.catch_warnings():
+            os.dup2(nowhere.fileno(), 2)
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def fuzz(reader: Reader, cases: int, seed: int, keep: Path | None = None) -> Tally:
+    """Feed a reader: what is forged, what is real, then damaged and drawn files by turns."""
+    tally, rng = Tally(keep=keep), random.Random(f"{seed} {reader.name}")
+    with tempfile.TemporaryDirectory() as name, limits():
+        folder = Path(name)
+        for data in reader.real:
+            tally.feed(reader, folder, data, sound=True)
+        for data in reader.forged:
+            tally.feed(reader, folder, data)
+        drawn = (cases - tally.counts["cases"]) // 2
+
+        @seeded(seed)
+        @settings(
+            max_examples=max(1, drawn),
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(reader.shaped)
+        def draw(data: bytes) -> None:
+            if tally.counts["cases"] < cases:
+                tally.feed(reader, folder, data)
+
+        draw()
+        while tally.counts["cases"] < cases:
+            tally.feed(reader, folder, damaged(rng, reader.real))
+    return tally
+
+
+def damaged(rng: random.Random, files: list[bytes]) -> bytes:
+    """A real file, damaged once or a few times; once in a while nothing but noise."""
+    if rng.random() < 0.03:
+        return rng.randbytes(rng.randrange(4000))
+    data = bytearray(rng.choice(files))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
+        at, size = _place(rng, len(data)), rng.choice((1, 1, 2, 4, 8, 64, 500))
+        match rng.randrange(9):
+            case 0:
+                del data[at:]
+            case 1 | 2:
+                if data:
+                    data[min(at, len(data) - 1)] ^= 1 << rng.randrange(8)
+            case 3:
+                data[at:at] = rng.randbytes(size)
+            case 4:
+                del data[at : at + size]
+            case 5 | 6:
+                width, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
+                data[at : at + width] = (rng.choice(EXTREMES) % 256**width).to_bytes(width, order)
+            case 7:
+                data[at : at + size] = bytes(size)
+            case 8:
+                other = rng.choice(files)
+                start = _place(rng, len(other))
+                data[at : at + size] = other[start : start + size]
+    return bytes(data)
+
+
+def _place(rng: random.Random, size: int) -> int:
+    """Anywhere in a file, but more often near its ends, where its headers are."""
+    near = rng.randrange(200)
+    return min(size, max(0, rng.choice((near, near, size - near, rng.randrange(size + 1)))))
+
+
+class Touch:
+    """What executes, where a pickle is loaded."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (CANARY,))
+
+
+def _file(write: Callable[[Path], object]) -> bytes:
+    """The bytes of a file that something writes."""
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name) / "file")
+        return next(path for path in Path(name).rglob("*") if path.is_file()).read_bytes()
+
+
+def _stream(write: Callable[[io.BytesIO], object]) -> bytes:
+    stream = io.BytesIO()
+    write(stream)
+    return stream.getvalue()
+
+
+# ---- bombs
+
+
+def zeros(before: bytes, count: int) -> bytes:
+    """A deflate stream of some bytes and `count` times 16 MiB of zeros, about a thousandth of that."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = deflate.compress(before) + deflate.flush(zlib.Z_FULL_FLUSH)
+    return first + _block() * count + deflate.flush()
+
+
+@cache
+def _block() -> bytes:
+    """16 MiB of zeros, to be put anywhere in a deflate stream."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return deflate.compress(bytes(1 << 24)) + deflate.flush(zlib.Z_FULL_FLUSH)
+
+
+def gzip_bomb(before: bytes, count: int) -> bytes:
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + zeros(before, count) + bytes(8)
+
+
+def zip_bomb(name: str, before: bytes, count: int, size: int | None = None, method: int = 8) -> bytes:
+    """A .zip of one member; `size` is what it says of itself."""
+    body, written = zeros(before, count), name.encode()
+    size = len(before) + (count << 24) if size is None else size
+    common = struct.pack("<HHHHHIIIHH", 20, 0, method, 0, 33, 0, len(body), size, len(written), 0)
+    local = b"PK\3\4" + common + written + body
+    central = b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, 0) + written
+    return local + central + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0)
+
+
+# ---- the answers
+
+
+def check_splits(path: Path) -> None:
+    """What a user does with a path."""
+    splits = load(str(path))
+    require(isinstance(splits, Splits), "no splits")
+    dtypes = {None: (np.float32,), 2: (np.uint8,), 256: (np.uint8,), 65536: (np.uint16,)}[splits.levels]
+    for part in ("train", "valid", "test"):
+        rows = splits.split(part)
+        require(rows.ndim == 2 and rows.shape[1] == math.prod(splits.shape) >= 2 and len(rows), "rows")
+        require(rows.dtype in dtypes and rows.dtype.isnative, "dtype of rows")
+        require(splits.levels is None or rows.max() < splits.levels, "level beyond levels")
+        require(splits.levels is not None or np.isfinite(rows).all(), "not finite")
+
+
+def check_idx(path: Path, data: bytes) -> None:
+    got = images.read_idx(path)
+    require(got.dtype.isnative, "byte order")
+    require(idx_bytes(got) == (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data), "other values")
+    check_splits(path)
+
+
+def check_cifar10(path: Path, data: bytes) -> None:
+    got = images.read_cifar10(path)
+    require(got.shape == (len(data) // 3073, 3, 32, 32) and got.dtype == np.uint8, "shape or dtype")
+    require(b"".join(data[i + 1 : i + 3073] for i in range(0, len(data), 3073)) == got.tobytes(), "other values")
+
+
+def check_svhn(path: Path, data: bytes) -> None:
+    got = images.read_svhn(path)
+    require(got.ndim == 4 and got.shape[1:] == (3, 32, 32) and got.dtype == np.uint8, "shape or dtype")
+
+
+def check_tfd(path: Path, data: bytes) -> None:
+    faces, folds = images.read_tfd(path)
+    require(faces.ndim == 3 and faces.shape[1:] == (48, 48) and faces.dtype == np.uint8, "shape or dtype")
+    require(folds.shape == (len(faces), 5), "shape of folds")
+
+
+def check_fer2013(path: Path, data: bytes) -> None:
+    faces, usage = images.read_fer2013(path)
+    require(len(faces) and faces.shape[1:] == (48, 48) and faces.dtype == np.uint8, "shape or dtype")
+    require(usage.shape == (len(faces),) and set(usage.tolist()) <= set(images.FER2013_USAGES), "usage")
+
+
+def check_npy(path: Path, data: bytes) -> None:
+    got = read_npy(path)
+    require(isinstance(got, np.ndarray) and not got.dtype.hasobject, "no numbers")
+    whole = got.tobytes() in data or got.tobytes("F") in data
+    require(whole, "other values")
+    check_splits(path)
+
+
+def check_npz(path: Path, data: bytes) -> None:
+    for got in read_npz(path).values():
+        require(isinstance(got, np.ndarray) and not got.dtype.hasobject, "no numbers")
+    check_splits(path)
+
+
+def check_image(path: Path, data: bytes) -> None:
+    got = images.read_images([path])
+    require(got.ndim in (3, 4) and len(got) == 1 and got.shape[3:] in ((), (3,)), "shape")
+    require(got.dtype in (np.bool_, np.uint8, np.uint16), "dtype")
+
+
+def check_folder(path: Path, data: bytes) -> None:
+    """A folder in which one image of four is suspect."""
+    for i in range(3):
+        if not (path.parent / f"{i}.png").exists():
+            Image.fromarray(PIXELS[i]).save(path.parent / f"{i}.png")
+    check_splits(path.parent)
+
+
+def check_recipe(path: Path, data: bytes) -> None:
+    same_written(load_recipe(str(path)))
+
+
+def check_set(path: Path, data: bytes) -> None:
+    same_written(SMALL.override(data.decode("utf-8", "surrogateescape")))
+
+
+def same_written(recipe: Recipe) -> None:
+    require(isinstance(recipe, Recipe), "no recipe")
+    recipe.to_toml().encode()
+    require(parse(recipe.to_toml(), recipe.name) == recipe, "the recipe is another when written and read")
+
+
+def check_tensors(path: Path, data: bytes) -> None:
+    tensors, recipe, figures = read_tensors(path)
+    require(all(isinstance(each, torch.Tensor) for each in tensors.values()), "no tensors")
+    require(isinstance(figures, dict), "no figures")
+    same_written(recipe)
+
+
+def check_model(path: Path, data: bytes) -> None:
+    flow = nicest.load(path)
+    require(isinstance(flow, Flow), "no flow")
+    require(flow.log_prob(torch.zeros(2, flow.prior.dim)).shape == (2,), "no density")
+    require(all(p.dtype == torch.float32 for p in flow.parameters()), "dtype")
+
+
+def check_tar(path: Path, data: bytes) -> None:
+    """Nothing but the named file comes out of an archive, and nothing is left of what was refused."""
+    wanted = "cifar-10-batches-bin/data_batch_1.bin"
+    target = path.parent / wanted
+    top = path.parent.parent
+    try:
+        download._unpack(path, [download.File(wanted)])
+        require(target.is_file() and not target.is_symlink(), "no file")
+    finally:
+        found = {each for each in top.rglob("*") if not each.is_dir()} - {path, target}
+        target.unlink(missing_ok=True)
+        require(not found, f"files outside: {sorted(map(str, found))}")
+        require(not (path.parent / "escaped").exists(), "folders outside")
+
+
+# ---- the readers
+
+
+def header_idx(code: int, sizes: list[int]) -> bytes:
+    return struct.pack(f">BBBB{len(sizes)}I", 0, 0, code, len(sizes), *sizes)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 4, 5), np.uint8)
+TABLE = np.random.default_rng(1).normal(size=(20, 4))
+sizes = st.sampled_from((0, 1, 2, 3, 4, 5, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1))
+noise = st.binary(max_size=200)
+bits = st.one_of(sizes, st.integers(0, 2**32 - 1))
+
+
+@st.composite
+def shaped_idx(draw: Any) -> bytes:
+    shape = draw(st.lists(sizes, max_size=5))
+    header = header_idx(draw(st.sampled_from([*images.IDX_DTYPES, 0, 7, 255])), shape)
+    whole = math.prod(shape) * 8 < 4000 and draw(st.booleans())
+    if whole:
+        width = np.dtype(images.IDX_DTYPES.get(header[2], "u1")).itemsize
+        return header + draw(st.binary(min_size=math.prod(shape) * width, max_size=math.prod(shape) * width))
+    return draw(st.sampled_from((b"", b"\0", header[:2]))) + header + draw(noise)
+
+
+def idx() -> Reader:
+    real = [idx_bytes(each) for each in (PIXELS, TABLE.astype("f4"), TABLE, PIXELS[:, 0].astype("i2"))]
+    forged = [
+        b"",
+        *(header_idx(8, [1] * rank) + b"x" for rank in (1, 2, 8, 9, 32, 33, 64, 65, 255)),
+        *(header_idx(8, [size] * rank) for size in (2**31 - 1, 2**32 - 1) for rank in (1, 2, 3, 4, 255)),
+        *(header_idx(14, [2**32 - 1, 2**32 - 1, 2**32 - 1, 0][-rank:]) for rank in (1, 2, 3, 4)),
+        pickle.dumps(Touch()),
+    ]
+    return Reader("idx", "x-idx3-ubyte", real, forged, shaped_idx(), check_idx)
+
+
+def idx_gz() -> Reader:
+    plain = idx()
+    many = header_idx(8, [128 << 24 >> 20, 1024, 1024])
+    forged = [gzip.compress(each, mtime=0) for each in plain.forged]
+    forged += [gzip_bomb(many, 128), gzip_bomb(plain.real[0], 128), gzip_bomb(b"", 128)]
+    forged += [gzip_bomb(b"", 1)[:-8] * 64, gzip.compress(gzip.compress(plain.real[0])), gzip.compress(b"") * 1000]
+    real = [gzip.compress(each, mtime=0) for each in plain.real]
+    real += [gzip.compress(plain.real[0][:50], mtime=0) + gzip.compress(plain.real[0][50:], mtime=0)]
+    shaped = st.one_of(
+        shaped_idx().map(lambda data: gzip.compress(data, mtime=0)), noise.map(lambda data: b"\x1f\x8b\x08" + data)
+    )
+    return Reader("idx.gz", "x-idx3-ubyte.gz", real, forged, shaped, check_idx)
+
+
+def cifar10() -> Reader:
+    rows = cifar10_rows(2)["data_batch_1.bin"].tobytes()
+    forged = [b"", b"\x0a" + bytes(3072), bytes(3072), bytes(3074), pickle.dumps(Touch())]
+    shaped = st.builds(
+        lambda label, value, count, more: (bytes([label]) + bytes([value]) * 3072) * count + more,
+        st.integers(0, 255) | st.integers(0, 9),
+        st.integers(0, 255),
+        st.integers(0, 4),
+        st.just(b"") | noise,
+    )
+    return Reader("cifar10", "batch.bin", [rows, rows[:3073]], forged, shaped, check_cifar10)
+
+
+MAT5 = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
+
+
+def element(kind: int, data: bytes, size: int | None = None) -> bytes:
+    return struct.pack("<II", kind, len(data) if size is None else size) + data + bytes(-len(data) % 8)
+
+
+def matrix(name: bytes, kind: int, shape: tuple[int, ...], *parts: bytes, size: int | None = None) -> bytes:
+    """A variable of a MATLAB 5 file."""
+    dims = struct.pack(f"<{len(shape)}I", *shape)
+    flags = element(6, struct.pack("<II", kind, 0))
+    return element(14, flags + element(5, dims) + element(1, name) + b"".join(parts), size)
+
+
+def cells(name: bytes, depth: int) -> bytes:
+    """Cells in cells in cells; each level but the outermost is without a name."""
+    inner = matrix(b"", 9, (1, 1), element(2, b"\1"))
+    level = len(matrix(b"", 1, (1, 1)))
+    levels = [matrix(b"", 1, (1, 1), size=len(inner) + level * (i + 1) - 8) for i in reversed(range(depth))]
+    outer = matrix(name, 1, (1, 1))
+    return matrix(name, 1, (1, 1), size=len(outer) - 8 + level * depth + len(inner)) + b"".join(levels) + inner
+
+
+def packed(data: bytes) -> bytes:
+    return element(15, zlib.compress(data))
+
+
+def mat_bomb(before: bytes) -> bytes:
+    body = b"\x78\xda" + zeros(before, 64) + bytes(4)
+    return MAT5 + struct.pack("<II", 15, len(body)) + body
+
+
+@st.composite
+def shaped_mat(draw: Any, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> bytes:
+    parts = []
+    for name, shape in zip(names, shapes, strict=True):
+        dims = draw(st.just(shape) | st.lists(sizes, max_size=6).map(tuple))
+        kind = draw(st.just(9) | st.integers(0, 20))
+        count = math.prod(dims) if math.prod(dims) < 50_000 else 10
+        values = element(draw(st.just(2) | st.integers(0, 20)), bytes(count), draw(st.none() | bits))
+        variable = matrix(name.encode(), kind, dims, values, draw(noise), size=draw(st.none() | bits))
+        parts.append(packed(variable) if draw(st.booleans()) else variable)
+    order = draw(st.sampled_from((b"\x00\x01IM", b"\x00\x01IM", b"\x01\x00MI", b"\x00\x02IM", b"\0\0\0\0")))
+    return MAT5[:124] + order + b"".join(parts)
+
+
+def mat_forged(name: str) -> list[bytes]:
+    text = name.encode()
+    vast = struct.pack("<5i", 0, 2**31 - 1, 2**31 - 1, 0, len(text) + 1) + text + b"\0"
+    back = struct.pack("<5i", 0, -4, 8, 0, 2) + b"Z\0"  # a variable of version 4 that ends before it begins
+    flags = element(6, struct.pack("<II", 9, 0)) + element(5, struct.pack("<2I", 1 << 16, 1 << 15))
+    start = struct.pack("<II", 14, 2**31) + flags
+    return [
+        b"",
+        MAT5,
+        MAT5 + cells(text, 30_000),
+        MAT5 + packed(cells(text, 30_000)),
+        MAT5 + cells(b"Z", 30_000),
+        mat_bomb(start + element(1, text) + struct.pack("<II", 2, 2**31)),
+        mat_bomb(start + struct.pack("<II", 1, 2**32 - 1)),
+        mat_bomb(b""),
+        MAT5 + matrix(text, 9, (2**31, 2**31), element(2, b"", 2**32 - 1)),
+        MAT5 + matrix(text, 5, (2**31, 2**31), element(2, b"", 2**32 - 1)),  # sparse
+        MAT5 + matrix(text, 17, (1, 1), element(2, b"")),
+        MAT5 + packed(packed(packed(matrix(text, 9, (1, 1), element(2, b"\1"))))),
+        vast,
+        back,
+        back * 2,
+        b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400),
+        pickle.dumps(Touch()),
+    ]
+
+
+def svhn() -> Reader:
+    def write(path: Path, compressed: bool) -> None:
+        pixels = np.random.default_rng(3).integers(0, 256, (32, 32, 3, 2), np.uint8)
+        scipy.io.savemat(path, {"y": np.ones((2, 1)), "X": pixels}, do_compression=compressed, appendmat=False)
+
+    real = [_file(lambda path, c=c: write(path, c)) for c in (True, False)]
+    real.append(_file(lambda path: write_svhn(path.parent, 2, 1)))
+    shaped = shaped_mat(("X",), ((32, 32, 3, 2),))
+    return Reader("svhn", "train_32x32.mat", real, mat_forged("X"), shaped, check_svhn)
+
+
+def tfd() -> Reader:
+    real = [_file(lambda path: write_tfd(path.parent, 3))]
+    shaped = shaped_mat(("images", "folds"), ((3, 48, 48), (3, 5)))
+    return Reader("tfd", "TFD_48x48.mat", real, mat_forged("images"), shaped, check_tfd)
+
+
+words = st.sampled_from(
+    ("0", "255", "256", "-1", "1e3", "9" * 5000, "\0", '"', "\ufeff", "Training", "", " ", ",", "\n")
+)
+
+
+@st.composite
+def shaped_csv(draw: Any) -> bytes:
+    columns = draw(st.just(["emotion", "pixels", "Usage"]) | st.lists(words | st.text(max_size=8), max_size=5))
+    lines = [",".join(columns)]
+    for _ in range(draw(st.integers(0, 3))):
+        pixels = " ".join([draw(words), *["7"] * draw(st.sampled_from((0, 2302, 2303, 2304, 30_000)))])
+        usage = draw(st.sampled_from(("Training", "PublicTest", "PrivateTest")) | words | st.text(max_size=8))
+        lines.append(f"0,{pixels},{usage}")
+    return draw(st.sampled_from(("\n", "\r\n", "\r"))).join(lines).encode("utf-8", "surrogatepass")
+
+
+def fer2013() -> Reader:
+    real = [_file(lambda path: write_fer2013(path.parent, 3))]
+    line = b"0," + b"0 " * 2304 + b",Training\n"
+    start = b"emotion,pixels,Usage\n"
+    forged = [
+        b"",
+        start,
+        start + line + b'"' + b"0\n" * 99_999,
+        b"x" * (1 << 22),
+        b"\n" * (1 << 22),
+        start + b"\n" * (1 << 20) + line,
+        start + line + b"0," + b"0 " * 2304 + b"," + b"x" * 20_000 + b"\n" + line * 500,
+        (b"," * 30_000 + b"\n") * 100,
+        b'"' * 30_000 + b"\n" + start,
+        start + b"0," + "\u0663 ".encode() * 2304 + b",Training\n",
+        pickle.dumps(Touch()),
+    ]
+    return Reader("fer2013 csv", "fer2013.csv", real, forged, shaped_csv(), check_fer2013)
+
+
+def header_npy(text: str, version: int = 1) -> bytes:
+    """The opening of a .npy file with any header at all."""
+    written = text.encode("utf-8" if version == 3 else "latin1", "replace")
+    width = "<H" if version == 1 else "<I"
+    return (
+        b"\x93NUMPY"
+        + bytes([version, 0])
+        + struct.pack(width, len(written) & (256 ** struct.calcsize(width) - 1))
+        + written
+    )
+
+
+def npy_of(descr: object, shape: object, order: object = False, version: int = 1) -> bytes:
+    return header_npy(f"{{'descr': {descr!r}, 'fortran_order': {order!r}, 'shape': {shape!r}, }}\n", version)
+
+
+DESCRS = [
+    "|u1",
+    "<f4",
+    ">f8",
+    "<u2",
+    ">u2",
+    "|b1",
+    "<i8",
+    "<u8",
+    "<f2",
+    "<f16",
+    "<c8",
+    "|O",
+    "<U3",
+    "<U0",
+    "|V0",
+    "|V7",
+]
+DESCRS += ["<M8[ns]", "<m8[s]", "|S0", "<U536870912", "", "f", ",", "(3,)f4", [("a", "<f4")], [("a", "<f4", (2, 2))]]
+DESCRS += [
+    ("|u1", (2, 3)),
+    ("|u1", (2**31 - 1,)),
+    [["a"]],
+    {"names": []},
+    5,
+    None,
+    ("<f4", "<f4"),
+    [("\x1b[31m", "<i4")],
+]
+some_descr = st.sampled_from(DESCRS[:10]) | st.sampled_from(DESCRS) | st.text(max_size=5)
+some_shape = st.one_of(
+    st.sampled_from([(20, 4), (20, 2, 2), (4, 2, 2, 3)]),
+    st.lists(st.sampled_from((0, 1, 2, 3, 4, -1, -4, 2**31, 2**32, 2**62, 2**63, 2**64, True)), max_size=5).map(tuple),
+    st.just((1,) * 70) | st.just(5) | st.just("x") | st.just((1.5, 2)),
+)
+
+
+@st.composite
+def shaped_npy(draw: Any) -> bytes:
+    version = draw(st.sampled_from((1, 1, 1, 2, 3, 0, 4, 255)))
+    if draw(st.integers(0, 4)) == 0:
+        opening = header_npy(draw(st.text(max_size=60) | st.sampled_from(HEADERS)), version)
+    else:
+        opening = npy_of(draw(some_descr), draw(some_shape), draw(st.sampled_from((False, True, 0, None))), version)
+    return opening + draw(st.sampled_from((b"", bytes(80), PIXELS.tobytes(), TABLE.tobytes()))) + draw(noise)
+
+
+HEADERS = ["(" * 9000, "[" * 200, "-" * 9000 + "1", "{" * 99, "{'descr': ", "'" * 3, "9" * 5000, "1" + "**9" * 99]
+HEADERS += ["__import__('os').system('x')", "{1: 2}", "{'descr', 'shape'}", "\\", "\n  x", "0L", "{'a': 0L}", "\0"]
+HEADERS += ["{'descr': '|u1', 'fortran_order': False, 'shape': (2L, 2L), }", " " * 9999, "#" * 60_000, "x" * 70_000]
+
+
+def npy() -> Reader:
+    arrays = [PIXELS, TABLE, TABLE.astype(">f4"), PIXELS.astype(">u2"), PIXELS > 99, np.asfortranarray(TABLE)]
+    real = [_stream(lambda file, a=a: np.save(file, a)) for a in arrays]
+    real.append(_stream(lambda file: np.lib.format.write_array(file, TABLE, version=(2, 0))))
+    forged = [npy_of(descr, (2, 2), version=version) + bytes(64) for descr in DESCRS for version in (1, 2, 3)]
+    forged += [header_npy(text, version) for text in HEADERS for version in (1, 2, 3)]
+    for shape in (
+        (2**62, 2),
+        (2**63,),
+        (2**64, 2),
+        (2**32, 2**32),
+        (-1, 4),
+        (-2, -2),
+        (10**12, 4),
+        (1,) * 70,
+        (0, 2**63),
+    ):
+        forged += [npy_of(descr, shape) + bytes(64) for descr in ("|u1", "<f8", "<U0", "|O")]
+    forged += [b"\x93NUMPY\x02\x00\xff\xff\xff\xff", _stream(lambda file: np.save(file, np.array([Touch()] * 4)))]
+    forged += [pickle.dumps(Touch())]
+    return Reader("npy", "x.npy", real, forged, shaped_npy(), check_npy)
+
+
+def zipped(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    def write(file: io.BytesIO) -> None:
+        with zipfile.ZipFile(file, "w", method) as archive:
+            for name, data in members:
+                archive.writestr(zipfile.ZipInfo(name), data, method)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names may come twice
+        return _stream(write)
+
+
+some_name = st.sampled_from(
+    ("x.npy", "train.npy", "test.npy", "valid.npy", "images.npy", "usage.npy", "x", "../x.npy", "")
+)
+
+
+def shaped_npz() -> Shaped:
+    member = st.tuples(some_name | st.text("ab/\\.\n\x1b", max_size=6), shaped_npy() | noise)
+    methods = st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    return st.builds(zipped, st.lists(member, max_size=4), methods)
+
+
+def npz_forged(name: str, array: np.ndarray) -> list[bytes]:
+    """Bombs and worse; `name` is of the array that is read first."""
+    many = npy_of("|u1", (128 << 24 >> 20, 1024, 1024))
+    inner = _stream(lambda file: np.save(file, array))
+    return [
+        b"",
+        zip_bomb(name, many, 128),
+        zip_bomb(name, many, 128, size=200),
+        zip_bomb(name, many, 128, size=2**32 - 1),
+        zip_bomb(name, many, 0, size=2**32 - 1),
+        zip_bomb(name, inner, 0, method=14),
+        zip_bomb(name, inner, 0, method=99),
+        zip_bomb(name, b"no array", 0),
+        zipped([(name, zipped([(name, inner)]))]),
+        zipped([(f"{i}.npy", b"") for i in range(3000)]),
+        zipped([(name, inner)] * 50),
+        zipped([("\x1b[31m\n.npy", inner), ("b.npy", inner)]),
+        zipped([(name, inner)], zipfile.ZIP_LZMA),
+        zipped([(name, inner)], zipfile.ZIP_BZIP2),
+        zipped([(name, _stream(lambda file: np.save(file, np.array([Touch()] * 4))))]),
+        zipped([(name, pickle.dumps(Touch()))]),
+        *(zipped([(name, npy_of(descr, (2, 2)) + bytes(64))]) for descr in DESCRS),
+        inner,
+        pickle.dumps(Touch()),
+    ]
+
+
+def npz() -> Reader:
+    real = [
+        _stream(lambda file: np.savez(file, x=PIXELS, labels=np.zeros(20))),
+        _stream(lambda file: np.savez_compressed(file, train=PIXELS[:10], test=PIXELS[10:])),
+        _stream(lambda file: np.savez_compressed(file, train=TABLE[:9], valid=TABLE[9:13], test=TABLE[13:])),
+    ]
+    return Reader("npz", "x.npz", real, npz_forged("x.npy", PIXELS), shaped_npz(), check_npz)
+
+
+def fer2013_npz() -> Reader:
+    faces = np.zeros((3, 48, 48), np.uint8)
+    usage = np.array(["Training", "PublicTest", "PrivateTest"])
+    real = [
+        _file(lambda path: write_fer2013(path.parent, 3, ".npz")),
+        _stream(lambda file: np.savez_compressed(file, images=faces, usage=usage)),
+    ]
+    inner = _stream(lambda file: np.save(file, faces))
+    bad = npy_of("<U2", (3,)) + b"\xff" * 24  # no characters at all
+    forged = npz_forged("images.npy", faces)
+    forged += [zipped([("images.npy", inner), ("usage.npy", each)]) for each in (bad, npy_of("<U0", (3,)), b"", inner)]
+    return Reader("fer2013 npz", "fer2013.npz", real, forged, shaped_npz(), check_fer2013)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, data: bytes, depth: int = 8, colour: int = 0, more: bytes = b"") -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + more + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def picture_forged() -> list[bytes]:
+    bomb = b"\x78\xda" + zeros(b"", 64) + bytes(4)
+    text = b"c\0\0" + zlib.compress(bytes(1 << 24))
+    extremes = [
+        (1, 2**31 - 1),
+        (2**31 - 1, 1),
+        (2**31 - 1, 2**31 - 1),
+        (2**32 - 1, 4),
+        (0, 0),
+        (1, 2**20),
+        (40_000, 40_000),
+    ]
+    tiff = b"II*\0\x08\0\0\0" + struct.pack("<H", 3)
+    return [
+        b"",
+        *(png(*size, zlib.compress(bytes(100))) for size in extremes),
+        *(png(13_000, 13_000, bomb, colour=colour) for colour in (0, 2, 3, 4, 6)),
+        png(8, 8, zlib.compress(bytes(72)), more=chunk(b"zTXt", text) * 40),
+        png(8, 8, zlib.compress(bytes(72)), more=chunk(b"iCCP", text)),
+        png(8, 8, zlib.compress(bytes(72)), more=chunk(b"acTL", struct.pack(">II", 2**32 - 1, 0))),
+        b"GIF89a"
+        + struct.pack("<HH", 65535, 65535)
+        + b"\x80\0\0"
+        + bytes(6)
+        + b",\0\0\0\0\xff\xff\xff\xff\0\x02\x02L\x01\0;",
+        b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 2**31 - 1, -(2**31), 1, 24, 0, 0, 0, 0, 0, 0),
+        tiff + b"".join(struct.pack("<HHII", tag, 4, 1, 2**31 - 1) for tag in (256, 257, 273)) + bytes(4),
+        tiff + b"".join(struct.pack("<HHII", tag, 4, 2**32 - 1, 8) for tag in (256, 257, 273)) + struct.pack("<I", 8),
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n("
+        + str(CANARY).encode()
+        + b") (w) file\n%%EOF\n",
+        pickle.dumps(Touch()),
+    ]
+
+
+def pictures() -> list[bytes]:
+    colours, wide = np.stack([PIXELS[0]] * 2 + [PIXELS[1]], -1), PIXELS[0].astype(np.uint16) * 200
+    grey = np.random.default_rng(2).integers(0, 256, (16, 16), np.uint8)
+    made = [
+        (PIXELS[0], "PNG"),
+        (colours, "PNG"),
+        (wide, "PNG"),
+        (PIXELS[0] > 99, "PNG"),
+        (grey, "JPEG"),
+        (colours, "JPEG"),
+    ]
+    made += [(colours, "BMP"), (PIXELS[0], "GIF"), (colours, "WEBP"), (wide, "TIFF"), (colours, "TIFF")]
+    files = [_stream(lambda file, a=a, f=f: Image.fromarray(a).save(file, f)) for a, f in made]
+    for packing in ("tiff_lzw", "tiff_deflate", "packbits"):
+        files.append(_stream(lambda file, p=packing: Image.fromarray(colours).save(file, "TIFF", compression=p)))
+    files.append(_stream(lambda file: Image.fromarray(PIXELS[0] > 99).save(file, "TIFF", compression="group4")))
+    files.append(_stream(lambda file: Image.fromarray(colours).quantize(4).save(file, "PNG")))
+    return files
+
+
+@st.composite
+def shaped_picture(draw: Any) -> bytes:
+    kind = draw(st.sampled_from(("png", "gif", "bmp", "tiff", "noise")))
+    side = st.sampled_from((0, 1, 4, 5, 8, 255)) | sizes
+    width, height = draw(side), draw(side)
+    if kind == "png":
+        body = zlib.compress(bytes(draw(st.sampled_from((0, 24, 72, 1000, 70_000)))))
+        depth, colour = draw(st.sampled_from((1, 2, 4, 8, 16, 3))), draw(st.integers(0, 7))
+        name = draw(
+            st.sampled_from((b"PLTE", b"tRNS", b"gAMA", b"pHYs", b"eXIf", b"iTXt", b"zTXt", b"fcTL", b"acTL", b"iCCP"))
+        )
+        return png(width, height, draw(st.just(body) | noise), depth, colour, chunk(name, draw(noise)))
+    if kind == "gif":
+        frame = b"," + struct.pack("<4H", *(draw(sizes) % 65536 for _ in range(4))) + draw(noise)
+        return b"GIF89a" + struct.pack("<HH", width % 65536, height % 65536) + draw(noise) + frame
+    if kind == "bmp":
+        rest = (draw(bits) for _ in range(6))
+        depth, packing = draw(st.sampled_from((1, 4, 8, 16, 24, 32, 7))), draw(st.integers(0, 6))
+        return b"BM" + struct.pack("<7IHH7I", 54, 0, 54, 40, width, height, 0, 1, depth, packing, *rest) + draw(noise)
+    if kind == "tiff":
+        tags = st.sampled_from((256, 257, 258, 259, 262, 273, 277, 278, 279, 284, 317, 320, 322, 323, 324, 338, 339))
+        entry = st.tuples(tags, st.integers(0, 13), st.sampled_from((0, 1, 2, 3, 2**31, 2**32 - 1)), bits)
+        entries = [(256, 4, 1, width), (257, 4, 1, height), *draw(st.lists(entry, max_size=12))]
+        table = b"".join(struct.pack("<HHII", *each) for each in entries)
+        return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + table + bytes(4) + draw(noise)
+    return draw(
+        st.sampled_from((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"RIFF\0\0\0\0WEBPVP8L", b"MM\0*"))
+    ) + draw(noise)
+
+
+def image() -> Reader:
+    return Reader("image", "x.png", pictures(), picture_forged(), shaped_picture(), check_image)
+
+
+def image_folder() -> Reader:
+    grey = _stream(lambda file: Image.fromarray(PIXELS[4]).save(file, "PNG"))
+    return Reader("image folder", "folder/x.png", [grey], picture_forged(), shaped_picture(), check_folder)
+
+
+SMALL = load_recipe("digits").override(
+    "model.couplings=3", "model.hidden_layers=1", "model.width=4", "data.shape=[2, 3]", "data.levels=17"
+)
+KEYS = [each.name for each in fields(Recipe)]
+KEYS += [f"{table}.{each.name}" for table in TABLES for each in fields(getattr(SMALL, table))]
+ODD = [
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "0x" + "f" * 5000,
+    "9" * 5000,
+    "-1",
+    "0",
+    "2" * 30,
+    "1_0",
+    "0b1",
+    "true",
+    "''",
+    '"""',
+    "[]",
+]
+ODD += [
+    "{}",
+    "{a.b=1}",
+    "[" * 3000,
+    "{a=" * 300,
+    "[[1]]",
+    '"\\u007f"',
+    '"\\ud800"',
+    '"\\u0000"',
+    "1979-05-27",
+    "07:32:00",
+]
+ODD += [
+    "9999-99-99",
+    "1979-05-27T07:32:00+99:99",
+    '"a\\nb"',
+    "'\x1b[31m'",
+    "__import__('os').system('x')",
+    "1 # x",
+    "[1, 'a']",
+]
+numbers = st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.sampled_from(EXTREMES), st.integers(0, 5)).map(str)
+values = st.recursive(
+    st.one_of(
+        numbers, st.sampled_from(ODD), st.booleans().map(lambda b: str(b).lower()), st.text(max_size=12).map(json.dumps)
+    ),
+    lambda inner: st.lists(inner, max_size=4).map(lambda each: f"[{', '.join(each)}]"),
+    max_leaves=5,
+)
+some_key = st.one_of(st.sampled_from(KEYS), st.sampled_from(KEYS), st.text(max_size=10), st.just("a." * 3000 + "a"))
+assignment = st.tuples(some_key, st.sampled_from(("=", " = ", "=", "")), values).map("".join)
+
+
+def shaped_toml() -> st.SearchStrategy[str]:
+    lines = st.lists(assignment | st.sampled_from([f"[{table}]" for table in TABLES]), max_size=6, unique=True)
+    return lines.map("\n".join) | st.text(max_size=60)
+
+
+def recipe() -> Reader:
+    names = ("digits", "mnist", "cifar10-best", "tfd-released")
+    real = [load_recipe(name).to_toml().encode() for name in names] + [SMALL.to_toml().encode()]
+    forged = [f"{key} = {value}".encode("utf-8", "surrogatepass") for key in KEYS for value in ODD]
+    forged += [b"", b"\xff\xfe", b"\xef\xbb\xbf", b"a." * 8000 + b"a=1", b"a." * 80_000 + b"a=1", b"#" * (1 << 20)]
+    forged += [
+        b"[" + b"a." * 4000 + b"a]\n" + b"b." * 4000 + b"b=1",
+        b"data.name" + b".a" * 4000 + b" = 1",
+        b"[[data]]\n" * 900,
+    ]
+    forged += [b"name = '" + b"x" * (1 << 20) + b"'", b"title = '" + b"x" * 12_000 + b"'", pickle.dumps(Touch())]
+    shaped = shaped_toml().map(lambda text: text.encode("utf-8", "surrogatepass"))
+    return Reader("recipe", "own.toml", real, forged, shaped, check_recipe)
+
+
+def set_option() -> Reader:
+    real = [
+        b"train.epochs=50",
+        b"model.hidden_layers=[1, 2, 3]",
+        b"data.name=own/data.npz",
+        b"train.lr = 1e-3",
+        b"name='x'",
+    ]
+    forged = [f"{key}={value}".encode() for key in KEYS for value in ODD]
+    forged += [
+        b"",
+        b"=",
+        b"==",
+        b".",
+        b".=1",
+        b"data=1",
+        b"data.name\xff=\xff",
+        b"data.name=\xff",
+        b"a." * 80_000 + b"a=1",
+    ]
+    forged += [b"train.epochs=1\ntrain.lr=2", b"data.name" + b".a" * 6000 + b"=1", b"data.name=" + b"x" * (1 << 20)]
+    return Reader(
+        "--set", "text", real, forged, assignment.map(lambda text: text.encode("utf-8", "surrogatepass")), check_set
+    )
+
+
+def written(recipe: Recipe) -> bytes:
+    def write(path: Path) -> None:
+        torch.manual_seed(0)
+        write_tensors(path, build(recipe).state_dict(), recipe, {"epoch": 3, "valid_nats": -1.5, "step": None})
+
+    return _file(write)
+
+
+def joined(header: object, body: bytes, size: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode("utf-8", "surrogatepass")
+    return struct.pack("<Q", len(text) if size is None else size) + text + body
+
+
+def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
+    (size,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+DTYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+    "F8_E4M3",
+    "F8_E5M2",
+    "F8_E8M0",
+    "F4",
+    "F6_E2M3",
+    "I64",
+    "I8",
+    "U8",
+    "U16",
+    "U64",
+    "BOOL",
+)
+DTYPES += ("C64", "", "X", "f32")
+FIGURES = [
+    "",
+    "{",
+    "[]",
+    "null",
+    "3",
+    '"x"',
+    "NaN",
+    '{"a": NaN}',
+    "[" * 100_000,
+    '{"a":' * 5000,
+    "9" * 5000,
+    '{"a": [1]}',
+]
+FIGURES += ['{"step": "x"}', '{"a": {"__reduce__": "x"}}', "\x1b", "__import__('os').system('x')", "x" * 100_000, "{}"]
+FORMATS = [
+    "",
+    "nicest",
+    "nicest 0",
+    "nicest 2",
+    "nicest \u00b2",
+    "nicest \u0661",
+    "nicest " + "9" * 5000,
+    "pt",
+    "nicest -1",
+]
+FORMATS += ["nicest 1 ", " nicest 1", "\x1b[31m", "x" * 100_000]
+ABSURD = [
+    "model.couplings=1000000000",
+    "model.width=1000000000",
+    "model.hidden_layers=1000000000",
+    "data.shape=[1000000000]",
+]
+ABSURD += [
+    "data.shape=[]",
+    "data.shape=[1]",
+    "data.shape=[2,2,2,2]",
+    "data.levels=0",
+    "data.levels=65536",
+    "model.law=affine",
+]
+ABSURD += [
+    "model.preprocess=zca",
+    "model.preprocess=logit",
+    "model.preprocess=triangular",
+    "model.partition=checkerboard",
+]
+ABSURD += ["model.partition=halves", "model.learned_prior=true", "model.dropout=0.5", "data.interval=[-1e308,1e308]"]
+ABSURD += [
+    "data.interval=[0,1e-300]",
+    "model.bound=1e-300",
+    "model.hidden_layers=0",
+    "model.couplings=90",
+    "model.width=9000",
+]
+ABSURD += ["data.shape=[30000]", "data.shape=[9223372036854775807,9223372036854775807]", "model.hidden_layers=[1,0,2]"]
+
+
+@st.composite
+def shaped_tensors(draw: Any) -> bytes:
+    header, body = taken_apart(draw(st.sampled_from(MODELS)))
+    for _ in range(draw(st.integers(1, 3))):
+        names = [name for name in header if name != "__metadata__"]
+        name, entry = (names and draw(st.sampled_from(names))) or "x", {}
+        entry = header.get(name, {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})
+        what = draw(st.sampled_from(("dtype", "shape", "offset", "gone", "new", "recipe", "figures", "format", "meta")))
+        metadata = header["__metadata__"] = dict(header.get("__metadata__") or {})
+        if what == "dtype":
+            dtype = draw(st.sampled_from(DTYPES))
+            header[name] = entry | {"dtype": dtype}
+        elif what == "shape":
+            header[name] = entry | {"shape": draw(st.lists(bits | st.integers(-5, 5), max_size=4))}
+        elif what == "offset":
+            header[name] = entry | {"data_offsets": draw(st.lists(bits, max_size=3))}
+        elif what == "gone":
+            header.pop(name, None)
+        elif what == "new":
+            header[draw(st.text(max_size=9))] = draw(
+                st.just(entry) | st.none() | st.just([]) | st.just({"dtype": "F32"})
+            )
+        elif what == "recipe":
+            own = SMALL.override(draw(st.sampled_from(ABSURD))).to_toml()
+            metadata["recipe"] = draw(st.just(own) | shaped_toml())
+        elif what == "figures":
+            metadata["figures"] = draw(st.sampled_from(FIGURES) | st.text(max_size=20))
+        elif what == "format":
+            metadata["format"] = draw(st.sampled_from(FORMATS) | st.text(max_size=9))
+        else:
+            header["__metadata__"] = draw(st.none() | st.just({}) | st.just({"recipe": 3}) | st.just([]))
+    size = draw(st.none() | st.sampled_from(EXTREMES)) if draw(st.integers(0, 9)) == 0 else None
+    return joined(header, body, size)
+
+
+MODELS = [
+    written(SMALL.override(*overrides))
+    for overrides in ((), ("model.preprocess=zca", "model.law=affine"), ("data.levels=0", "model.learned_prior=true"))
+]
+
+
+def tensors_forged() -> list[bytes]:
+    header, body = taken_apart(MODELS[0])
+    named = next(name for name in header if name != "__metadata__")
+
+    def with_metadata(**changes: str) -> bytes:
+        return joined(header | {"__metadata__": header["__metadata__"] | changes}, body)
+
+    forged = [struct.pack("<Q", size) + b"{}" for size in EXTREMES]
+    forged += [joined(b"{" * size, b"") for size in (1, 100, 10**6)]
+    forged += [joined(b'{"a":' + b"[" * 10**6, b""), joined(b" " * 10**6 + b"{}", b""), joined({}, b""), b""]
+    forged += [with_metadata(recipe=SMALL.override(each).to_toml()) for each in ABSURD]
+    forged += [with_metadata(figures=each) for each in FIGURES]
+    forged += [with_metadata(format=each) for each in FORMATS]
+    forged += [
+        with_metadata(recipe="a." * 80_000 + "a=1"),
+        with_metadata(recipe="[" * 5000),
+        with_metadata(recipe="\0"),
+    ]
+    for dtype in DTYPES:
+        forged.append(joined(header | {named: header[named] | {"dtype": dtype}}, body))
+        forged.append(joined(header | {"more": {"dtype": dtype, "shape": [0], "data_offsets": [len(body)] * 2}}, body))
+        start, end = header[named]["data_offsets"]
+        for width in (1, 2, 8):
+            shape = [max(1, (end - start) // width)]
+            forged.append(joined(header | {named: header[named] | {"dtype": dtype, "shape": shape}}, body))
+    for shape in ([0, 2**63], [2**64 - 1, 0], [2**32, 2**32], [-1], [1.5], [[1]], [0] * 5000, [1] * 70):
+        forged.append(
+            joined(header | {"more": {"dtype": "F32", "shape": shape, "data_offsets": [len(body)] * 2}}, body)
+        )
+    many = {f"{i}\x1b": {"dtype": "F32", "shape": [0], "data_offsets": [len(body)] * 2} for i in range(20_000)}
+    forged += [joined(header | many, body), joined({"__metadata__": header["__metadata__"]} | many, b"")]
+    forged += [_file(lambda path: torch.save({"weights": Touch()}, path)), pickle.dumps(Touch())]
+    return forged
+
+
+def tensors() -> Reader:
+    return Reader("safetensors", "last.safetensors", MODELS, tensors_forged(), shaped_tensors(), check_tensors)
+
+
+def model() -> Reader:
+    return Reader("model", "model.safetensors", MODELS, tensors_forged(), shaped_tensors(), check_model)
+
+
+def check_metrics(path: Path, data: bytes) -> None:
+    run = RunFolder(path.parent)
+    rows = run.metrics()
+    run.drop_metrics_after(2)
+    require(run.metrics() == [row for row in rows if row["step"] <= 2], "other rows")
+
+
+def metrics() -> Reader:
+    rows = [{"epoch": i, "step": i, "valid_nats": -1.5 * i, "lr": 1e-3, "seconds": 0.5} for i in range(1, 4)]
+    lines = [json.dumps(row).encode() for row in rows]
+    real = [b"\n".join(lines) + b"\n", lines[0] + b"\n" + lines[1][:20], b""]
+    forged = [text.encode("utf-8", "surrogatepass") + b"}\n" for text in (*FIGURES, *ODD)]
+    forged += [
+        b"{" * 100_000 + b"}" * 100_000,
+        b'{"step": "x"}',
+        b'{"step": 1e999}',
+        b"\xff}",
+        b"\0}",
+        b"}",
+        b'{"step": NaN}',
+    ]
+    forged += [
+        b'{"step": ' + b"9" * 5000 + b"}",
+        b'{"step": 1, "a": ' + b"[" * 9999 + b"]" * 9999 + b"}",
+        pickle.dumps(Touch()),
+    ]
+    row = st.builds(
+        lambda key, value: f'{{"{key}": {value}}}', st.sampled_from(("step", "epoch")) | st.text(max_size=4), values
+    )
+    shaped = st.lists(row | st.text(max_size=20), max_size=4).map(
+        lambda each: "\n".join(each).encode("utf-8", "surrogatepass")
+    )
+    return Reader("metrics", "metrics.jsonl", real, forged, shaped, check_metrics)
+
+
+BATCH = "cifar-10-batches-bin/data_batch_1.bin"
+KINDS = (
+    tarfile.REGTYPE,
+    tarfile.AREGTYPE,
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+    tarfile.CHRTYPE,
+)
+KINDS += (tarfile.CONTTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE, tarfile.XHDTYPE, tarfile.XGLTYPE, b"Z")
+
+
+def member(
+    name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", size: int | None = None
+) -> bytes:
+    """A member of a .tar, with any header at all."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, len(data) if size is None else size
+    header = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    return header + data + bytes(-len(data) % 512)
+
+
+def tarred(*members: bytes) -> bytes:
+    return gzip.compress(b"".join(members) + bytes(1024), mtime=0)
+
+
+@st.composite
+def shaped_tar(draw: Any) -> bytes:
+    names = st.sampled_from(
+        (BATCH, "../escaped", "/tmp/escaped", "cifar-10-batches-bin/../../escaped", "cifar-10-batches-bin")
+    )
+    parts = []
+    for _ in range(draw(st.integers(0, 4))):
+        kind, data = draw(st.sampled_from(KINDS[:1]) | st.sampled_from(KINDS)), draw(noise)
+        size = draw(st.none() | sizes)
+        name = draw(names | st.text("ab./", max_size=8))
+        parts.append(
+            member(name, data, kind, draw(st.sampled_from(("", "..", "/etc/passwd", BATCH, "../escaped"))), size)
+        )
+    return tarred(*parts)
+
+
+def tar() -> Reader:
+    rows = {name: rows for name, rows in cifar10_rows(1).items() if name in CIFAR10_BATCHES[:2]}
+    real = [_file(lambda path: write_cifar10_tar(path, rows)), tarred(member(BATCH, bytes(3073)))]
+    folder = "cifar-10-batches-bin"
+    forged = [
+        b"",
+        tarred(),
+        tarred(member("../escaped", b"x"), member(BATCH, b"x")),
+        tarred(member(f"{folder}/../../escaped", b"x"), member(BATCH, b"x")),
+        tarred(member(folder, kind=tarfile.SYMTYPE, link=".."), member(BATCH, b"x")),
+        tarred(member(folder, kind=tarfile.SYMTYPE, link="/tmp"), member(BATCH, b"x")),
+        tarred(member(BATCH, kind=tarfile.SYMTYPE, link="../../escaped"), member(BATCH, b"x")),
+        tarred(member(BATCH, kind=tarfile.LNKTYPE, link="/etc/passwd")),
+        tarred(member(BATCH, kind=tarfile.LNKTYPE, link=BATCH)),
+        tarred(member(BATCH, kind=tarfile.FIFOTYPE)),
+        tarred(member(BATCH, kind=tarfile.DIRTYPE), member(BATCH, b"x")),
+        tarred(member(BATCH, b"x"), member(BATCH, b"y")),
+        tarred(member(BATCH, b"x", size=2**32)),
+        tarred(*[member("././@LongLink", b"x\0", tarfile.GNUTYPE_LONGNAME)] * 3000, member(BATCH, b"x")),
+        tarred(*[member("h", b"13 path=abcd\n", tarfile.XHDTYPE)] * 3000, member(BATCH, b"x")),
+        tarred(member("h", b"99 path=x\n", tarfile.XHDTYPE), member(BATCH, b"x")),
+        tarred(member("h", b"\xff\xfe=\n", tarfile.XHDTYPE), member(BATCH, b"x")),
+        tarred(member("h", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n", tarfile.XHDTYPE), member(BATCH, b"x")),
+        gzip_bomb(member(BATCH, size=2**31), 128),
+        gzip_bomb(member("././@LongLink", kind=tarfile.GNUTYPE_LONGNAME, size=2**31), 128),
+        gzip_bomb(member("h", kind=tarfile.XHDTYPE, size=2**31), 128),
+        pickle.dumps(Touch()),
+    ]
+    return Reader("tar", "home/x.tar.gz", real, forged, shaped_tar(), check_tar)
+
+
+READERS: dict[str, Callable[[], Reader]] = {
+    "idx": idx,
+    "idx.gz": idx_gz,
+    "cifar10": cifar10,
+    "svhn": svhn,
+    "tfd": tfd,
+    "fer2013 csv": fer2013,
+    "fer2013 npz": fer2013_npz,
+    "npy": npy,
+    "npz": npz,
+    "image": image,
+    "image folder": image_folder,
+    "recipe": recipe,
+    "--set": set_option,
+    "safetensors": tensors,
+    "model": model,
+    "metrics": metrics,
+    "tar": tar,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=20_000, help="for each reader")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reader", action="append", choices=list(READERS), help="only this one; may come again")
+    parser.add_argument("--out", type=Path, help="a .json file for the counts")
+    parser.add_argument("--keep", type=Path, help="a folder for the files that were read badly")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'reader':<14}{'cases':>9}{'clear errors':>14}{'right answers':>15}{'the rest':>10}{'seconds':>9}")
+    counts, said = {}, []
+    for name in asked.reader or READERS:
+        began = time.monotonic()
+        tally = fuzz(READERS[name](), asked.cases, asked.seed, asked.keep)
+        got = tally.counts
+        seconds = time.monotonic() - began
+        line = f"{name:<14}{got['cases']:>9}{got['clear']:>14}{got['right']:>15}{tally.rest:>10}{seconds:>9.0f}"
+        print(line, flush=True)
+        counts[name] = {each: got[each] for each in ("cases", "clear", "right", *REST)}
+        said += tally.said
+    for each in said[:100]:
+        print(each)
+    if asked.out:
+        versions = {each.__name__: each.__version__ for each in (np, scipy, PIL, torch, safetensors)}
+        versions |= {"python": platform.python_version()}
+        result = {"seed": asked.seed, "readers": counts, "versions": versions}
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
