@@ -20,15 +20,24 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        flush(temporary)
         temporary.replace(path)
+        flush(path.parent)  # else a power cut may undo the replacing
     except OSError as error:
         reason = error.strerror or error
         raise NicestError(f"cannot write {path}: {reason}; what was there before is untouched") from error
     finally:
         with suppress(OSError):  # a disk that turned read-only has nothing of ours to remove
             temporary.unlink()
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk before going on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:

@@ -80,6 +80,26 @@ class TestFailedWrite:
             interrupted()
         assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
+    def test_the_file_is_on_the_disk_before_it_is_renamed_and_the_folder_after(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        done: list[str] = []
+        fsync, rename = os.fsync, Path.replace
+
+        def flushed(descriptor: int) -> None:
+            done.append(f"fsync {Path(f'/proc/self/fd/{descriptor}').resolve().name}")
+            fsync(descriptor)
+
+        def renamed(path: Path, target: Path) -> Path:
+            done.append(f"rename {path.name}")
+            return rename(path, target)
+
+        monkeypatch.setattr(os, "fsync", flushed)
+        monkeypatch.setattr(Path, "replace", renamed)
+        write_text(tmp_path / "file", "new")
+        temporary = f".file.{os.getpid()}.tmp"
+        assert done == [f"fsync {temporary}", f"rename {temporary}", f"fsync {tmp_path.name}"]
+
     def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(self, tmp_path: Path):
         write_text(tmp_path / "file", "old")
         with replacing(tmp_path / "file") as temporary:

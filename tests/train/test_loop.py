@@ -311,11 +311,58 @@ class TestSaver:
         now = [100.0]
         monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
         saver = loop.Saver(None, None)  # type: ignore[arg-type]
-        saver.took = 1.0
+        saver.took = saver.spent = 1.0
         now[0] = 149.0
         assert not saver.due()
         now[0] = 151.0
         assert saver.due()
+
+    @pytest.mark.parametrize("cost", [0.01, 0.2, 3.0])
+    def test_saving_takes_less_than_a_fiftieth_of_the_time_beyond_its_start(
+        self, monkeypatch: pytest.MonkeyPatch, cost: float
+    ):
+        """Validations every 50 ms, for half an hour of a clock of our own, and a state that takes `cost` to write."""
+        clock = Clock(cost)
+        monkeypatch.setattr(loop.time, "perf_counter", lambda: clock.now)
+        saver = loop.Saver(clock, clock)  # type: ignore[arg-type]
+        while clock.now < 1800:
+            clock.now += 0.05
+            if saver.due():
+                saver.save()
+        assert 10 < clock.saves
+        assert clock.saves * cost < loop.CHEAP + cost + 1800 / 50
+
+    def test_a_real_run_with_a_validation_every_few_steps_keeps_to_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        took: list[float] = []
+        save = loop.Saver.save
+
+        def spy(saver: loop.Saver) -> None:
+            save(saver)
+            took.append(saver.took)
+
+        monkeypatch.setattr(loop.Saver, "save", spy)
+        monkeypatch.setattr(loop, "CHEAP", 0.0)
+        result = run(tmp_path, "train.epochs=100", "train.batch=700")  # two steps an epoch
+        assert 2 < len(took) < 50  # not each of a hundred
+        assert sum(took[1:-1]) < 0.02 * result["seconds"] + max(took)  # the first and the last whatever they cost
+
+
+class Clock:
+    """Stands for the state and the run folder: saving makes it later."""
+
+    path = Path()
+
+    def __init__(self, cost: float) -> None:
+        self.now, self.cost, self.saves = 0.0, cost, 0
+
+    def flush_metrics(self) -> None:
+        pass
+
+    def save(self, path: Path) -> None:
+        self.now += self.cost
+        self.saves += 1
 
 
 class TestPatience:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nicest.data.arrays import brief
 from nicest.errors import NicestError
-from nicest.files import replacing, write_text
+from nicest.files import flush, replacing, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
@@ -125,6 +125,15 @@ class RunFolder:
         try:
             with (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(dict(row)) + "\n")
+        except OSError as error:
+            raise NicestError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from error
+
+    def flush_metrics(self) -> None:
+        """Rows are on the disk before a state that counts on them; a power cut keeps no order of its own."""
+        try:
+            flush(self.path / "metrics.jsonl")
+        except FileNotFoundError:
+            pass  # stopped before the first validation
         except OSError as error:
             raise NicestError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from error
 

@@ -34,7 +34,7 @@ from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
-CHEAP = 0.25  # seconds: a state that is saved faster is saved at every validation
+CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
 def train(
@@ -185,11 +185,11 @@ class Saver:
     def __init__(self, state: State, run: RunFolder) -> None:
         self.state, self.run = state, run
         self.best: tuple[dict[str, Tensor], dict[str, Any]] | None = None  # not written yet, with its row
-        self.took, self.at = 0.0, time.perf_counter()
+        self.took, self.spent, self.at = 0.0, 0.0, time.perf_counter()
 
     def due(self) -> bool:
         """After a validation."""
-        return self.took < CHEAP or time.perf_counter() - self.at > 50 * self.took
+        return self.spent < CHEAP or time.perf_counter() - self.at > 50 * self.took
 
     def late(self) -> bool:
         """At any step: so much would be lost that it is saved in the middle of an epoch."""
@@ -201,9 +201,11 @@ class Saver:
             tensors, row = self.best
             self.run.save_model(tensors, self.state.constants, self.state.recipe, row)
             self.best = None
+        self.run.flush_metrics()
         self.state.save(self.run.path / LAST)
         self.at = time.perf_counter()
         self.took = self.at - began
+        self.spent += self.took
 
 
 def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar) -> None:
