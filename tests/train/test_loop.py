@@ -229,6 +229,7 @@ class TestRecord:
             "best_epoch": 3,
             "seconds": 0,
             "rolled_back": False,
+            "unscored": False,
             "run": str(tmp_path / "deep" / "run"),
             "epochs": 3,
             "finished": True,

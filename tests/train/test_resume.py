@@ -1,5 +1,6 @@
 """A run that was killed, interrupted or extended goes on as if nothing had happened: to the bit."""
 
+import os
 import random
 import signal
 import threading
@@ -12,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
+from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.recipes import load_recipe
 from nicest.train import loop
 from nicest.train.checkpoint import RunFolder
+from nicest.train.engine import Engine
 from nicest.train.loop import State, interruptible
 
 Refusal = Callable[..., str]
@@ -46,6 +49,7 @@ class Stopped(NamedTuple):
     stdout: str
     stderr: str
     refused: list[str]  # how training in the folder was refused while the process lived
+    seconds: float  # from the signal to the end
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +64,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, long: list[str]) -> dict[s
         refused = [refusal_of(run, out), refusal_of(resume, out)]
         time.sleep(random.uniform(0, 0.15))
         process.send_signal(number)
+        sent = time.monotonic()
         stdout, stderr = process.communicate(timeout=60)
-        return Stopped(out, process.returncode, stdout, stderr, refused)
+        return Stopped(out, process.returncode, stdout, stderr, refused, time.monotonic() - sent)
 
     signals = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
     with ThreadPoolExecutor(len(signals)) as pool:
@@ -96,6 +101,7 @@ class TestSignals:
     ):
         each = stopped[name]
         assert each.code == 130
+        assert each.seconds < 5
         assert each.stdout.count("\n") == 1
         step = counters(each.out)["step"]
         assert each.stdout.startswith(f"stopped at step {step}, all saved in {each.out}: --resume goes on")
@@ -126,6 +132,53 @@ class TestInterrupt:
         assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
         monkeypatch.undo()
         assert resume(tmp_path)["finished"]
+        assert same_run(tmp_path, reference)
+
+    @pytest.mark.parametrize("epoch", [1, 3])  # 3 is the last
+    def test_a_validation_is_broken_off_and_made_by_the_resumed_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path, epoch: int
+    ):
+        monkeypatch.setattr(loop, "SCORED_AT_ONCE", 100)
+        run(tmp_path / "straight")
+        calls, log_prob = [], Engine.log_prob
+
+        def interrupt(engine: Engine, rows: Tensor) -> Tensor:
+            calls.append(len(rows))
+            if len(calls) == 2 * epoch - 1:  # the first 100 rows of 179
+                os.kill(os.getpid(), signal.SIGTERM)
+            return log_prob(engine, rows)
+
+        monkeypatch.setattr(Engine, "log_prob", interrupt)
+        result = run(tmp_path / "run")
+        assert (result["step"], result["finished"], result["unscored"]) == (14 * epoch, False, True)
+        assert len(calls) == 2 * epoch - 1
+        assert [row["epoch"] for row in metrics(tmp_path / "run")] == list(range(1, epoch))
+        monkeypatch.setattr(Engine, "log_prob", log_prob)
+        assert resume(tmp_path / "run")["finished"]
+        assert same_run(tmp_path / "run", tmp_path / "straight")
+
+    def test_a_broken_off_validation_that_was_made_and_not_saved_is_in_the_metrics_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path
+    ):
+        interrupt_at(13, signal.SIGINT, monkeypatch)
+        assert run(tmp_path)["unscored"]
+        monkeypatch.undo()
+        monkeypatch.setattr(loop.Saver, "due", lambda saver: False)
+        interrupt = iter([False] * 5 + [True])
+
+        def killed(*_: object) -> bool:
+            if next(interrupt):
+                raise KeyboardInterrupt
+            return False
+
+        monkeypatch.setattr(loop.Saver, "late", killed)
+        monkeypatch.setattr(loop, "CHECK_EVERY", 1)
+        with pytest.raises(KeyboardInterrupt):
+            resume(tmp_path)
+        assert [row["epoch"] for row in metrics(tmp_path)] == [1]
+        assert counters(tmp_path)["unscored"]
+        monkeypatch.undo()
+        resume(tmp_path)
         assert same_run(tmp_path, reference)
 
     def test_twice_in_one_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path):

@@ -34,6 +34,7 @@ from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
+SCORED_AT_ONCE = 500  # rows of a validation between two looks at the signals
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
@@ -81,7 +82,7 @@ def resume_state(
     splits = load_splits(recipe)
     state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device)
     state.restore(tensors, counters, random=True)
-    run.drop_metrics_after(state.counters.step)
+    run.drop_metrics_after(state.counters.step - state.counters.unscored)
     write_text(run.path / "recipe.toml", recipe.to_toml())
     return state, splits
 
@@ -108,18 +109,20 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
         saver = Saver(state, run)
         engine = Engine(state.average)  # in float32, whatever the networks train in: what `evaluate` will find
         while not over(counters, settings, per_epoch) and not stop:
-            epoch, position = divmod(counters.step, per_epoch)
+            unscored, counters.unscored = counters.unscored, False  # the step is done, its validation is not
+            epoch, position = divmod(counters.step - unscored, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
                 generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
                 order, order_of = torch.randperm(len(rows), generator=generator).to(state.device), epoch
-            if position == 0:
+            if position == 0 and not unscored:
                 state.losses = torch.zeros(per_epoch, device=state.device)
-            lr = set_rates(state.optimizer, settings, counters.step, epoch, total)
+            lr = set_rates(state.optimizer, settings, counters.step - unscored, epoch, total)
             try:
-                state.losses[position] = step(order[position * batch : (position + 1) * batch])
+                if not unscored:
+                    state.losses[position] = step(order[position * batch : (position + 1) * batch])
+                    counters.step += 1
             except FloatingPointError as error:
                 raise NicestError(diverged(state, run, step)) from error
-            counters.step += 1
             stop = interrupted.is_set()  # asked once a step, so that what is saved then was looked at first
 
             last_of_epoch = position + 1 == per_epoch
@@ -139,8 +142,12 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     saver.save()
             if validates:
                 state.average.eval()
-                valid_nats = float(engine.log_prob(valid).double().mean()) + offset
+                scored = None if stop else score(engine, valid, interrupted)
                 flow.train()
+                if scored is None and finite(flow):  # a signal waits for no validation: the resumed run makes it
+                    counters.unscored = stop = True
+                    continue
+                valid_nats = math.nan if scored is None else scored + offset
                 if not math.isfinite(valid_nats):
                     recover(state, run, counters.step, step, bar)
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
@@ -174,9 +181,26 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
 
 def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
     """Whether training has come to its end: all epochs, or the end of patience, which is asked after a validation."""
+    if counters.unscored:
+        return False
     epoch, position = divmod(counters.step, per_epoch)
     tired = 0 < settings.patience <= epoch - counters.best_epoch and epoch % settings.evaluate_every == 0
     return epoch >= settings.epochs or (position == 0 and tired)
+
+
+def score(engine: Engine, rows: Tensor, interrupted: threading.Event) -> float | None:
+    """Mean log-likelihood of rows; None if a signal comes in between, and the random numbers to come as before."""
+    cuda = [engine.device] if engine.device.type == "cuda" else []
+    random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]
+    scores = []
+    for part in rows.split(SCORED_AT_ONCE):
+        if interrupted.is_set():
+            torch.set_rng_state(random[0])
+            for device, numbers in zip(cuda, random[1], strict=True):
+                torch.cuda.set_rng_state(numbers, device)
+            return None
+        scores.append(engine.log_prob(part))
+    return float(torch.cat(scores).double().mean())
 
 
 class Saver:
@@ -214,7 +238,7 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
         raise NicestError(diverged(state, run, step))
     tensors, _, counters = read_tensors(run.path / LAST)
     state.restore(tensors, counters | {"rolled_back": True}, random=False)
-    run.drop_metrics_after(state.counters.step)
+    run.drop_metrics_after(state.counters.step - state.counters.unscored)
     bar.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
 
 

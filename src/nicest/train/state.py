@@ -28,6 +28,7 @@ class Counters:
     best_epoch: int = 0
     seconds: float = 0.0
     rolled_back: bool = False
+    unscored: bool = False  # stopped at the end of an epoch, before or in its validation
 
 
 class State:
