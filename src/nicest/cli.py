@@ -105,6 +105,8 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            _fail(f"out of memory: ask for less at once, or choose --device cpu ({_one_line(error)})")
         _fail(f"{type(error).__name__}: {_one_line(error)} (this should not happen: --debug shows where)")
 
 

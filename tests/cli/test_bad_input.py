@@ -360,6 +360,63 @@ class TestRun:
         assert "row 1, column 1" in line
 
 
+class TestMemory:
+    """That runs out; on a CPU, by raising what a GPU raises."""
+
+    @pytest.fixture
+    def tight(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+        """Of so many rows at once, in one method of a flow."""
+        from torch import OutOfMemoryError
+
+        from nicest.flows import Flow
+
+        def of(rows: int, method: str) -> None:
+            real = getattr(Flow, method)
+
+            def tight(flow: Flow, x: np.ndarray) -> object:
+                if len(x) > rows:
+                    raise OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")
+                return real(flow, x)
+
+            monkeypatch.setattr(Flow, method, tight)
+
+        return of
+
+    def test_names_the_batch_that_would_fit_and_trains_with_it(self, nicest: Callable, tmp_path: Path, tight: Callable):
+        tight(50, "forward")
+        asked = ("train", "digits", "--out", tmp_path / "run", "--device", "cpu", *TINY)
+        line = nicest(*asked, "--set=train.batch=400").refusal
+        assert line.endswith("with a batch of 400: a batch of 50 would fit: --set train.batch=50")
+        assert nicest(*asked, "--set=train.batch=50").code == 0
+
+    @pytest.mark.filterwarnings("always:out of memory")
+    @pytest.mark.parametrize(
+        ("command", "method"), [(["evaluate"], "terms"), (["sample", "-n", 300, "--out", "a.npy"], "decode")]
+    )
+    def test_lets_evaluation_and_samples_go_on_with_fewer_rows(
+        self,
+        nicest: Callable,
+        digits: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        tight: Callable,
+        command: list,
+        method: str,
+    ):
+        monkeypatch.chdir(tmp_path)
+        tight(100, method)
+        done = nicest(command[0], digits, "--device", "cpu", *command[1:])
+        assert done.code == 0
+        first, *_ = done.err.splitlines()
+        assert first.startswith("warning: out of memory with ")
+        assert " rows at once: going on with " in first
+
+    def test_anywhere_else_is_one_line(self, nicest: Callable, digits: Path, tight: Callable, tmp_path: Path):
+        tight(0, "encode")
+        line = nicest("certify", digits, "--device", "cpu").refusal
+        assert line.startswith("out of memory: ask for less at once, or choose --device cpu (CUDA out of memory. Tried")
+
+
 class TestOut:
     @pytest.mark.parametrize("name", ["a.jpg", "a", "a.npy.txt"])
     def test_of_samples_of_another_kind_is_refused(self, nicest: Callable, table: Path, tmp_path: Path, name: str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -56,27 +58,50 @@ class Engine:
     @torch.inference_mode()
     def draws(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Iterator[Tensor]:
         """n draws in batches, each to be used before the next is asked for."""
-        for start in range(0, n, self.batch):
-            size = min(self.batch, n - start)
+        rows = self.batch  # of which memory may want fewer on the way
+        for start in range(0, n, rows):
+            size = min(rows, n - start)
             h = self.flow.prior.rsample(size, temperature=temperature, generator=generator)
             yield from self.each("decode", h, self._size(n))
 
     @torch.inference_mode()
     def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
         """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
-        batch = batch or self._size(len(x))
-        for part in x.split(batch) if len(x) else ():
-            part = part.to(self.device)
-            if self.device.type != "cuda":
-                with self.prepared():
-                    result = getattr(self.flow, method)(part)
-                yield result
+        batch, start = batch or self._size(len(x)), 0
+        while start < len(x):
+            part = x[start : start + batch].to(self.device)
+            try:
+                result = self._one(method, part, batch)
+            except RuntimeError as error:
+                if batch == 1 or not out_of_memory(error):
+                    raise
+                result = None
+            if result is None:  # out of the handler, since the error holds on to the memory of what failed
+                batch = self._fewer(batch)
                 continue
-            key = (method, batch, x.shape[1:], x.dtype, self.flow.training)
-            if key not in self.graphs:
-                with self.prepared():
-                    self.graphs[key] = Graph(getattr(self.flow, method), (batch, *x.shape[1:]), part)
-            yield self.graphs[key](part)
+            start += len(part)
+            yield result
+
+    def _one(self, method: str, part: Tensor, batch: int) -> Any:
+        """What a method gives for one batch, or for its first rows."""
+        if self.device.type != "cuda":
+            with self.prepared():
+                return getattr(self.flow, method)(part)
+        key = (method, batch, part.shape[1:], part.dtype, self.flow.training)
+        if key not in self.graphs:
+            with self.prepared():
+                self.graphs[key] = Graph(getattr(self.flow, method), (batch, *part.shape[1:]), part)
+        return self.graphs[key](part)
+
+    def _fewer(self, batch: int) -> int:
+        """Half the batch, from now on: memory ran out."""
+        self.batch = batch // 2
+        self.graphs.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        warnings.warn(f"out of memory with {batch} rows at once: going on with {self.batch}", stacklevel=3)
+        return self.batch
 
     def refresh(self) -> None:
         """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of its own."""
@@ -150,6 +175,15 @@ class Graph:
         if isinstance(self.output, dict):
             return {name: values[: len(x)] for name, values in self.output.items()}
         return self.output[: len(x)]
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is that memory ran out, or came of it, as when a capture is broken off."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def capture(

@@ -27,6 +27,7 @@ from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
 from nicest.train.engine import Engine
+from nicest.train.memory import explaining_memory
 from nicest.train.optim import set_rates
 from nicest.train.runtime import choose_device, environment, rows_to
 from nicest.train.state import Counters, State, under
@@ -87,6 +88,7 @@ def resume_state(
     return state, splits
 
 
+@explaining_memory
 def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
     settings, flow, counters = state.recipe.train, state.flow, state.counters

@@ -1,0 +1,85 @@
+"""Memory that runs out: which batch would fit, found by trying."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nicest.data import Splits
+from nicest.errors import NicestError
+from nicest.train.checkpoint import LAST, RunFolder
+from nicest.train.engine import out_of_memory
+from nicest.train.runtime import describe_device, rows_to
+from nicest.train.state import State
+from nicest.train.step import TrainingStep
+
+Fit = Callable[[State, Splits, RunFolder], dict[str, Any]]
+
+
+def explaining_memory(fit: Fit) -> Fit:
+    """A training whose memory runs out ends in one line, with the batch that would fit."""
+
+    @functools.wraps(fit)
+    def explained(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
+        try:
+            return fit(state, splits, run)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        # out of the handler, since the error holds on to the memory of the step that failed
+        begun = state.counters.step > 0
+        if not begun:  # the run may be made again, with another batch
+            (run.path / LAST).unlink(missing_ok=True)
+        raise NicestError(too_large(state, splits, run, begun))
+
+    return explained
+
+
+def too_large(state: State, splits: Splits, run: RunFolder, begun: bool) -> str:
+    """What to say when memory ran out."""
+    batch = min(state.recipe.train.batch, len(splits.train))
+    fits = fitting_batch(state, splits, batch)
+    said = f"out of memory on {describe_device(state.device)} with a batch of {batch}: "
+    if not fits:
+        size = splits.train.nbytes + splits.valid.nbytes
+        return said + (
+            f"not even one row fits beside the model and the data ({size / 2**20:,.0f} MiB):"
+            " free the device, lower model.width, take fewer rows, or choose --device cpu"
+        )
+    if not begun:
+        return said + f"a batch of {fits} would fit: --set train.batch={fits}"
+    return said + (
+        f"a batch of {fits} would fit, but a resumed run keeps its own: free the device and --resume, or train again"
+        f" with --set train.batch={fits} and another --out; the last state is kept in {run.path}"
+    )
+
+
+def fitting_batch(state: State, splits: Splits, batch: int) -> int:
+    """The first of batch/2, batch/4, ... with which a step can be taken beside all that training holds; 0 if none.
+
+    The state is no longer of use after it.
+    """
+    while batch := batch // 2:
+        _give_back()
+        try:
+            rows, _ = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
+            TrainingStep(state, rows, batch)(torch.zeros(batch, dtype=torch.long, device=state.device))
+            if state.device.type == "cuda":
+                torch.cuda.synchronize(state.device)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        else:
+            return batch
+    return 0
+
+
+def _give_back() -> None:
+    """Free what nobody needs any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
