@@ -48,7 +48,7 @@ $(VENV)/.dev: pyproject.toml requirements.lock
 	@touch $@ $(VENV)/.runtime
 
 lock: $(VENV)/.dev  ## pin what is installed now
-	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+	$(BIN)/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > requirements.lock
 
 clean:  ## remove everything that was made
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

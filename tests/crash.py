@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
-from nicest.train.checkpoint import LAST, MODEL, read_tensors
+from nicest.train.checkpoint import LAST, MODEL, RunFolder, read_tensors
 from nicest.train.runtime import environment
 
 SETTINGS = (  # a few seconds of training; every source of randomness is used, and the best epoch is not the last
@@ -256,6 +256,7 @@ def survived(out: Path, before: int) -> int:
         step = read_tensors(out / LAST)[2]["step"]
         if (out / MODEL).exists():
             read_tensors(out / MODEL)
+        RunFolder(out).verify(LAST, MODEL)
     except NicestError as error:
         raise Lost(str(error)) from error
     if step < before:

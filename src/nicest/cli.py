@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import shlex
@@ -57,6 +59,9 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Refuse a model that is not the file training wrote, by its SHA-256.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
 
 
@@ -89,6 +94,25 @@ class Way(StrEnum):
 def _figure(look: str) -> Any:
     """The option of a picture that goes into the run folder unless told otherwise."""
     return typer.Option(help="A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
+
+
+def verifiable(command: Callable[..., None]) -> Callable[..., None]:
+    """A command of a run, which takes --verify too."""
+
+    @functools.wraps(command)
+    def verified(*, verify: bool, **given: Any) -> None:
+        if verify:
+            from nicest.train.checkpoint import RunFolder
+
+            RunFolder(given["run"]).verify()
+        command(**given)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("verify", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verify)
+    verified.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), option]
+    )
+    return verified
 
 
 def main() -> None:
@@ -166,12 +190,14 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     device: Device = "auto",
     as_json: Json = False,
+    verify: Verify = False,
 ) -> None:
     """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
     """
     from nicest.recipes import load_recipe
+    from nicest.train.checkpoint import LAST, MODEL, RunFolder
     from nicest.train.loop import train as run_training
 
     loaded = load_recipe(recipe)
@@ -181,6 +207,10 @@ def train(
         name = str(path.resolve()) if path.exists() else data
         overrides.append(f"data.name={json.dumps(name, ensure_ascii=False)}")
     folder = out or Path("runs") / loaded.name
+    if verify and not resume:
+        raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
+    if verify:
+        RunFolder(folder).verify(LAST, MODEL)
     result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
     if not result["finished"]:
         _interrupted(result, as_json)
@@ -188,6 +218,7 @@ def train(
 
 
 @app.command()
+@verifiable
 def evaluate(
     run: Run,
     split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
@@ -208,6 +239,7 @@ def evaluate(
 
 
 @app.command()
+@verifiable
 def sample(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
@@ -228,6 +260,7 @@ def sample(
 
 
 @app.command()
+@verifiable
 def certify(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
@@ -247,6 +280,7 @@ def certify(
 
 
 @app.command()
+@verifiable
 def inpaint(
     run: Run,
     mask: Annotated[
@@ -307,6 +341,7 @@ def inpaint(
 
 
 @latent_app.command()
+@verifiable
 def spectrum(
     run: Run,
     pca: Annotated[bool, typer.Option(help="The spectrum of a PCA of the training data beside it.")] = True,
@@ -325,6 +360,7 @@ def spectrum(
 
 
 @latent_app.command()
+@verifiable
 def sphere(
     run: Run,
     basis: Annotated[
@@ -350,6 +386,7 @@ def sphere(
 
 
 @latent_app.command()
+@verifiable
 def interpolate(
     run: Run,
     start: Annotated[
@@ -383,6 +420,7 @@ def interpolate(
 
 
 @latent_app.command()
+@verifiable
 def truncate(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=1, help="Images in the picture.")] = 8,

@@ -486,3 +486,61 @@ def test_json_has_no_nan_no_infinity_and_no_paths():
         "b": str(Path("x") / "y"),
         "c": {"d": True, "e": None, "f": 3},
     }
+
+
+class TestVerify:
+    """One option of every command that loads a run."""
+
+    COMMANDS = (
+        ["evaluate", "RUN", "--draws", 1, "--no-baselines"],
+        ["sample", "RUN", "--out", "a.png"],
+        ["certify", "RUN", "-n", 4, "--jacobians", 1],
+        ["inpaint", "RUN", "--mask", "top", "-n", 1, "--steps", 1, "--out", "a.npz"],
+        ["latent", "spectrum", "RUN", "--out", "a.png"],
+        ["latent", "RUN", "sphere", "--grid", 2, "--out", "a.png"],
+        ["latent", "interpolate", "RUN", "--out", "a.png"],
+        ["latent", "truncate", "RUN", "--out", "a.png"],
+        ["train", "digits", "--out", "RUN", "--resume", "--device", "cpu"],
+    )
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(map(str, command[:3])))
+    def test_takes_a_good_run_and_refuses_a_changed_one(
+        self, nicest: Callable, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list
+    ):
+        monkeypatch.chdir(tmp_path)
+        run = Path(shutil.copytree(digits, tmp_path / "run"))
+        words = [str(run) if word == "RUN" else word for word in command]
+        assert nicest(*words, "--verify").code == 0
+        content = bytearray((run / "model.safetensors").read_bytes())
+        content[-1] ^= 1
+        (run / "model.safetensors").write_bytes(content)
+        line = nicest(*words, "--verify").refusal
+        assert f"{run / 'model.safetensors'} has changed since it was written: expected SHA-256 " in line
+        assert nicest(*words).code == 0
+
+    def test_is_in_the_help_of_every_command_with_a_run(self, nicest: Callable):
+        import inspect
+
+        from nicest import cli
+
+        with_a_run = [
+            command.callback
+            for group in (cli.app, cli.latent_app)
+            for command in group.registered_commands
+            if "run" in inspect.signature(command.callback).parameters
+        ]
+        assert len(with_a_run) == 8
+        assert all("verify" in inspect.signature(each).parameters for each in with_a_run)
+
+    def test_a_changed_state_is_not_gone_on_with(self, nicest: Callable, digits: Path, tmp_path: Path):
+        run = Path(shutil.copytree(digits, tmp_path / "run"))
+        content = bytearray((run / "last.safetensors").read_bytes())
+        content[-1] ^= 1
+        (run / "last.safetensors").write_bytes(content)
+        line = nicest("train", "digits", "--out", run, "--resume", "--verify").refusal
+        assert f"{run / 'last.safetensors'} has changed since it was written" in line
+
+    def test_a_new_run_has_nothing_to_verify(self, nicest: Callable, tmp_path: Path):
+        line = nicest("train", "digits", "--out", tmp_path / "run", "--verify").refusal
+        assert "--verify is of the run that --resume goes on with" in line
+        assert not (tmp_path / "run").exists()

@@ -50,6 +50,14 @@ class TestLossesAreSeen:
             with pytest.raises(Lost, match="truncated or damaged"):
                 look()
 
+    @pytest.mark.parametrize("name", [LAST, MODEL])
+    def test_a_file_whose_digest_is_not_kept(self, damaged: Path, name: str):
+        content = bytearray((damaged / name).read_bytes())
+        content[-1] ^= 1
+        (damaged / name).write_bytes(content)
+        with pytest.raises(Lost, match=f"{name} has changed since it was written"):
+            survived(damaged, 0)
+
     def test_a_state_that_is_gone(self, damaged: Path):
         (damaged / LAST).unlink()
         with pytest.raises(Lost, match="the state is gone"):

@@ -1,12 +1,15 @@
 """A run that was killed, interrupted or extended goes on as if nothing had happened: to the bit."""
 
+import itertools
 import os
 import random
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +18,11 @@ import pytest
 from runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
 from torch import Tensor
 
+from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.recipes import load_recipe
 from nicest.train import loop
-from nicest.train.checkpoint import RunFolder
+from nicest.train.checkpoint import LAST, RunFolder, read_tensors, write_tensors
 from nicest.train.engine import Engine
 from nicest.train.loop import State, interruptible
 
@@ -223,6 +227,57 @@ class Crash(BaseException):
     """The end of the process, as far as the loop can tell."""
 
 
+class TestClock:
+    """The time of day may go back, or be wrong altogether: nothing asks it but the date in environment.json."""
+
+    def test_that_goes_back_changes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path):
+        hours = itertools.count()
+        monkeypatch.setattr(time, "time", lambda: 1e9 - 3600 * next(hours))
+        monkeypatch.setattr(time, "time_ns", lambda: 10**18 - 3600 * 10**9 * next(hours))
+        interrupt_at(17, signal.SIGINT, monkeypatch)
+        run(tmp_path)
+        assert resume(tmp_path)["finished"]
+        seconds = [row["seconds"] for row in RunFolder(tmp_path).metrics()]
+        assert 0 < seconds[0] < seconds[1] < seconds[2] < 60
+        assert same_run(tmp_path, reference)
+
+    def test_a_run_whose_files_are_of_the_future_is_gone_on_with(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path
+    ):
+        interrupt_at(17, signal.SIGINT, monkeypatch)
+        run(tmp_path)
+        monkeypatch.undo()
+        for path in (tmp_path, *tmp_path.iterdir()):
+            os.utime(path, (4e9, 4e9))  # in the year 2096
+        assert resume(tmp_path)["finished"]
+        assert same_run(tmp_path, reference)
+
+    def test_only_dates_are_taken_from_the_time_of_day(self):
+        sources = {path: path.read_text() for path in Path(loop.__file__).parents[1].rglob("*.py")}
+        asking = re.compile(r"time\.time\b|st_mtime|getmtime|utcnow|\.now\(")
+        found = {
+            f"{path.name}: {line.strip()}"
+            for path, text in sources.items()
+            for line in text.splitlines()
+            if asking.search(line)
+        }
+        dated = '"date": datetime.now(UTC).isoformat(timespec="seconds"),'
+        assert found == {f"{name}.py: {dated}" for name in ("runtime", "bench", "study")}
+
+
+class TestTwoProcesses:
+    def test_that_start_at_once_do_not_mix(self, tmp_path: Path):
+        """One trains, the other is told; nothing is left of the other."""
+        out = tmp_path / "run"
+        both = [start(out) for _ in range(2)]
+        ends = [(*process.communicate(timeout=120), process.returncode) for process in both]
+        (told,) = [said for _, said, code in ends if code == 1]
+        assert [code for *_, code in ends].count(0) == 1
+        assert re.search(r"is being written by another process|holds a run already", told)
+        assert [row["epoch"] for row in metrics(out)] == [1, 2, 3]
+        assert not list(out.glob("*.tmp"))
+
+
 class TestCrash:
     """Between any two writes of a validation, the third epoch's: the resumed run has every row, once."""
 
@@ -313,6 +368,46 @@ class TestGoingOn:
         np.save(tmp_path / "rows.npy", rows[:200])
         message = refusal(resume, tmp_path / "run", "train.epochs=5")
         assert "rows.npy has changed since the run was trained" in message
+
+    def test_one_value_that_changed_in_the_data_is_noticed_and_nothing_is_lost(
+        self, refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        path, out = tmp_path / "rows.npy", tmp_path / "run"
+        rows = np.random.default_rng(0).integers(0, 256, (300, 4), np.uint8)
+        np.save(path, rows)
+        settings = (f"data.name={path}", "train.batch=10", "train.epochs=3")
+        run(tmp_path / "straight", *settings)
+        interrupt_at(30, signal.SIGINT, monkeypatch)
+        run(out, *settings)
+        monkeypatch.undo()
+        before = digests(out)
+        changed = rows.copy()
+        changed[123, 2] ^= 1
+        np.save(path, changed)
+        message = refusal(resume, out)
+        assert f"{path} has changed since the run was trained" in message
+        assert message.endswith("bring the same data, or train again")
+        assert digests(out) == before
+        np.save(path, rows)
+        assert resume(out)["finished"]
+        assert same_run(out, tmp_path / "straight")
+
+    def test_a_run_of_before_there_were_digests_of_data_is_gone_on_with(self, tmp_path: Path):
+        run(tmp_path, "train.epochs=1")
+        tensors, recipe, figures = read_tensors(tmp_path / LAST)
+        assert len(recipe.data.digest) == 16
+        recipe = replace(recipe, data=replace(recipe.data, digest=""))
+        figures.pop("unscored")  # nor was that known
+        write_tensors(tmp_path / LAST, tensors, recipe, figures)
+        assert resume(tmp_path, "train.epochs=2")["finished"]
+
+    def test_a_digest_of_data_costs_little(self):
+        rng = np.random.default_rng(0)
+        train, valid, test = (rng.integers(0, 256, (n, 784), np.uint8) for n in (50_000, 10_000, 10_000))
+        splits = Splits("mnist", train, valid, test, (28, 28), 256)
+        began = time.perf_counter()
+        splits.digest()
+        assert time.perf_counter() - began < 1  # it takes a tenth
 
     def test_data_of_another_shape_is_refused(self, refusal: Refusal, tmp_path: Path):
         rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)

@@ -22,6 +22,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.recipe import shown
+from nicest.train.digests import keeping_digest, verify
 
 FORMAT = 1
 MODEL, LAST = "model.safetensors", "last.safetensors"
@@ -31,7 +32,7 @@ SLACK = 100_000  # weights that may be wanting, for torch to say which
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, figures: Mapping[str, Any]) -> None:
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
     metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(dict(figures))}
-    with replacing(path) as temporary:
+    with keeping_digest(path) as whole, replacing(path) as temporary:
         temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
         mode = temporary.stat().st_mode
         try:
@@ -39,6 +40,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, fig
         except SafetensorError as error:
             raise OSError(str(error)) from error
         temporary.chmod(mode)
+        whole(temporary)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
@@ -121,6 +123,12 @@ class RunFolder:
             raise NicestError(self._absent())
         return read_tensors(self.model)
 
+    def verify(self, *names: str) -> None:
+        """Refuse files, the model where none is named, that are not those training wrote."""
+        for path in [self.path / name for name in names] or [self.model]:
+            if path.is_file():
+                verify(path)
+
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         try:
             with (self.path / "metrics.jsonl").open("a") as file:
@@ -168,8 +176,19 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def load(run: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Flow:
-    """The trained flow of a run folder, ready for `log_prob` and `sample`; loading never executes code."""
+def load(
+    run: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    verify: bool = False,
+) -> Flow:
+    """The trained flow of a run folder, ready for `log_prob` and `sample`; loading never executes code.
+
+    With `verify` its file must be the one that training wrote, by its SHA-256 in environment.json.
+    """
+    if verify:
+        RunFolder(run).verify()
     return load_with_recipe(run, dtype=dtype, device=device)[0]
 
 

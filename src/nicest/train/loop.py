@@ -26,6 +26,7 @@ from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
+from nicest.train.digests import ENVIRONMENT
 from nicest.train.engine import Engine
 from nicest.train.memory import explaining_memory
 from nicest.train.optim import set_rates
@@ -57,7 +58,7 @@ def train(
         run.refuse_existing()
         state = start(recipe, splits, place)
         write_text(run.path / "recipe.toml", state.recipe.to_toml())
-        write_text(run.path / "environment.json", to_json(environment(place)))
+        write_text(run.path / ENVIRONMENT, to_json(environment(place)))
         state.save(run.path / LAST)
         return fit(state, splits, run)
 

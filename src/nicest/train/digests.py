@@ -1,0 +1,85 @@
+"""The SHA-256 of a run's weights and state, kept in its environment.json, so that a changed file can be told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nicest.errors import NicestError
+from nicest.files import to_json, write_text
+
+ENVIRONMENT = "environment.json"
+
+
+@contextmanager
+def keeping_digest(path: Path) -> Iterator[Callable[[Path], None]]:
+    """Around the replacing of a file; it yields what is to be told of the new one when that is whole.
+
+    Until the new file is in its place the digests of both are kept, so that a crash at any moment leaves a file whose
+    digest is known. In a folder without environment.json, which is no run, nothing is kept.
+    """
+    new: list[str] = []
+
+    def whole(temporary: Path) -> None:
+        if (path.parent / ENVIRONMENT).exists():
+            known = _kept(path) or ([sha256(path)] if path.exists() else [])
+            new.append(sha256(temporary))
+            _keep(path, [*known, *new])
+
+    yield whole
+    if new:
+        _keep(path, new)
+
+
+def verify(path: Path) -> None:
+    """Refuse a file that is not the one that was written, by its SHA-256."""
+    before: list[str] | None = None
+    known = _kept(path)
+    while known != before:  # once, unless training replaces the file at this very moment
+        before, found = known, sha256(path)
+        known = _kept(path)
+        if found in (*before, *known):
+            return
+    if not known:
+        raise NicestError(
+            f"{path.parent / ENVIRONMENT} keeps no SHA-256 of {path.name}: the run is older than that, or the file was"
+            " moved; leave --verify out"
+        )
+    raise NicestError(
+        f"{path} has changed since it was written: expected SHA-256 {known[-1]}, got {found}: take a copy of it,"
+        " or train again"
+    )
+
+
+def sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise NicestError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _kept(path: Path) -> list[str]:
+    """The digests that the file may have: one, or those of the old and the new file where a write was cut off."""
+    digests = _environment(path).get("sha256")
+    kept = digests.get(path.name) if isinstance(digests, dict) else None
+    return [each for each in kept if isinstance(each, str)] if isinstance(kept, list) else []
+
+
+def _keep(path: Path, digests: list[str]) -> None:
+    environment = _environment(path)
+    before = environment.get("sha256")
+    kept = (before if isinstance(before, dict) else {}) | {path.name: digests}
+    write_text(path.parent / ENVIRONMENT, to_json(environment | {"sha256": kept}))
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path.parent / ENVIRONMENT).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
