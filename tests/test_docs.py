@@ -66,6 +66,34 @@ def test_symbols_and_tests_of_the_map_exist(row: list[str]):
         assert name in defined(ROOT / file) if name else (ROOT / file).is_file(), test
 
 
+def faults() -> list[list[str]]:
+    lines = (ROOT / "docs/reliability.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return rows[1:]
+
+
+@pytest.mark.parametrize("row", faults(), ids=lambda row: row[0])
+def test_tests_of_the_faults_exist(row: list[str]):
+    assert all(row)
+    _, _, seen, tests = row
+    if seen == "*open*":
+        assert tests == "*open*"
+        return
+    held_by = re.findall(r"`([^`]+)`", tests)
+    assert held_by
+    for test in held_by:
+        file, _, name = test.partition("::")
+        assert name in defined(ROOT / file), test
+
+
+def test_faults_and_their_rules_are_all_there():
+    page = (ROOT / "docs/reliability.md").read_text()
+    assert len(faults()) > 20
+    for test in re.findall(r"`(tests/[^`]+)`", page):
+        file, _, name = test.partition("::")
+        assert name in defined(ROOT / file), test
+
+
 def test_cli_page_is_made_from_help():
     generate = runpy.run_path(str(ROOT / "docs/generate.py"))
     assert (ROOT / "docs/cli.md").read_text() == generate["page"](), "run `make docs`"

@@ -17,16 +17,16 @@ from nicest.train.runtime import describe_device, rows_to
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
 
-Fit = Callable[[State, Splits, RunFolder], dict[str, Any]]
+Fit = Callable[..., dict[str, Any]]  # of a state, its data, a run folder, and more
 
 
 def explaining_memory(fit: Fit) -> Fit:
     """A training whose memory runs out ends in one line, with the batch that would fit."""
 
     @functools.wraps(fit)
-    def explained(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
+    def explained(state: State, splits: Splits, run: RunFolder, *more: Any, **options: Any) -> dict[str, Any]:
         try:
-            return fit(state, splits, run)
+            return fit(state, splits, run, *more, **options)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
