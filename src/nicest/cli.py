@@ -519,7 +519,7 @@ def reproduce_figures(
 def reproduce_vae(
     recipe: Annotated[str, typer.Option(help="Whose data.")] = "mnist",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each model.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 4000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 10_000,
     out: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("results/vae.json"),
     device: Device = "auto",
     as_json: Json = False,
@@ -731,12 +731,12 @@ def _show_results(result: Mapping[str, Any]) -> None:
     rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
     for row in result["rows"]:
         paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
-        if "nats" not in row:
+        if "runs" not in row:
             rows.add_row(row["recipe"], row["reading"], paper, why(row), "", "", "")
             continue
-        spread = row["stderr"] if row["spread"] is None else row["spread"]
-        minutes = sum(each["seconds"] for each in row["seeds"]) / 60 / len(row["seeds"])
-        figures = f"{row['nats']:.1f} ± {spread:.1f}", f"{row['bits_per_dim']:.4f}", str(len(row["seeds"]))
+        spread = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
+        minutes = row["train_seconds"] / 60
+        figures = f"{row['test_mean_nats']:.1f} ± {spread:.1f}", f"{row['bits_per_dim']:.4f}", str(row["seeds"])
         name = row["recipe"] + (" (augmented)" if row["augmented"] else "")
         rows.add_row(name, row["reading"], paper, *figures, f"{minutes:.1f}")
     _print(rows)

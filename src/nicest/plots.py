@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -138,18 +137,29 @@ def _show_grid(ax: Axes, grid: Image.Image) -> Axes:
 def plot_likelihood(
     metrics: Sequence[Mapping[str, Any]], *, baselines: Mapping[str, float] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Training and validation nats over the epochs, with the test figures of linear models as levels."""
+    """Training and validation nats over the epochs, with the test figures of linear models as levels.
+
+    The axis leaves out where training comes from, its lowest twentieth, and levels far below everything else.
+    """
     ax = ax or Figure().subplots()
-    epochs = [row["epoch"] for row in metrics]
-    ax.plot(epochs, [row["train_nats"] for row in metrics], color=QUIET, label="training")
-    ax.plot(epochs, [row["valid_nats"] for row in metrics], color=ACCENT, linewidth=2, label="validation")
-    levels = sorted((baselines or {}).items(), key=lambda level: -level[1])
-    for (name, nats), side in zip(levels, itertools.cycle(("bottom", "top")), strict=False):
+    columns = [[row[key] for row in metrics] for key in ("epoch", "train_nats", "valid_nats")]
+    epochs, train, valid = np.array(columns, dtype=float)  # None, where there is no number, is a hole
+    ax.plot(epochs, train, color=QUIET, label="training")
+    ax.plot(epochs, valid, color=ACCENT, linewidth=2, label="validation")
+    bottom, top = np.nanpercentile([train, valid], (5, 100))
+    span = max(top - bottom, 1.0)
+    levels = {name: nats for name, nats in (baselines or {}).items() if nats > bottom - span / 2}
+    bottom, top = min([bottom, *levels.values()]), max([top, *levels.values()])
+    span = max(top - bottom, 1.0)
+    ax.set_ylim(bottom - 0.08 * span, top + 0.05 * span)
+    free = top + span  # labels stand beside their levels, or lower where that place is taken
+    for name, nats in sorted(levels.items(), key=lambda level: -level[1]):
         ax.axhline(nats, color=INK, linewidth=0.8, linestyle=":")
-        label = f"{name.replace('_', ' ')} {nats:.1f}"
-        ax.annotate(label, (epochs[-1], nats), ha="right", va=side, fontsize=8, color=INK)
+        free = min(nats, free - 0.05 * span)
+        label = f" {name.replace('_', ' ')} {nats:.1f}"
+        ax.text(1, free, label, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK)
     ax.set(xlabel="epoch", ylabel="log-likelihood, nats")
-    ax.legend(loc="lower right", frameon=False)
+    ax.legend(loc="best", frameon=False)
     ax.grid(alpha=0.25)
     return ax
 
@@ -157,7 +167,7 @@ def plot_likelihood(
 def likelihood_figure(
     metrics: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[str, float] | None = None
 ) -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
     plot_likelihood(metrics, baselines=baselines, ax=figure.subplots()).set_title(title)
     return figure
 

@@ -48,14 +48,14 @@ TEXT = [name for name in COLUMNS if not name.endswith("-released")]
 RELEASED = [name for name in COLUMNS if name.endswith("-released")]
 
 
-BEST = ("cifar10-best", "fer2013", "mnist-affine", "mnist-best", "mnist-fast", "mnist-plain")
+BEST = ("cifar10-best", "fer2013", "fer2013-tfd", "mnist-affine", "mnist-best", "mnist-fast", "mnist-plain")
 
 
 class TestShipped:
     def test_there_are_two_readings_of_four_columns_ours_and_digits(self):
         assert set(names()) == {*COLUMNS, *BEST, "digits"}
 
-    @pytest.mark.parametrize("name", sorted({*BEST} - {"fer2013"}))
+    @pytest.mark.parametrize("name", sorted({*BEST} - {"fer2013", "fer2013-tfd"}))
     def test_better_training_keeps_the_papers_data_and_architecture(self, name: str):
         best, text = load_recipe(name), load_recipe(name.partition("-")[0])
         assert (best.reading, best.data, best.paper_nats) == ("best", text.data, text.paper_nats)
@@ -64,12 +64,17 @@ class TestShipped:
         assert bool(best.augment.share) == (name in ("mnist-best", "mnist-affine", "cifar10-best"))
 
     def test_fer2013_is_the_tfd_columns_architecture_on_other_faces(self):
-        recipe, tfd = load_recipe("fer2013"), load_recipe("tfd")
+        recipe, tfd = load_recipe("fer2013-tfd"), load_recipe("tfd")
         assert (recipe.reading, recipe.paper_nats) == ("best", None)
         assert "not TFD" in recipe.title
         assert recipe.data == replace(tfd.data, name="fer2013")
         assert recipe.model == replace(tfd.model, dropout=0.1)
         assert recipe.train.batch == tfd.train.batch
+
+    def test_fer2013_differs_from_that_by_its_prior(self):
+        logistic, gaussian = load_recipe("fer2013"), load_recipe("fer2013-tfd")
+        assert logistic.model == replace(gaussian.model, prior="logistic")
+        assert (logistic.data, logistic.train, logistic.augment) == (gaussian.data, gaussian.train, gaussian.augment)
 
     def test_fer2013_is_trained_as_cifar10_best(self):
         recipe, best = load_recipe("fer2013"), load_recipe("cifar10-best")

@@ -131,9 +131,19 @@ class TestLikelihood:
         ax = plot_likelihood(METRICS, baselines={"full_gaussian": 48.0, "zca_logistic": 52.5})
         levels = [line for line in ax.lines if to_hex(line.get_color()) == INK]
         assert sorted(line.get_ydata()[0] for line in levels) == [48.0, 52.5]
-        named = {text.xy[1]: text.get_text() for text in ax.texts}
-        assert "full gaussian" in named[48.0]
-        assert "zca logistic" in named[52.5]
+        assert [text.get_text().strip() for text in ax.texts] == ["zca logistic 52.5", "full gaussian 48.0"]
+        upper, lower = (text.get_position()[1] for text in ax.texts)
+        assert upper == 52.5
+        assert lower < 48.0  # else one would hide the other
+
+    def test_the_axis_leaves_out_where_training_comes_from_and_what_is_far_below(self):
+        rows = [{"epoch": i, "train_nats": 100.0 + i, "valid_nats": 90.0 + i} for i in range(1, 100)]
+        rows[0] |= {"train_nats": -5000.0, "valid_nats": -5000.0}
+        ax = plot_likelihood(rows, baselines={"near": 80.0, "far": -900.0})
+        low, high = ax.get_ylim()
+        assert 50 < low < 80
+        assert 199 < high < 220
+        assert [text.get_text().split()[0] for text in ax.texts] == ["near"]
 
     def test_figure_has_its_title_and_legend(self):
         (ax,) = likelihood_figure(METRICS, title="digits").axes

@@ -160,7 +160,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data
     brightest = data.levels - 1 if data.levels else float(np.abs(truth).max()) or 1.0
     order = arrays["nats"][-1].argsort(0)[::-1]  # the likeliest chain first
     if path.suffix.lower() == ".gif":
-        frames = [image_grid(state[order[0], rows], brightest=brightest, columns=columns, size=400) for state in states]
+        frames = [image_grid(state[order[0], rows], brightest=brightest, columns=columns, size=240) for state in states]
         save_animation(frames, path)
         return
     panels = {"truth": truth, "start": states[0][order[0], rows]}

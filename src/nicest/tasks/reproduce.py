@@ -45,6 +45,7 @@ PLAN = (
     Entry("cifar10-released", overrides=("train.patience=100",)),
     Entry("cifar10-best", 3),
     Entry("fer2013"),
+    Entry("fer2013-tfd"),
     Entry("tfd"),
     Entry("tfd-released"),
     Entry("svhn"),
@@ -77,7 +78,7 @@ def table(
     result: dict[str, Any] = {}
     for entry in planned(recipes):
         row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), overrides, device)
-        if "nats" in row or "nats" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
+        if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
             rows[row["recipe"]] = row
         order = dict.fromkeys([*(each.recipe for each in PLAN), *rows])
         result = {"rows": [rows[name] for name in order if name in rows], "published": PUBLISHED, "out": str(path)}
@@ -113,10 +114,10 @@ def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) 
     changed = (*entry.overrides, *overrides)
     settings = [word for each in overrides for word in ("--set", each)]
     row: dict[str, Any] = {
+        "column": recipe.data.name,
+        "reading": recipe.reading,
         "recipe": recipe.name,
         "title": recipe.title,
-        "dataset": recipe.data.name,
-        "reading": recipe.reading,
         "paper_nats": recipe.paper_nats,
         "augmented": bool(recipe.override(*changed).augment.share),
         "changed": list(changed),
@@ -135,12 +136,16 @@ def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) 
         made.append(json.loads((folder / DONE).read_text()))
     nats = [each["mean_nats"] for each in made]
     return row | {
-        "nats": statistics.fmean(nats),
-        "spread": statistics.stdev(nats) if len(nats) > 1 else None,
-        "stderr": made[0]["stderr_nats"],
+        "seeds": len(made),
+        "test_mean_nats": statistics.fmean(nats),
+        "test_sd": statistics.stdev(nats) if len(nats) > 1 else None,
+        "test_stderr": made[0]["stderr_nats"],
         "bits_per_dim": statistics.fmean(each["bits_per_dim"] for each in made),
-        "seeds": made,
+        "epochs": made[0]["epochs"],
+        "train_seconds": statistics.fmean(each["seconds"] for each in made),
+        "device": made[0]["device"],
         "baselines": made[0]["baselines"],
+        "runs": made,
     }
 
 
@@ -174,6 +179,8 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
         "seconds": rows[-1]["seconds"],
         "device": environment["device"],
         "torch": environment["versions"]["torch"],
+        "date": environment["date"],
+        "commit": environment.get("commit"),
     }
     write_text(folder / DONE, to_json(figures))
     return True
@@ -245,30 +252,29 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
         if row.get("changed"):
             notes.append(f"`{row['recipe']}` was run with {', '.join(f'`{each}`' for each in row['changed'])}.")
-        if "nats" not in row:
+        if "runs" not in row:
             lines.append(f"| {row['recipe']} | {row['reading']} | {paper} | {why(row)} | | | | | | |")
             continue
-        made = row["seeds"]
-        spread = row["stderr"] if row["spread"] is None else row["spread"]
+        made = row["runs"]
+        spread = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
         marked = " (augmented)" if row["augmented"] else ""
         epochs = ", ".join(str(each["epoch"]) for each in made)
-        minutes = statistics.fmean(each["seconds"] for each in made) / 60
         lines.append(
-            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['nats']:.1f}** ± {spread:.1f} |"
-            f" {row['bits_per_dim']:.4f} | {len(made)} | {epochs} | {made[0]['epochs']} | {minutes:.1f} |"
-            f" {made[0]['device']} |"
+            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['test_mean_nats']:.1f}** ± {spread:.1f} |"
+            f" {row['bits_per_dim']:.4f} | {row['seeds']} | {epochs} | {row['epochs']} |"
+            f" {row['train_seconds'] / 60:.1f} | {row['device']} |"
         )
-    lines += ["", *notes, *(NOTES[row["recipe"]] for row in rows if row["recipe"] in NOTES and "nats" in row)]
+    lines += ["", *notes, *(NOTES[row["recipe"]] for row in rows if row["recipe"] in NOTES and "runs" in row)]
     lines += ["", "## Linear models of the same data", ""]
     lines += ["| data | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 1) + "|"]
-    for dataset, row in {row["dataset"]: row for row in rows if "baselines" in row}.items():
+    for dataset, row in {row["column"]: row for row in rows if "baselines" in row}.items():
         scores = [row["baselines"].get(name) for name in NAMES]
         cells = ["–" if score is None or math.isnan(score) else f"{score:.1f}" for score in scores]
         lines.append(f"| {dataset} | " + " | ".join(cells) + " |")
     lines += ["", "## Published beside ours", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
     lines += ["| NICE, as published | 5514.71 | 5371.78 |"]
-    lines += [f"| {row['recipe']}, ours | – | {row['nats']:.2f} |" for row in rows if _is(row, "cifar10")]
-    lines += [f"| {row['recipe']}, ours | {row['nats']:.2f} | – |" for row in rows if _is(row, "tfd")]
+    lines += [f"| {row['recipe']}, ours | – | {row['test_mean_nats']:.2f} |" for row in rows if _is(row, "cifar10")]
+    lines += [f"| {row['recipe']}, ours | {row['test_mean_nats']:.2f} | – |" for row in rows if _is(row, "tfd")]
     for model in ("Deep MFA", "GRBM"):
         lines.append(f"| {model} | {PUBLISHED['tfd'][model]:.0f} | {PUBLISHED['cifar10'][model]:.0f} |")
     lines += ["", "Deep MFA's are lower bounds (Tang et al. 2012, as the paper cites them).", ""]
@@ -299,6 +305,7 @@ def vae_section(study: dict[str, Any]) -> list[str]:
 PICTURES = {
     "samples": "samples.png",
     "inpainting": "inpaint.png",
+    "inpainting by the authors' schedule": "inpaint-authors.png",
     "inpainting, the ascent": "inpaint.gif",
     "a sphere in a random subspace of latent space": "sphere-random.png",
     "a sphere in the three components of largest scale": "sphere-top.png",
@@ -325,7 +332,7 @@ def why(row: dict[str, Any]) -> str:
 
 
 def _is(row: dict[str, Any], dataset: str) -> bool:
-    return row["dataset"] == dataset and "nats" in row
+    return row["column"] == dataset and "runs" in row
 
 
 def _link(path: Path, folder: Path) -> str:

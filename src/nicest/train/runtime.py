@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import shlex
+import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,13 +63,25 @@ def environment(device: torch.device) -> dict[str, Any]:
     """What a run ran on."""
     packages = ("nicest", "torch", "numpy", "safetensors")
     return {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["nicest", *sys.argv[1:]]),
+        "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": describe_device(device),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
     }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this runs from, if it is one."""
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run([*git, "--show-prefix"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit, _, prefix = found.stdout.partition("\n")
+    return commit if prefix.strip() == "src/nicest/train/" else None  # else it is installed inside some other project
 
 
 def _version(package: str) -> str:
