@@ -15,6 +15,7 @@ COMMANDS = [
     ["train"],
     ["evaluate"],
     ["sample"],
+    ["score"],
     ["inpaint"],
     ["certify"],
     ["latent"],

@@ -183,7 +183,8 @@ def recipes(
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe by name, or a .toml file.", show_default=False)],
     data: Annotated[
-        str | None, typer.Option(help="Your own data: .npy, .npz, a folder of images or of idx files.")
+        str | None,
+        typer.Option(help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
     change: Set = None,
@@ -257,6 +258,29 @@ def sample(
 
     result = run_sampling(run, n, temperature=temperature, seed=seed, out=out, device=device)
     _emit(result, as_json, lambda result: print(f"{result['n']} samples in {result['out']}"))
+
+
+@app.command()
+@verifiable
+def score(
+    run: Run,
+    files: Annotated[
+        list[Path], typer.Argument(help="Tables, arrays, images or folders of images.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The scores: .csv or .parquet.")] = Path("scores.csv"),
+    draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """The log-density of every row or image of files, and how it lies among those of training.
+
+    Example: nicest score runs/table new.parquet --out scores.parquet
+    """
+    from nicest.tasks.score import score as run_scoring
+
+    result = run_scoring(run, files, out=out, draws=draws, seed=seed, device=device)
+    _emit(result, as_json, _show_scores)
 
 
 @app.command()
@@ -620,6 +644,16 @@ def _show_training(result: Mapping[str, Any]) -> None:
     best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
     print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
     print(f"next: nicest evaluate {result['run']}")
+
+
+def _show_scores(result: Mapping[str, Any]) -> None:
+    mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in mean"
+    print(f"{result['rows']:,} rows scored in {result['out']}{mean}")
+    if result["missing"]:
+        print(f"{result['missing']:,} rows have missing cells and no score: `nicest impute` fills them in")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a value that training never saw: -inf")
+    print(result["caveat"])
 
 
 def _show_evaluation(result: Mapping[str, Any]) -> None:

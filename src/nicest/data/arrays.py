@@ -14,11 +14,15 @@ ARRAY_KEYS = ("images", "x", "data", "X")
 
 
 class Rows(NamedTuple):
-    """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous)."""
+    """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous).
+
+    `steps` are of the columns of a table, 0 of those that are continuous.
+    """
 
     values: np.ndarray
     shape: tuple[int, ...]
     levels: int | None
+    steps: tuple[float, ...] = ()
 
 
 def as_rows(array: np.ndarray, source: str) -> Rows:
@@ -86,7 +90,7 @@ def require_varying(rows: Rows, source: str) -> None:
     """Refuse continuous columns that are constant: the density there is infinite."""
     if rows.levels is not None:
         return
-    constant = np.flatnonzero((rows.values == rows.values[0]).all(axis=0))
+    constant = np.flatnonzero((rows.values == rows.values[0]).all(axis=0) & ~_stepped(rows))
     if constant.size:
         named = ", ".join(map(str, constant[:5])) + (", ..." if constant.size > 5 else "")
         raise NicestError(
@@ -100,7 +104,7 @@ def require_digits(rows: Rows, source: str) -> None:
     if rows.levels is not None:
         return
     spacing = np.spacing(np.abs(rows.values).max(axis=0))
-    coarse = np.flatnonzero(spacing > 1e-3 * rows.values.std(axis=0, dtype=np.float64))
+    coarse = np.flatnonzero((spacing > 1e-3 * rows.values.std(axis=0, dtype=np.float64)) & ~_stepped(rows))
     if coarse.size:
         column = coarse[0]
         raise NicestError(
@@ -108,6 +112,11 @@ def require_digits(rows: Rows, source: str) -> None:
             f"{rows.values[:, column].std(dtype=np.float64):.2g}, for which float32 has too few digits; "
             "subtract an offset from it"
         )
+
+
+def _stepped(rows: Rows) -> np.ndarray:
+    """Which columns hold whole steps."""
+    return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
 
 
 def read_npy(path: Path) -> np.ndarray:

@@ -3,14 +3,17 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from nicest.data import download, images
 from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
+from nicest.data.columns import Column, read_table
+from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
 
 PARTS = ("train", "valid", "test")
@@ -22,7 +25,8 @@ class Splits:
     """Train, validation and test rows of one data set, each (N, D), uint8/uint16 levels or float32.
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
-    of grey levels, None where the data is continuous.
+    of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
+    its numbers are whole, 0 of a continuous one.
     """
 
     name: str
@@ -31,6 +35,8 @@ class Splits:
     test: np.ndarray
     shape: tuple[int, ...]
     levels: int | None
+    steps: tuple[float, ...] = ()
+    columns: tuple[Column, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -54,10 +60,13 @@ class Splits:
         return rows
 
 
-def load(name_or_path: str, *, seed: int = 0, valid: float = 0.1, test: float = 0.1) -> Splits:
+def load(
+    name_or_path: str, *, seed: int = 0, valid: float = 0.1, test: float = 0.1, drop: Sequence[str] = ()
+) -> Splits:
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
 
-    A path is a .npy, .npz or idx file, or a folder of idx files or of images. Digits and own data are split by a
+    A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop`, a .npy, .npz or idx file,
+    or a folder of idx files or of images. Digits and own data are split by a
     permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in MNIST's layout and
     archives with the keys train, valid and test have a split of their own and ignore all three; an archive without
     valid has that carved from its train. Nothing is downloaded.
@@ -70,6 +79,8 @@ def load(name_or_path: str, *, seed: int = 0, valid: float = 0.1, test: float = 
             return PUBLISHED[name_or_path]()
         path = Path(name_or_path).expanduser()
         if path.exists() or path.suffix or os.sep in name_or_path or "/" in name_or_path:
+            if is_table(path):
+                return _load_table(path, seed, valid, test, drop)
             return _load_path(path, seed, valid, test)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
@@ -114,7 +125,7 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows) -> Splits:
             )
     require_varying(train, name)
     require_digits(train, name)
-    return Splits(name, train.values, valid.values, test.values, train.shape, train.levels)
+    return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
 
 
 def _digits() -> Rows:
@@ -200,6 +211,18 @@ def _load_path(path: Path, seed: int, valid: float, test: float) -> Splits:
     return by_seed(name, _read(path), seed, valid, test)
 
 
+def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
+    """The whole rows of a table; those with missing cells are not trained on."""
+    values, columns, left_out = read_table(path, drop)
+    if left_out:
+        share = f"{left_out} of {left_out + len(values)}"
+        warnings.warn(f"{path}: {share} rows have missing cells and are not trained on", stacklevel=2)
+    if len(columns) < 2:
+        raise NicestError(f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts")
+    rows = Rows(values, (len(columns),), None, tuple(column.step for column in columns))
+    return replace(by_seed(path.resolve().stem, rows, seed, valid, test), columns=columns)
+
+
 def _from_parts(name: str, parts: dict[str, Rows], seed: int, valid: float) -> Splits:
     """The splits of an archive, with a validation part carved from its training rows where there is none."""
     if "valid" in parts:
@@ -222,7 +245,8 @@ def _read(path: Path) -> Rows:
         return as_rows(read_npy(path), str(path))
     if IDX_IMAGES.search(path.name):
         return _read_idx([path])
-    raise NicestError(f"{path}: expected .npy, .npz, an idx file, or a folder of idx files or of images")
+    kinds = ", ".join(SUFFIXES)
+    raise NicestError(f"{path}: expected {kinds}, .npy, .npz, an idx file, or a folder of idx files or of images")
 
 
 def _read_folder(folder: Path) -> Rows:

@@ -16,7 +16,7 @@ from nicest.flows.coupling import (
 from nicest.flows.flow import Flow
 from nicest.flows.linear import ZCA, DiagonalScaling, TriangularAffine, moments
 from nicest.flows.networks import MLP
-from nicest.flows.pixels import Dequantize, Logit, Rescale
+from nicest.flows.pixels import Dequantize, DequantizeColumns, Logit, Rescale
 from nicest.flows.priors import Gaussian, Logistic, Prior
 from nicest.flows.vae import VAE, Standardise, Within
 
@@ -30,6 +30,7 @@ __all__ = [
     "Chain",
     "Coupling",
     "Dequantize",
+    "DequantizeColumns",
     "DiagonalScaling",
     "Flow",
     "Gaussian",

@@ -11,7 +11,7 @@ from torch.distributions import Distribution, constraints
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling
-from nicest.flows.pixels import Dequantize
+from nicest.flows.pixels import Dequantize, DequantizeColumns
 from nicest.flows.priors import Prior
 
 Shape = torch.Size | list[int] | tuple[int, ...]
@@ -93,7 +93,7 @@ class Flow(nn.Module):
 
     def continuous(self) -> Flow:
         """The model of the dequantised data: the same layers and weights, without the `Dequantize` in front."""
-        dequantizes = len(self.chain) > 0 and isinstance(next(iter(self.chain)), Dequantize)
+        dequantizes = len(self.chain) > 0 and isinstance(next(iter(self.chain)), Dequantize | DequantizeColumns)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever made this flow was warned then
             return Flow(self.chain[1:], self.prior) if dequantizes else self
@@ -111,7 +111,7 @@ class FlowDistribution(Distribution):
     def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
         self.flow, self.context = flow, context
         first = next(iter(flow.chain), None)
-        self.has_rsample = not isinstance(first, Dequantize)
+        self.has_rsample = not isinstance(first, Dequantize | DequantizeColumns)
         each = constraints.integer_interval(0, first.levels - 1) if isinstance(first, Dequantize) else constraints.real
         self._support = constraints.independent(each, 1)
         super().__init__(event_shape=torch.Size((flow.prior.dim,)), validate_args=True)

@@ -52,6 +52,35 @@ class Dequantize(Bijection):
         return f"levels={self.levels}"
 
 
+class DequantizeColumns(Bijection):
+    """y_d = x_d + step_d u_d, u ~ U[0, 1) drawn afresh in every call: columns of whole steps; log det = Σ log step_d.
+
+    Columns with step 0 are continuous and stay as they are. log_prob(x) is then a noisy value whose mean over u bounds,
+    from below, the logarithm of a density of the continuous columns times a probability of the others (NICE §5.1,
+    where all steps are one level). inverse(y) is the step that y lies in.
+    """
+
+    step: Tensor
+
+    def __init__(self, step: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("step", step.clone())
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, len(self.step))
+        y = x + self.step * torch.rand(x.shape, dtype=self.step.dtype, device=x.device)
+        log_det = torch.where(self.step > 0, self.step, 1.0).log().sum()
+        return y, log_det.expand(len(x)).clone()
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.step))
+        whole = torch.where(self.step > 0, self.step, 1.0)
+        return torch.where(self.step > 0, (y / whole).floor() * whole, y)
+
+    def extra_repr(self) -> str:
+        return f"{int((self.step > 0).sum())} of {len(self.step)}"
+
+
 class Rescale(Bijection):
     """y = shift + scale ⊙ x; log det = Σ_d log scale_d; for the interval [-1, 1], or to standardise columns."""
 

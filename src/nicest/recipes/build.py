@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from nicest.flows import (
     Chain,
     Coupling,
     Dequantize,
+    DequantizeColumns,
     DiagonalScaling,
     Flow,
     Gaussian,
@@ -34,12 +36,15 @@ from nicest.flows import (
 from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
 
 
-def build(recipe: Recipe) -> Flow:
-    """The flow of a recipe whose data.shape and data.levels are known, untrained; whitening is still the identity."""
+def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
+    """The flow of a recipe whose data.shape and data.levels are known, untrained; whitening is still the identity.
+
+    `steps` are of the columns of a table, where some hold whole steps (data.discrete).
+    """
     dim, settings = recipe.data.dim, recipe.model
     if settings.preprocess == "logit" and not recipe.data.levels:
         raise NicestError("preprocess = logit is for pixels in [0, 1]; this data is continuous")
-    layers = input_layers(recipe.data) | _preprocessing(settings, dim)
+    layers = input_layers(recipe.data, steps) | _preprocessing(settings, dim)
     partition = _partition(settings, recipe.data.shape)
     for k in range(settings.couplings):
         layers[f"coupling{k + 1}"] = _coupling(settings, partition, k)
@@ -66,6 +71,9 @@ def fit_constants(flow: Flow, mean: Tensor, covariance: Tensor) -> None:
         if isinstance(layer, Dequantize):
             mean = (mean + 0.5) / layer.levels
             covariance = (covariance + torch.eye(len(mean)).to(covariance) / 12) / layer.levels**2
+        elif isinstance(layer, DequantizeColumns):
+            step = layer.step.to(mean)
+            mean, covariance = mean + step / 2, covariance + torch.diag(step**2 / 12)
         elif isinstance(layer, Rescale):
             if name == "standardise":
                 layer.scale.copy_(covariance.diagonal().rsqrt())
@@ -81,10 +89,12 @@ def fit_constants(flow: Flow, mean: Tensor, covariance: Tensor) -> None:
             return
 
 
-def input_layers(data: DataSettings) -> dict[str, Bijection]:
+def input_layers(data: DataSettings, steps: Sequence[float] = ()) -> dict[str, Bijection]:
     """From the data as it is stored to real numbers of a sensible size."""
     if not data.levels:
-        return {"standardise": Rescale(0.0, 1.0, data.dim)}
+        step = torch.tensor(steps or (0.0,) * data.dim, dtype=torch.get_default_dtype())
+        columns: dict[str, Bijection] = {"columns": DequantizeColumns(step)} if data.discrete else {}
+        return columns | {"standardise": Rescale(0.0, 1.0, data.dim)}
     low, high = data.interval
     layers: dict[str, Bijection] = {"dequantise": Dequantize(data.levels)}
     if (low, high) != (0.0, 1.0):

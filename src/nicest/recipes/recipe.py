@@ -26,13 +26,15 @@ def setting(default: Any, help: str) -> Any:
 class DataSettings:
     """[data]: what is modelled."""
 
-    name: str = setting("digits", "a data set by name, or a path to idx, npy, npz or image files")
+    name: str = setting("digits", "a data set by name, or a path to a table, to idx, npy, npz or image files")
+    drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     interval: tuple[float, ...] = setting((0.0, 1.0), "where dequantised pixels lie; nats are reported on it")
     valid: float = setting(0.1, "share held out for validation, where the data set has no split of its own")
     test: float = setting(0.1, "share held out for testing, where the data set has no split of its own")
     seed: int = setting(0, "seed of that split")
     shape: tuple[int, ...] = setting((), "shape of one example; taken from the data")
     levels: int = setting(0, "number of grey levels, 0 for continuous numbers; taken from the data unless given")
+    discrete: int = setting(0, "columns of a table that hold whole steps or few values; taken from the data")
     digest: str = setting("", "fingerprint of all rows and their split; taken from the data")
 
     @property

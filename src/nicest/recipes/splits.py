@@ -12,7 +12,8 @@ from nicest.recipes.recipe import DataSettings, Recipe
 def load_splits(recipe: Recipe) -> Splits:
     """The data of a recipe; where a run was trained on it before, it must still be the same."""
     data = recipe.data
-    splits = _with_levels(load(data.name, seed=data.seed, valid=data.valid, test=data.test), data)
+    found = load(data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop)
+    splits = _with_levels(found, data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(
             f"{data.name}: expected {data.dim} features, shape {data.shape}, {data.levels} levels, as in training;"
@@ -28,7 +29,13 @@ def load_splits(recipe: Recipe) -> Splits:
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:
     """The recipe with what it takes from the data written in."""
-    data = replace(recipe.data, shape=splits.shape, levels=splits.levels or 0, digest=splits.digest())
+    data = replace(
+        recipe.data,
+        shape=splits.shape,
+        levels=splits.levels or 0,
+        discrete=sum(step > 0 for step in splits.steps),
+        digest=splits.digest(),
+    )
     return replace(recipe, data=data)
 
 

@@ -7,6 +7,7 @@ as any other: so its units, its noise and its log-dets are those of the model it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def baselines(
     mean, covariance = moments(rows)
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):
-        flow = linear_flow(name, data).double()
+        flow = linear_flow(name, data, splits.steps).double()
         try:
             fit_constants(flow, mean, covariance)
             flow = flow.float().to(device)
@@ -47,7 +48,7 @@ def baselines(
     return scores
 
 
-def linear_flow(name: str, data: DataSettings) -> Flow:
+def linear_flow(name: str, data: DataSettings, steps: Sequence[float] = ()) -> Flow:
     """A baseline before it is fitted."""
     linear: dict[str, Bijection] = {}
     prior: Prior = Logistic(data.dim, learned=True)
@@ -57,7 +58,7 @@ def linear_flow(name: str, data: DataSettings) -> Flow:
         linear, prior = {"whitening": TriangularAffine(data.dim)}, Gaussian(data.dim)
     elif name == "diagonal_gaussian":
         prior = Gaussian(data.dim, learned=True)
-    return Flow(Chain(input_layers(data) | linear), prior)
+    return Flow(Chain(input_layers(data, steps) | linear), prior)
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ def evaluate(
     flow, recipe, figures = load_with_recipe(run, device=place)
     splits = load_splits(recipe)
     rows = rows_to(splits.split(split), place)
-    draws = draws if recipe.data.levels else 1  # continuous data has no noise
+    draws = draws if recipe.data.levels or recipe.data.discrete else 1  # continuous data has no noise
     torch.manual_seed(seed)
 
     sums: dict[str, float] = {}

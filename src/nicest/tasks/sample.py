@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from nicest.data.columns import decode
+from nicest.data.tables import SUFFIXES as TABLES
+from nicest.data.tables import write_table
 from nicest.errors import NicestError
 from nicest.files import write_bytes
 from nicest.flows import Flow
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
-from nicest.train.checkpoint import load_with_recipe
+from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device
 
-SUFFIXES = (".png", ".npy", ".npz")
+SUFFIXES = (".png", ".npy", ".npz", *TABLES)
 
 
 def sample(
@@ -30,15 +33,22 @@ def sample(
     out: str | Path = "samples.png",
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Draw n examples from the prior that was trained and write them: a grid (.png) or an array (.npy, .npz)."""
+    """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table."""
     path = Path(out)
     if path.suffix not in SUFFIXES:
         raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(path)!r}")
     flow, recipe, _ = load_with_recipe(run, device=choose_device(device))
     drawn = draw(flow, recipe.data, n, temperature=temperature, seed=seed)
-    if path.suffix == ".png":
+    if path.suffix in TABLES:
+        columns = RunFolder(run).columns()
+        if not columns:
+            raise NicestError(f"the model is not of a table: choose --out samples.npy, got {str(path)!r}")
+        write_table(path, decode(drawn, columns))
+    elif path.suffix == ".png":
         if len(recipe.data.shape) == 1:
-            raise NicestError(f"rows of {recipe.data.dim} numbers are not images: choose --out samples.npy")
+            raise NicestError(
+                f"rows of {recipe.data.dim} numbers are not images: choose --out samples.npy, or .csv for a table"
+            )
         save_grid(path, drawn, recipe.data)
     else:
         buffer = io.BytesIO()

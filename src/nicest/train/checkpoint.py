@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nicest.data.arrays import brief
+from nicest.data.columns import Column, columns_from_json, columns_to_json
 from nicest.errors import NicestError
-from nicest.files import flush, replacing, write_text
+from nicest.files import flush, replacing, to_json, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
@@ -25,7 +26,7 @@ from nicest.recipes.recipe import shown
 from nicest.train.digests import keeping_digest, verify
 
 FORMAT = 1
-MODEL, LAST = "model.safetensors", "last.safetensors"
+MODEL, LAST, COLUMNS = "model.safetensors", "last.safetensors", "columns.json"
 SLACK = 100_000  # weights that may be wanting, for torch to say which
 
 
@@ -128,6 +129,20 @@ class RunFolder:
         for path in [self.path / name for name in names] or [self.model]:
             if path.is_file():
                 verify(path)
+
+    def write_columns(self, columns: Sequence[Column]) -> None:
+        """What the columns of the table are that the model is of."""
+        write_text(self.path / COLUMNS, to_json(columns_to_json(columns)))
+
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the table that the model is of; none where it is of something else."""
+        path = self.path / COLUMNS
+        if not path.is_file():
+            return ()
+        try:
+            return columns_from_json(json.loads(path.read_bytes()), str(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise NicestError(f"{path} cannot be read: take a copy of it, or train again ({brief(error)})") from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         try:

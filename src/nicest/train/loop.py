@@ -59,6 +59,8 @@ def train(
         state = start(recipe, splits, place)
         write_text(run.path / "recipe.toml", state.recipe.to_toml())
         write_text(run.path / ENVIRONMENT, to_json(environment(place)))
+        if splits.columns:
+            run.write_columns(splits.columns)
         state.save(run.path / LAST)
         return fit(state, splits, run)
 
@@ -67,7 +69,7 @@ def start(recipe: Recipe, splits: Splits, device: torch.device) -> State:
     """The state before the first step: a fresh flow, its constants fitted to the training rows."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
-    flow = build(recipe).double()
+    flow = build(recipe, splits.steps).double()
     if needs_moments(flow):
         fit_constants(flow, *moments(rows_to(splits.train, device)))
     return State(recipe, flow, device)

@@ -1,0 +1,278 @@
+"""The log-density of every row of files, in a stream: tables, arrays and images, by one process or by many."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from nicest.data import images
+from nicest.data.arrays import as_rows, read_npy, read_npz
+from nicest.data.columns import Column, encode, require_columns
+from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
+from nicest.errors import NicestError
+from nicest.files import replacing
+from nicest.progress import Bar
+from nicest.recipes import Recipe
+from nicest.recipes.splits import load_splits
+from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.train.engine import Engine
+from nicest.train.runtime import choose_device, rows_to
+
+CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
+QUANTILES = 1001  # of the log-densities of training, which outlier scores are read from
+
+
+class Part(NamedTuple):
+    """What one process scores at once: a file, or a row group of one."""
+
+    file: int
+    path: Path
+    group: int | None
+    first_row: int
+
+
+class Chunk(NamedTuple):
+    """Some rows of a part, ready for the flow."""
+
+    rows: np.ndarray
+    unknown: np.ndarray
+
+
+def score(
+    run: str | Path,
+    files: Sequence[str | Path],
+    *,
+    out: str | Path = "scores.csv",
+    draws: int = 8,
+    seed: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Write one line for every row of the files: file, row, log_density and outlier_score.
+
+    `log_density` is in nats, the mean over `draws` of the noise where the data has levels or whole steps; it is missing
+    where a cell is, and -inf where a cell holds a value that training never saw. `outlier_score` is the share of
+    training rows that are denser: near 1 for what is rarer than nearly all of them. Under torchrun every process
+    writes a part of its own, named after its rank; the parts, one after the other, are what one process writes.
+    """
+    place = choose_device(device)
+    flow, recipe, _ = load_with_recipe(run, device=place)
+    columns = RunFolder(run).columns()
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    parts = list(share(plan([Path(file) for file in files], columns), rank, size))
+    path = part_path(Path(out), rank, size)
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
+    engine = Engine(flow)
+    noisy = bool(recipe.data.levels or recipe.data.discrete)
+    reference = training_quantiles(run, recipe, engine, draws if noisy else 1)
+    counts = {"rows": 0, "missing": 0, "unknown": 0}
+    total = 0.0
+    with ExitStack() as stack:
+        temporary = stack.enter_context(replacing(path))
+        writer = stack.enter_context(_writer(temporary, path.suffix.lower(), several=len(files) > 1))
+        bar = stack.enter_context(Bar("scoring", len(parts)))
+        for done, part in enumerate(parts):
+            torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
+            row = part.first_row
+            for chunk in chunks(part, columns, recipe):
+                nats = log_densities(engine, chunk, draws if noisy else 1)
+                writer.write(str(part.path), row, nats, outlier_scores(nats, reference))
+                row += len(nats)
+                known = nats[np.isfinite(nats)]
+                total += float(known.sum())
+                counts["rows"] += len(nats)
+                counts["missing"] += int(np.isnan(nats).sum())
+                counts["unknown"] += int(np.isneginf(nats).sum())
+                bar.update(done, f"{counts['rows']:,} rows")
+            bar.update(done + 1)
+    scored = counts["rows"] - counts["missing"] - counts["unknown"]
+    return {
+        "out": str(path),
+        "dataset": recipe.data.name,
+        "draws": draws if noisy else 1,
+        "seed": seed,
+        "mean_nats": total / scored if scored else None,
+        "caveat": CAVEAT,
+        **counts,
+    }
+
+
+def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
+    """The parts of all files, in order."""
+    for i, path in enumerate(paths):
+        if not path.exists():
+            raise NicestError(f"expected a file or folder to score, found no {path}; looked from {Path.cwd()}")
+        if is_table(path):
+            if not columns:
+                raise NicestError(f"{path} is a table, and the model is not of one: train it on a table first")
+            file, first = TableFile(path), 0
+            if extra := require_columns(file, columns):
+                Bar("", 1).note(f"{path}: leaving aside {listed(extra)}, which training had not")
+            for group in range(file.groups):
+                yield Part(i, path, group, first)
+                first += file.count(group) or 0
+        elif columns:
+            raise NicestError(f"{path}: the model is of a table; expected {', '.join(SUFFIXES)}")
+        else:
+            yield Part(i, path, None, 0)
+
+
+def share(parts: Iterator[Part], rank: int, size: int) -> Iterator[Part]:
+    """A contiguous run of parts for each process, so that their outputs in order are the whole."""
+    every = list(parts)
+    yield from every[len(every) * rank // size : len(every) * (rank + 1) // size]
+
+
+def part_path(out: Path, rank: int, size: int) -> Path:
+    return out if size == 1 else out.with_name(f"{out.stem}-{rank:05d}-of-{size:05d}{out.suffix}")
+
+
+def _seed(seed: int, part: Part) -> int:
+    return int(np.random.SeedSequence([seed, part.file, part.group or 0]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Chunk]:
+    """The rows of a part, some at once."""
+    if columns:
+        for batch in TableFile(part.path).batches([column.name for column in columns], part.group):
+            yield Chunk(*encode(batch, columns, part.path))
+        return
+    values = _read_rows(part.path, recipe)
+    yield Chunk(values, np.zeros(len(values), dtype=bool))
+
+
+def _read_rows(path: Path, recipe: Recipe) -> np.ndarray:
+    """The rows of an array, an image or a folder of images, which must be of the kind the model is of."""
+    if path.suffix == ".npy":
+        rows = as_rows(read_npy(path), str(path))
+    elif path.suffix == ".npz":
+        arrays = read_npz(path)
+        rows = as_rows(np.concatenate(list(arrays.values())), str(path))
+    else:
+        found = images.image_files(path) if path.is_dir() else [path]
+        rows = as_rows(images.read_images(found), str(path))
+    data = recipe.data
+    if rows.shape != data.shape or bool(rows.levels) != bool(data.levels):
+        kind = f"{data.levels} levels" if data.levels else "continuous numbers"
+        got = f"{rows.levels} levels" if rows.levels else "continuous numbers"
+        raise NicestError(f"{path}: expected shape {data.shape} of {kind}, as in training; got {rows.shape} of {got}")
+    if data.levels and int(rows.values.max()) >= data.levels:
+        raise NicestError(f"{path}: expected levels 0..{data.levels - 1}, got {int(rows.values.max())}")
+    return rows.values
+
+
+def log_densities(engine: Engine, chunk: Chunk, draws: int) -> np.ndarray:
+    """Nats of every row: NaN where a cell is missing, -inf where one is unknown."""
+    missing = np.isnan(chunk.rows).any(1) if chunk.rows.dtype.kind == "f" else np.zeros(len(chunk.rows), dtype=bool)
+    whole = ~(missing | chunk.unknown)
+    nats = np.full(len(chunk.rows), np.nan)
+    nats[chunk.unknown & ~missing] = -np.inf
+    if whole.any():
+        rows = rows_to(chunk.rows[whole], engine.device)
+        nats[whole] = sum(engine.log_prob(rows).double().cpu().numpy() for _ in range(draws)) / draws
+    return nats
+
+
+def training_quantiles(run: str | Path, recipe: Recipe, engine: Engine, draws: int) -> np.ndarray | None:
+    """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone."""
+    path = RunFolder(run).path / "training-scores.npy"
+    if path.is_file() and path.stat().st_mtime >= RunFolder(run).model.stat().st_mtime:
+        kept = read_npy(path)
+        if kept.shape == (QUANTILES,):
+            return kept
+    try:
+        rows = load_splits(recipe).train
+    except NicestError as error:
+        Bar("", 1).note(f"no outlier scores: {error}")
+        return None
+    chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
+    torch.manual_seed(0)
+    nats = log_densities(engine, Chunk(chosen, np.zeros(len(chosen), dtype=bool)), draws)
+    quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
+    try:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, quantiles)
+    except NicestError as error:  # a folder that may only be read
+        Bar("", 1).note(f"the training scores are not kept: {error}")
+    return quantiles
+
+
+def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray:
+    """The share of training rows with a higher log-density."""
+    if quantiles is None:
+        return np.full(len(nats), np.nan)
+    denser = 1 - np.interp(nats, quantiles, np.linspace(0, 1, len(quantiles)))
+    return np.where(np.isnan(nats), np.nan, denser)
+
+
+class Writer(Protocol):
+    def write(self, file: str, first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None: ...
+
+
+def _writer(path: Path, suffix: str, *, several: bool) -> Any:
+    return ParquetWriter(path, several) if suffix == ".parquet" else CsvWriter(path, several)
+
+
+class CsvWriter:
+    """Scores as lines of text; what is missing is empty."""
+
+    def __init__(self, path: Path, several: bool) -> None:
+        self.path, self.several = path, several
+
+    def __enter__(self) -> CsvWriter:
+        self.file = self.path.open("w", newline="")
+        self.file.write(("file," if self.several else "") + "row,log_density,outlier_score\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, file: str, first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
+        name = _quoted(file) + "," if self.several else ""
+        for row, value, share in zip(itertools.count(first_row), nats.tolist(), outlier.tolist(), strict=False):
+            self.file.write(f"{name}{row},{_cell(value)},{_cell(share)}\n")
+
+
+def _cell(value: float) -> str:
+    return "" if value != value else f"{value:.6g}" if abs(value) < 1 else f"{value:.6f}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(each in text for each in ',"\n') else text
+
+
+class ParquetWriter:
+    """Scores as a Parquet table; what is missing is null."""
+
+    def __init__(self, path: Path, several: bool) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        fields = [("row", pa.int64()), ("log_density", pa.float64()), ("outlier_score", pa.float64())]
+        self.schema = pa.schema([("file", pa.string()), *fields] if several else fields)
+        self.several, self.path, self.open = several, path, parquet.ParquetWriter
+
+    def __enter__(self) -> ParquetWriter:
+        self.file = self.open(self.path, self.schema)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, file: str, first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
+        import pyarrow as pa
+
+        arrays = [
+            pa.array(np.arange(first_row, first_row + len(nats))),
+            pa.array(nats, mask=np.isnan(nats)),
+            pa.array(outlier, mask=np.isnan(outlier)),
+        ]
+        names = [pa.array([file] * len(nats), pa.string())] if self.several else []
+        self.file.write_batch(pa.record_batch([*names, *arrays], schema=self.schema))
