@@ -14,6 +14,9 @@ from published import cifar10_rows, cut, idx_bytes, write_fer2013, write_idx, wr
 from scipy.io import savemat
 
 from nicest.data import images, load
+from nicest.data.images import Fit, read_images
+from nicest.recipes import load_recipe
+from nicest.recipes.splits import load_splits
 
 Refusal = Callable[..., str]
 
@@ -346,3 +349,45 @@ def test_idx_of_other_types_is_continuous(tmp_path: Path, dtype: str) -> None:
     values = np.random.default_rng(0).permutation(80).reshape(20, 4).astype(dtype)
     splits = load(str(write_idx(tmp_path / "rows-idx2-other", values)))
     assert (splits.train.dtype, splits.levels, splits.shape) == (np.float32, None, (4,))
+
+
+class TestFit:
+    """Images of several sizes, cropped and resized where it is asked for, and only there."""
+
+    def write(self, folder: Path, *sizes: tuple[int, int], mode: str = "RGB") -> list[Path]:
+        paths = []
+        for i, (height, width) in enumerate(sizes):
+            ramp = np.indices((height, width)).sum(0).astype(np.uint8)
+            paths.append(folder / f"{i}.png")
+            Image.fromarray(ramp).convert(mode).save(paths[-1])
+        return paths
+
+    def test_several_sizes_are_refused_with_the_remedy(self, tmp_path: Path, refusal: Callable[..., str]):
+        line = refusal(read_images, self.write(tmp_path, (8, 9), (9, 8)))
+        assert "set data.crop or data.resize" in line
+
+    def test_crop_keeps_the_middle(self, tmp_path: Path):
+        (image,) = read_images(self.write(tmp_path, (6, 10), mode="L"), Fit(crop=(2, 4)))
+        assert np.array_equal(image, np.indices((6, 10)).sum(0)[2:4, 3:7])
+
+    def test_resize_after_crop(self, tmp_path: Path):
+        images = read_images(self.write(tmp_path, (20, 30), (40, 24)), Fit(crop=(20, 20), resize=(8, 6)))
+        assert images.shape == (2, 8, 6, 3)
+
+    def test_too_small_for_the_crop(self, tmp_path: Path, refusal: Callable[..., str]):
+        line = refusal(read_images, self.write(tmp_path, (8, 9)), Fit(crop=(9, 9)))
+        assert "at least 9x9, for data.crop, got 9x8" in line
+
+    def test_a_folder_by_its_recipe(self, tmp_path: Path):
+        self.write(tmp_path, *((8 + i, 12) for i in range(12)))
+        recipe = load_recipe("images").override(f"data.name={tmp_path}", "data.resize=[4, 5]")
+        assert load_splits(recipe).shape == (3, 4, 5)
+
+    def test_is_for_folders_of_images(self, tmp_path: Path, refusal: Callable[..., str]):
+        np.save(tmp_path / "x.npy", np.zeros((5, 4), np.uint8))
+        recipe = load_recipe("images").override(f"data.name={tmp_path / 'x.npy'}", "data.resize=[4, 5]")
+        assert "for folders of images" in refusal(load_splits, recipe)
+
+    @pytest.mark.parametrize("size", ["[4]", "[0, 4]", "[4, 4, 4]"])
+    def test_no_size(self, size: str, refusal: Callable[..., str]):
+        assert "a height and a width" in refusal(load_recipe("images").override, f"data.crop={size}")

@@ -53,7 +53,7 @@ BEST = ("cifar10-best", "fer2013", "fer2013-tfd", "mnist-affine", "mnist-best", 
 
 class TestShipped:
     def test_there_are_two_readings_of_four_columns_ours_and_digits(self):
-        assert set(names()) == {*COLUMNS, *BEST, "digits", "table"}
+        assert set(names()) == {*COLUMNS, *BEST, "digits", "images", "table"}
 
     @pytest.mark.parametrize("name", sorted({*BEST} - {"fer2013", "fer2013-tfd"}))
     def test_better_training_keeps_the_papers_data_and_architecture(self, name: str):

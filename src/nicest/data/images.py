@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -280,20 +280,47 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file() and not file.name.startswith("."))
 
 
-def read_images(files: list[Path]) -> np.ndarray:
+class Fit(NamedTuple):
+    """What is done to every image where it is asked for: (H, W) of the middle that is kept, (H, W) it is resized to."""
+
+    crop: tuple[int, ...] = ()
+    resize: tuple[int, ...] = ()
+
+
+def read_images(files: list[Path], fit: Fit = Fit()) -> np.ndarray:  # noqa: B008
     """Read image files of one size and mode as (N, H, W), grey, or (N, H, W, 3), colour."""
-    images = [_read_image(files[0])]
+    images = [_read_image(files[0], fit)]
     for file in files[1:]:
-        images.append(_read_image(file))
+        images.append(_read_image(file, fit))
         if _kind(images[-1]) != _kind(images[0]):
             raise NicestError(
                 f"expected images of one size and mode, got {files[0]} of {_kind(images[0])} "
-                f"and {file} of {_kind(images[-1])}; resize or convert them"
+                f"and {file} of {_kind(images[-1])}; set data.crop or data.resize to (height, width), or convert them"
             )
     return np.stack(images)
 
 
-def _read_image(file: Path) -> np.ndarray:
+def _fitted(image: Any, fit: Fit, file: Path) -> Any:
+    """The middle of an image, resized."""
+    from PIL import Image
+
+    if fit.resize and image.mode not in ("L", "RGB"):
+        raise NicestError(
+            f"{file}: expected a grey or RGB image of 8 bits to resize, got mode {image.mode}; convert it"
+        )
+    if fit.crop:
+        height, width = fit.crop
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        if min(left, top) < 0:
+            raise NicestError(
+                f"{file}: expected an image of at least {width}x{height}, for data.crop,"
+                f" got {image.width}x{image.height}"
+            )
+        image = image.crop((left, top, left + width, top + height))
+    return image.resize(fit.resize[::-1], Image.Resampling.LANCZOS) if fit.resize else image
+
+
+def _read_image(file: Path, fit: Fit) -> np.ndarray:
     """Read one image in its own mode; one with a palette is RGB, or grey where it holds nothing else."""
     from PIL import Image
 
@@ -302,7 +329,7 @@ def _read_image(file: Path) -> np.ndarray:
             mode = image.mode
             bands = 3 if mode == "P" else len(image.getbands())
             require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
-            values = np.asarray(image.convert("RGB") if mode == "P" else image)
+            values = np.asarray(_fitted(image.convert("RGB") if mode == "P" else image, fit, file))
     except NicestError:
         raise
     except Exception as error:  # broken bytes lead Pillow to errors of every kind

@@ -61,12 +61,18 @@ class Splits:
 
 
 def load(
-    name_or_path: str, *, seed: int = 0, valid: float = 0.1, test: float = 0.1, drop: Sequence[str] = ()
+    name_or_path: str,
+    *,
+    seed: int = 0,
+    valid: float = 0.1,
+    test: float = 0.1,
+    drop: Sequence[str] = (),
+    fit: images.Fit = images.Fit(),  # noqa: B008
 ) -> Splits:
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
 
     A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop`, a .npy, .npz or idx file,
-    or a folder of idx files or of images. Digits and own data are split by a
+    or a folder of idx files or of images, which `fit` crops and resizes. Digits and own data are split by a
     permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in MNIST's layout and
     archives with the keys train, valid and test have a split of their own and ignore all three; an archive without
     valid has that carved from its train. Nothing is downloaded.
@@ -81,7 +87,7 @@ def load(
         if path.exists() or path.suffix or os.sep in name_or_path or "/" in name_or_path:
             if is_table(path):
                 return _load_table(path, seed, valid, test, drop)
-            return _load_path(path, seed, valid, test)
+            return _load_path(path, seed, valid, test, fit)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
     raise download.unknown(name_or_path)
@@ -194,7 +200,7 @@ PUBLISHED: dict[str, Callable[[], Splits]] = {
 }
 
 
-def _load_path(path: Path, seed: int, valid: float, test: float) -> Splits:
+def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit) -> Splits:
     """Own data: in the split it comes with, or split by the seed."""
     if not path.exists():
         raise NicestError(f"expected a file or folder of data, found no {path}; looked from {Path.cwd()}")
@@ -208,7 +214,7 @@ def _load_path(path: Path, seed: int, valid: float, test: float) -> Splits:
         if "all" not in parts:
             return _from_parts(name, parts, seed, valid)
         return by_seed(name, parts["all"], seed, valid, test)
-    return by_seed(name, _read(path), seed, valid, test)
+    return by_seed(name, _read(path, fit), seed, valid, test)
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
@@ -237,10 +243,12 @@ def _first(folder: Path, pattern: str) -> Path | None:
     return min((file for file in folder.glob(pattern) if file.is_file()), default=None)
 
 
-def _read(path: Path) -> Rows:
+def _read(path: Path, fit: images.Fit) -> Rows:
     """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
     if path.is_dir():
-        return _read_folder(path)
+        return _read_folder(path, fit)
+    if any(fit):
+        raise NicestError(f"{path}: data.crop and data.resize are for folders of images")
     if path.suffix == ".npy":
         return as_rows(read_npy(path), str(path))
     if IDX_IMAGES.search(path.name):
@@ -249,12 +257,12 @@ def _read(path: Path) -> Rows:
     raise NicestError(f"{path}: expected {kinds}, .npy, .npz, an idx file, or a folder of idx files or of images")
 
 
-def _read_folder(folder: Path) -> Rows:
+def _read_folder(folder: Path, fit: images.Fit) -> Rows:
     """The idx files of a folder if it has any, else its images."""
     if idx := sorted(file for file in folder.glob("*") if file.is_file() and IDX_IMAGES.search(file.name)):
         return _read_idx(idx)
     if files := images.image_files(folder):
-        return as_rows(images.read_images(files), str(folder))
+        return as_rows(images.read_images(files, fit), str(folder))
     kinds = ", ".join(images.IMAGE_SUFFIXES)
     raise NicestError(
         f"{folder}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"

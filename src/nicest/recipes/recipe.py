@@ -27,6 +27,8 @@ class DataSettings:
     """[data]: what is modelled."""
 
     name: str = setting("digits", "a data set by name, or a path to a table, to idx, npy, npz or image files")
+    crop: tuple[int, ...] = setting((), "height and width of the middle that is kept of every image of a folder")
+    resize: tuple[int, ...] = setting((), "height and width to which images of a folder are then resized")
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     interval: tuple[float, ...] = setting((0.0, 1.0), "where dequantised pixels lie; nats are reported on it")
     valid: float = setting(0.1, "share held out for validation, where the data set has no split of its own")
@@ -246,6 +248,8 @@ def _check(recipe: Recipe) -> None:
             "two numbers, the first smaller",
             len(interval) == 2 and interval[0] < interval[-1],
         ),
+        ("data.crop", list(data.crop), "a height and a width", _is_size(data.crop)),
+        ("data.resize", list(data.resize), "a height and a width", _is_size(data.resize)),
         ("data.valid", data.valid, "between 0 and 1", 0 < data.valid < 1),
         ("data.test", data.test, "between 0 and 1, with data.valid below 1 in all", 0 < data.test < 1 - data.valid),
         ("data.shape", list(data.shape), "sizes of at least 1", min(data.shape, default=1) >= 1),
@@ -306,6 +310,10 @@ def _check(recipe: Recipe) -> None:
             raise NicestError(f"{whose}: {name} must be {expected}; got {shown(value)}")
     if len(text := recipe.to_toml()) > LONGEST:
         raise NicestError(f"expected a recipe of at most {LONGEST} characters, got {len(text)}: shorten its words")
+
+
+def _is_size(size: tuple[int, ...]) -> bool:
+    return not size or (len(size) == 2 and min(size) >= 1 and max(size) <= 1 << 14)
 
 
 def shown(value: Any, most: int = 80) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nicest.data import Splits, load
+from nicest.data.images import Fit
 from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings, Recipe
 
@@ -12,7 +13,9 @@ from nicest.recipes.recipe import DataSettings, Recipe
 def load_splits(recipe: Recipe) -> Splits:
     """The data of a recipe; where a run was trained on it before, it must still be the same."""
     data = recipe.data
-    found = load(data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop)
+    found = load(
+        data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop, fit=Fit(data.crop, data.resize)
+    )
     splits = _with_levels(found, data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(

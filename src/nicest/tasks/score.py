@@ -157,7 +157,7 @@ def _read_rows(path: Path, recipe: Recipe) -> np.ndarray:
         rows = as_rows(np.concatenate(list(arrays.values())), str(path))
     else:
         found = images.image_files(path) if path.is_dir() else [path]
-        rows = as_rows(images.read_images(found), str(path))
+        rows = as_rows(images.read_images(found, images.Fit(recipe.data.crop, recipe.data.resize)), str(path))
     data = recipe.data
     if rows.shape != data.shape or bool(rows.levels) != bool(data.levels):
         kind = f"{data.levels} levels" if data.levels else "continuous numbers"
