@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import sys
 import warnings
@@ -96,6 +97,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     arguments = [each for each in sys.argv[1:] if each != "--debug"]
+    if not _is_first("LOCAL_RANK"):  # one process speaks for all of a machine, unless another alone fails
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         app(arguments)
     except NicestError as error:
@@ -527,7 +530,14 @@ def data_check(name: Annotated[str, typer.Argument(help="A data set by name.")],
         raise typer.Exit(1)
 
 
+def _is_first(variable: str) -> bool:
+    """Whether this is the only process, or the first of those that torchrun counts by a variable."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get(variable, "0") == "0"
+
+
 def _emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
+    if not _is_first("RANK"):
+        return
     if as_json:
         print(to_json(result, indent=None), end="")
     else:

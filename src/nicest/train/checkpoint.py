@@ -110,6 +110,9 @@ class RunFolder:
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
             raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
 
+    def write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
     def save_model(
         self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]
     ) -> None:
@@ -146,6 +149,29 @@ class RunFolder:
             return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
         there = "is no run folder" if self.asked.exists() else "does not exist"
         return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
+
+
+class WatchedFolder(RunFolder):
+    """A run folder that another process writes: nothing is read of it here, and nothing written."""
+
+    @contextmanager
+    def open_for_writing(self) -> Iterator[None]:
+        yield
+
+    def refuse_existing(self) -> None:
+        pass
+
+    def write(self, name: str, text: str) -> None:
+        pass
+
+    def save_model(self, *_: object) -> None:
+        pass
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def drop_metrics_after(self, step: int) -> None:
+        pass
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nicest.flows import MLP, Coupling, Flow
 from nicest.flows.reduced import Buffers
+from nicest.flows.shares import Share
 
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
 
@@ -26,11 +27,21 @@ class Engine:
     On a GPU the work on one batch is captured once and replayed, which spares the launches. `precision` is what the
     coupling functions compute in: with torch.bfloat16 the engine is several times as fast, rounds like a model that
     is trained so, and keeps copies of the weights it found; with float32 it reads the weights as they are.
+    Of several processes, each gives what it has a `share` in.
     """
 
-    def __init__(self, flow: Flow, *, batch: int | None = None, precision: torch.dtype = torch.float32) -> None:
-        self.flow, self.batch, self.precision = flow, batch or BATCH, precision
+    def __init__(
+        self,
+        flow: Flow,
+        *,
+        batch: int | None = None,
+        precision: torch.dtype = torch.float32,
+        share: Share = Share(),
+        captured: bool = True,
+    ) -> None:
+        self.flow, self.batch, self.precision, self.share = flow, batch or BATCH, precision, share
         self.device = flow.prior.loc.device
+        self.captured = captured and self.device.type == "cuda"
         self.graphs: dict[Any, Graph] = {}
         self.couplings = [layer for layer in flow.modules() if isinstance(layer, Coupling)]
         self.networks = [layer for layer in flow.modules() if isinstance(layer, MLP)]
@@ -47,8 +58,8 @@ class Engine:
         return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.prior.dim,))
 
     def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
-        on_gpu = self.device.type == "cuda"  # where a graph writes its next batch over the one before
-        kept = [part.clone() if on_gpu else part for part in parts]
+        # a graph writes its next batch over the one before
+        kept = [part.clone() if self.captured else part for part in parts]
         if not kept:
             return self.flow.prior.loc.new_zeros(0, *shape)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
@@ -65,17 +76,18 @@ class Engine:
     def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
         """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
         batch = batch or self._size(len(x))
-        for part in x.split(batch) if len(x) else ():
-            part = part.to(self.device)
-            if self.device.type != "cuda":
-                with self.prepared():
+        for entire in x.split(batch) if len(x) else ():
+            part = self.share.rows(entire).to(self.device)
+            if not self.captured:
+                with self.prepared(), self.share.of(len(entire)):
                     result = getattr(self.flow, method)(part)
                 yield result
                 continue
             key = (method, batch, x.shape[1:], x.dtype, self.flow.training)
             if key not in self.graphs:
-                with self.prepared():
-                    self.graphs[key] = Graph(getattr(self.flow, method), (batch, *x.shape[1:]), part)
+                size = len(range(self.share.rank, batch, self.share.size))
+                with self.prepared(), self.share.of(batch):
+                    self.graphs[key] = Graph(getattr(self.flow, method), (size, *x.shape[1:]), part)
             yield self.graphs[key](part)
 
     def refresh(self) -> None:
@@ -168,6 +180,8 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
+    # where there are other processes, a thread of NCCL's looks at the device meanwhile
+    mode = "thread_local" if torch.distributed.is_available() and torch.distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, capture_error_mode=mode):
         output = function()
     return graph, output

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.files import to_json, write_text
+from nicest.files import to_json
 from nicest.flows import Flow, moments
 from nicest.progress import Bar
 from nicest.recipes import Recipe
@@ -25,70 +25,88 @@ from nicest.recipes.build import build, fit_constants, needs_moments
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
-from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
+from nicest.train.checkpoint import LAST, RunFolder, WatchedFolder, read_tensors, restore_flow
+from nicest.train.distributed import World, joined, local, restarted
 from nicest.train.engine import Engine
 from nicest.train.optim import set_rates
-from nicest.train.runtime import choose_device, environment, rows_to
+from nicest.train.runtime import environment, rows_to
 from nicest.train.state import Counters, State, under
 from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
+ELSEWHERE = "the prior or the gradient"
 CHEAP = 0.25  # seconds: a state that is saved faster is saved at every validation
 
 
 def train(
     recipe: Recipe, out: str | Path, *, overrides: tuple[str, ...] = (), resume: bool = False, device: str = "auto"
 ) -> dict[str, Any]:
-    """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended."""
-    run, place = RunFolder(out), choose_device(device)
-    if resume:
-        if not (run.path / LAST).exists():
-            raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
-        with run.open_for_writing():
-            state, splits = resume_state(run, recipe, overrides, place)
-            return fit(state, splits, run)
-    run.refuse_existing()
-    recipe = recipe.override(*overrides)
-    splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
-    with run.open_for_writing():
+    """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended.
+
+    Under torchrun all its processes train together, and the first alone writes.
+    """
+    with joined(device) as (world, place):
+        run = RunFolder(out) if world.rank == 0 else WatchedFolder(out)
+        there = world.first((run.path / LAST).exists())
+        if resume or (there and world.anywhere(restarted())):
+            if not there:
+                raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
+            with run.open_for_writing():
+                state, splits = resume_state(run, recipe, overrides, place, world)
+                return fit(state, splits, run)
         run.refuse_existing()
-        state = start(recipe, splits, place)
-        write_text(run.path / "recipe.toml", state.recipe.to_toml())
-        write_text(run.path / "environment.json", to_json(environment(place)))
-        state.save(run.path / LAST)
-        return fit(state, splits, run)
+        recipe = recipe.override(*overrides)
+        splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
+        world.require_shares(min(recipe.train.batch, len(splits.train)))
+        with run.open_for_writing():
+            run.refuse_existing()
+            state = start(recipe, splits, place, world)
+            run.write("recipe.toml", state.recipe.to_toml())
+            run.write("environment.json", to_json(environment(place) | {"processes": world.size}))
+            state.save(run.path / LAST)
+            return fit(state, splits, run)
 
 
-def start(recipe: Recipe, splits: Splits, device: torch.device) -> State:
+def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
     """The state before the first step: a fresh flow, its constants fitted to the training rows."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe).double()
-    if needs_moments(flow):
+    if needs_moments(flow) and world.rank == 0:
         fit_constants(flow, *moments(rows_to(splits.train, device)))
-    return State(recipe, flow, device)
+    if world.joined:
+        flow.load_state_dict(world.sent(flow.state_dict()))
+    return State(recipe, flow, device, world)
 
 
 def resume_state(
-    run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device
+    run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device, world: World
 ) -> tuple[State, Splits]:
     """The state a run stopped in, and its data; the run keeps its own recipe, but for the overrides."""
-    tensors, stored, counters = read_tensors(run.path / LAST)
+    tensors, stored, counters = read_last(run, world)
     if stored.name != recipe.name:
         raise NicestError(f"{run.path} holds a run of recipe {stored.name!r}, not {recipe.name!r}")
     recipe = _same_model(stored, stored.override(*overrides))
     splits = load_splits(recipe)
-    state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device)
+    world.require_shares(min(recipe.train.batch, len(splits.train)))
+    state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device, world)
     state.restore(tensors, counters, random=True)
     run.drop_metrics_after(state.counters.step)
-    write_text(run.path / "recipe.toml", recipe.to_toml())
+    run.write("recipe.toml", recipe.to_toml())
     return state, splits
+
+
+def read_last(run: RunFolder, world: World) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
+    """The last state of a run, which the first process reads for all."""
+    tensors, *rest = read_tensors(run.path / LAST) if world.rank == 0 else ({}, None, None)
+    recipe, counters = world.first(rest)
+    return world.sent(tensors), recipe, counters
 
 
 def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
-    settings, flow, counters = state.recipe.train, state.flow, state.counters
+    settings, flow, counters, world = state.recipe.train, state.flow, state.counters, state.world
     rows, valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
     batch = min(settings.batch, len(rows))
     per_epoch = len(rows) // batch  # what is left over sits out this epoch; the order is new in each
@@ -101,12 +119,16 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
         )
     order, order_of = torch.empty(0), -1
     origin = time.perf_counter() - counters.seconds
+    listens = not world.joined or state.device.type == "cpu"  # at every step: on a GPU it would wait for the others
 
-    with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
+    with (
+        Bar(state.recipe.name, total, counters.step, quiet=world.rank > 0) as bar,
+        interruptible(once=not world.joined) as interrupted,
+    ):
         flow.train()
         step, stop = TrainingStep(state, rows, batch), False
         saver = Saver(state, run)
-        engine = Engine(state.average)  # in float32, whatever the networks train in: what `evaluate` will find
+        engine = scoring(state)
         while not over(counters, settings, per_epoch) and not stop:
             epoch, position = divmod(counters.step, per_epoch)
             if order_of != epoch:  # from the seed and the epoch alone, so that a resumed epoch has the same order
@@ -120,17 +142,19 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             except FloatingPointError as error:
                 raise NicestError(diverged(state, run, step)) from error
             counters.step += 1
-            stop = interrupted.is_set()  # asked once a step, so that what is saved then was looked at first
 
             last_of_epoch = position + 1 == per_epoch
+            looks = last_of_epoch or counters.step % CHECK_EVERY == 0
+            # asked once a step, so that what is saved then was looked at first
+            stop = (listens or looks) and world.anywhere(interrupted.is_set())
             validates = last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs)
-            if last_of_epoch or stop or counters.step % CHECK_EVERY == 0:
+            if looks or stop:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
-                late = saver.late()
-                if good <= position or ((stop or late) and not finite(flow)):
+                late = world.first(saver.late())
+                if good <= position or ((stop or late) and world.anywhere(not finite(flow))):
                     recover(state, run, epoch * per_epoch + good, step, bar)
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
-                    engine = Engine(state.average)  # the weights may have moved
+                    engine = scoring(state)  # the weights may have moved
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
@@ -139,12 +163,12 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     saver.save()
             if validates:
                 state.average.eval()
-                valid_nats = float(engine.log_prob(valid).double().mean()) + offset
+                valid_nats = world.mean(engine.log_prob(valid)) + offset
                 flow.train()
                 if not math.isfinite(valid_nats):
                     recover(state, run, counters.step, step, bar)
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
-                    engine = Engine(state.average)  # the weights may have moved
+                    engine = scoring(state)  # the weights may have moved
                     continue
                 counters.seconds = time.perf_counter() - origin
                 row = {
@@ -161,7 +185,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     saver.best = state.average_tensors(), row
                 # before the state: --resume drops a row too many, but a lost one stays lost
                 run.append_metrics(row)
-                if saver.due() or over(counters, settings, per_epoch):
+                if world.first(saver.due()) or over(counters, settings, per_epoch):
                     saver.save()
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
@@ -170,6 +194,11 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             saver.save()
     finished = over(counters, settings, per_epoch)
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": finished}
+
+
+def scoring(state: State) -> Engine:
+    """What validates: in float32, whatever the networks train in, as `evaluate` will."""
+    return Engine(state.average, share=state.world.share, captured=not state.sharded)
 
 
 def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
@@ -199,7 +228,7 @@ class Saver:
         began = time.perf_counter()
         if self.best is not None:
             tensors, row = self.best
-            self.run.save_model(tensors, self.state.constants, self.state.recipe, row)
+            self.run.save_model(self.state.world.collected(tensors), self.state.constants, self.state.recipe, row)
             self.best = None
         self.state.save(self.run.path / LAST)
         self.at = time.perf_counter()
@@ -210,7 +239,7 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
     """After a non-finite loss: back to the last good state, once; the second time, stop and say where."""
     if state.counters.rolled_back:
         raise NicestError(diverged(state, run, step))
-    tensors, _, counters = read_tensors(run.path / LAST)
+    tensors, _, counters = read_last(run, state.world)
     state.restore(tensors, counters | {"rolled_back": True}, random=False)
     run.drop_metrics_after(state.counters.step)
     bar.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
@@ -218,7 +247,9 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
 
 def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
     """What to say when a run cannot go on: the step, the layer, the remedy."""
-    settings, where = state.recipe.train, sick_layer(state.flow, step.rows[step.index])
+    settings = state.recipe.train
+    found = state.world.each(sick_layer(state.whole_flow(), step.rows[step.index]))
+    where = next((each for each in found if each != ELSEWHERE), ELSEWHERE)
     return (
         f"non-finite loss at step {state.counters.step}, for the second time, first in {where}: lower train.lr"
         f" (now {settings.lr:g}) or set train.clip (now {settings.clip:g}); the last good state is kept in {run.path}"
@@ -227,7 +258,7 @@ def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
 
 def finite(flow: Flow) -> bool:
     """Whether all weights are finite."""
-    return all(bool(p.isfinite().all()) for p in flow.parameters())
+    return all(bool(local(p).isfinite().all()) for p in flow.parameters())
 
 
 @torch.no_grad()
@@ -239,12 +270,15 @@ def sick_layer(flow: Flow, x: Tensor) -> str:
         for part, tensors in suspects.items():
             if not all(bool(tensor.isfinite().all()) for tensor in tensors):
                 return f"the {part} of layer {name!r}"
-    return "the prior or the gradient"
+    return ELSEWHERE
 
 
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a termination signal sets, once; the second one acts as usual."""
+def interruptible(*, once: bool = True) -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a termination signal sets; the second one acts as usual, unless all are to be caught.
+
+    torchrun may pass on a signal that was heard already, and has means of its own to end what does not stop.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -254,7 +288,8 @@ def interruptible() -> Iterator[threading.Event]:
 
     def handle(number: int, frame: Any) -> None:
         event.set()
-        signal.signal(number, before[signal.Signals(number)])
+        if once:
+            signal.signal(number, before[signal.Signals(number)])
 
     for each in heard:
         signal.signal(each, handle)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from nicest.recipes.recipe import TrainSettings
+from nicest.train.distributed import local
 
 
 class RMSProp(Optimizer):
@@ -32,12 +33,12 @@ class RMSProp(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            gradients = [p.grad for p in parameters]
             for p in parameters:
                 if not self.state[p]:
                     self.state[p] = {"square": torch.zeros_like(p), "velocity": torch.zeros_like(p)}
-            squares = [self.state[p]["square"] for p in parameters]
-            velocities = [self.state[p]["velocity"] for p in parameters]
+            gradients = [local(p.grad) for p in parameters if p.grad is not None]
+            squares = [local(self.state[p]["square"]) for p in parameters]
+            velocities = [local(self.state[p]["velocity"]) for p in parameters]
             torch._foreach_mul_(squares, group["decay"])
             torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["decay"])
             roots = torch._foreach_sqrt(squares)
@@ -46,7 +47,7 @@ class RMSProp(Optimizer):
             steps = torch._foreach_div(gradients, roots)
             torch._foreach_mul_(steps, group["lr"])
             torch._foreach_sub_(velocities, steps)
-            torch._foreach_add_(parameters, velocities)
+            torch._foreach_add_([local(p) for p in parameters], velocities)
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
