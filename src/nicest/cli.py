@@ -173,7 +173,6 @@ def train(
     Example: nicest train mnist --set train.epochs=50
     """
     from nicest.recipes import load_recipe
-    from nicest.train.loop import train as run_training
 
     loaded = load_recipe(recipe)
     overrides = list(change or [])
@@ -182,6 +181,8 @@ def train(
         name = str(path.resolve()) if path.exists() else data
         overrides.append(f"data.name={json.dumps(name, ensure_ascii=False)}")
     folder = out or Path("runs") / loaded.name
+    from nicest.train.loop import train as run_training  # after the recipe: it takes two seconds
+
     result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
     if not result["finished"]:
         _interrupted(result, as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from nicest.flows.shares import Share
 from nicest.train.runtime import choose_device
 
 PATIENCE = timedelta(minutes=30)  # with a process that does not answer: the first may be writing a large state
+_COUNT = itertools.count()
 LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Socket")  # what torch says then
 
 
@@ -115,9 +117,9 @@ def launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def restarted() -> bool:
-    """Whether torchrun starts it anew, after a process was lost."""
-    return launched() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def restarts() -> int:
+    """How often torchrun has started all processes anew, after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
@@ -129,11 +131,13 @@ def joined(name: str) -> Iterator[tuple[World, torch.device]]:
     device, backend = own_device(name)
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
     backends = f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else "gloo"
+    # torchrun's store may outlive its workers, and a process may train more than once: each time has its own keys
+    store = dist.PrefixStore(f"nicest {restarts()}.{next(_COUNT)}", store)
     dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:
         yield World(rank, size, backend), device
     except Exception as error:
-        if store.add("nicest failed", 1) > 1:
+        if store.add("failed", 1) > 1:
             raise SystemExit(1) from None
         sys.stderr = sys.__stderr__  # which the command line took from all but the first of a machine
         if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):

@@ -26,7 +26,7 @@ from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.train.checkpoint import LAST, RunFolder, WatchedFolder, read_tensors, restore_flow
-from nicest.train.distributed import World, joined, local, restarted
+from nicest.train.distributed import World, joined, local, restarts
 from nicest.train.engine import Engine
 from nicest.train.optim import set_rates
 from nicest.train.runtime import environment, rows_to
@@ -49,7 +49,7 @@ def train(
     with joined(device) as (world, place):
         run = RunFolder(out) if world.rank == 0 else WatchedFolder(out)
         there = world.first((run.path / LAST).exists())
-        if resume or (there and world.anywhere(restarted())):
+        if resume or (there and world.anywhere(restarts() > 0)):
             if not there:
                 raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
             with run.open_for_writing():

@@ -38,8 +38,13 @@ class TrainingStep:
         on_gpu = state.device.type == "cuda"
         fused = on_gpu and not state.sharded and state.precision != torch.float32 and FusedUpdate.fits(state)
         self.fused = FusedUpdate(state) if fused else None
-        self.flow = in_parallel(state) if self.world.joined and not on_gpu and not state.sharded else state.flow
         self.averages = self.world.joined and on_gpu and not state.sharded  # gradients; else torch does
+        self.flow: nn.Module = state.flow
+        if self.world.joined and not on_gpu and not state.sharded:
+            self.flow = DistributedDataParallel(state.flow)
+            self.flow.broadcast_buffers = False  # beyond this first time: they are constants
+            with torch.random.fork_rng(devices=[]):
+                self.differentiate()  # after it torch sorts its buckets anew: so all steps add up in one order
         self.run: Callable[[], None] = self.lines
         if captured and on_gpu and not self.watched and not state.sharded:
             self.run = self.captured()
@@ -104,17 +109,6 @@ class TrainingStep:
             update()
 
         return run
-
-
-def in_parallel(state: State) -> nn.Module:
-    """The flow with gradients that are averaged over all processes while the backward pass goes on (DDP).
-
-    Each tensor of weights is a bucket of its own: torch sorts larger ones anew after the first step, which adds up in
-    another order, and a resumed run would not be the same to the bit.
-    """
-    model = DistributedDataParallel(state.flow, bucket_cap_mb=1e-6)
-    model.broadcast_buffers = False  # after the first time: they are constants
-    return model
 
 
 @torch.no_grad()
