@@ -130,7 +130,7 @@ def joined(name: str) -> Iterator[tuple[World, torch.device]]:
         return
     device, backend = own_device(name)
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-    backends = f"cpu:gloo,cuda:{backend}" if device.type == "cuda" else "gloo"
+    backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     # torchrun's store may outlive its workers, and a process may train more than once: each time has its own keys
     store = dist.PrefixStore(f"nicest {restarts()}.{next(_COUNT)}", store)
     dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=PATIENCE)

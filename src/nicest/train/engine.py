@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,7 +42,7 @@ class Engine:
     ) -> None:
         self.flow, self.batch, self.precision, self.share = flow, batch or BATCH, precision, share
         self.device = flow.prior.loc.device
-        self.captured = captured and self.device.type == "cuda"
+        self.captured = captured
         self.graphs: dict[Any, Graph] = {}
         self.couplings = [layer for layer in flow.modules() if isinstance(layer, Coupling)]
         self.networks = [layer for layer in flow.modules() if isinstance(layer, MLP)]
@@ -58,8 +59,8 @@ class Engine:
         return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.prior.dim,))
 
     def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
-        # a graph writes its next batch over the one before
-        kept = [part.clone() if self.captured else part for part in parts]
+        on_gpu = self.device.type == "cuda"  # where a graph writes its next batch over the one before
+        kept = [part.clone() if on_gpu else part for part in parts]
         if not kept:
             return self.flow.prior.loc.new_zeros(0, *shape)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
@@ -78,17 +79,20 @@ class Engine:
         batch = batch or self._size(len(x))
         for entire in x.split(batch) if len(x) else ():
             part = self.share.rows(entire).to(self.device)
-            if not self.captured:
-                with self.prepared(), self.share.of(len(entire)):
-                    result = getattr(self.flow, method)(part)
-                yield result
+            if self.device.type != "cuda":
+                yield self._apply(method, part, len(entire))
                 continue
             key = (method, batch, x.shape[1:], x.dtype, self.flow.training)
             if key not in self.graphs:
                 size = len(range(self.share.rank, batch, self.share.size))
-                with self.prepared(), self.share.of(batch):
-                    self.graphs[key] = Graph(getattr(self.flow, method), (size, *x.shape[1:]), part)
+                function = partial(self._apply, method, whole=batch)
+                self.graphs[key] = Graph(function, (size, *x.shape[1:]), part, captured=self.captured)
             yield self.graphs[key](part)
+
+    def _apply(self, method: str, x: Tensor, whole: int) -> Any:
+        """A method of the flow at the own rows of a batch that has so many as a whole."""
+        with self.prepared(), self.share.of(whole):
+            return getattr(self.flow, method)(x)
 
     def refresh(self) -> None:
         """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of its own."""
@@ -146,19 +150,29 @@ def padded_copies(network: MLP, dtype: torch.dtype) -> Buffers:
 
 
 class Graph:
-    """A function of one batch, captured; rows of a smaller batch stand before those of the batch before it."""
+    """A function of one batch, captured; rows of a smaller batch stand before those of the batch before it.
 
-    def __init__(self, function: Callable[[Tensor], Any], shape: tuple[int, ...], example: Tensor) -> None:
+    Not captured, it is called afresh, but at as many rows, so that it draws the same random numbers.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor], Any], shape: tuple[int, ...], example: Tensor, *, captured: bool = True
+    ) -> None:
+        self.function, self.graph = function, None
         self.x = example.new_zeros(shape)
         self.x[: len(example)] = example
-        random = torch.cuda.get_rng_state(example.device)
-        self.graph, self.output = capture(lambda: function(self.x), example.device)
-        torch.cuda.set_rng_state(random, example.device)
+        if captured:
+            random = torch.cuda.get_rng_state(example.device)
+            self.graph, self.output = capture(lambda: function(self.x), example.device)
+            torch.cuda.set_rng_state(random, example.device)
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Any:
         self.x[: len(x)].copy_(x)
-        self.graph.replay()
+        if self.graph is None:
+            self.output = self.function(self.x)
+        else:
+            self.graph.replay()
         if isinstance(self.output, dict):
             return {name: values[: len(x)] for name, values in self.output.items()}
         return self.output[: len(x)]

@@ -53,15 +53,15 @@ class RMSProp(Optimizer):
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """The optimiser a recipe asks for; AdamW without decay is Adam, and decay is for matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    on_gpu = trained[0].is_cuda
+    captured = trained[0].is_cuda and local(trained[0]) is trained[0]
 
     def rate(value: float) -> Any:
         """On a GPU a tensor: a captured step reads its rates there."""
-        return torch.tensor(value, device=trained[0].device) if on_gpu else value
+        return torch.tensor(value, device=trained[0].device) if captured else value
 
     if settings.optimizer == "rmsprop":
         return RMSProp(trained, rate(settings.lr), rate(0.0))
-    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": True, "capturable": on_gpu}
+    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": True, "capturable": captured}
     matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return AdamW([group for group in groups if group["params"]], lr=rate(settings.lr), **options)
