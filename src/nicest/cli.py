@@ -171,6 +171,8 @@ def train(
     """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
+
+    On several GPUs: torchrun --nproc-per-node 8 -m nicest train tfd
     """
     from nicest.recipes import load_recipe
 
