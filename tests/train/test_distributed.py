@@ -18,7 +18,6 @@ import torch
 from runs import SMALL, counters, last, metrics, model, resume, run, same_run, wait_for
 
 from nicest.data import load
-from nicest.flows.shares import Share
 from nicest.recipes import load_recipe
 from nicest.train.distributed import World
 from nicest.train.loop import train
@@ -201,13 +200,7 @@ def worker(parent: int, rank: int) -> int:
     raise AssertionError(f"torchrun has no worker of rank {rank}")
 
 
-class TestShares:
-    @pytest.mark.parametrize("size", [2, 3, 5])
-    def test_the_shares_of_a_batch_are_its_rows(self, size: int):
-        rows = torch.arange(10)
-        parts = [Share(rank, size).rows(rows) for rank in range(size)]
-        assert sorted(torch.cat(parts).tolist()) == rows.tolist()
-
+class TestWorld:
     def test_one_process_alone_says_what_it_is_told(self):
         world = World()
         assert world.first(5) == 5

@@ -33,7 +33,7 @@ class Dequantize(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x = x.to(self.unit.dtype) if x.is_floating_point() else x
-        u = own(torch.rand(whole(len(x)), *x.shape[1:], dtype=self.unit.dtype, device=x.device))
+        u = own(torch.rand((whole(len(x)), *x.shape[1:]), dtype=self.unit.dtype, device=x.device))
         # rounding may take y up to the next level: the largest number below that is meant
         kernels = kernels_for(x) if u.dtype == torch.float32 and not x.requires_grad else None
         if kernels:
