@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import math
+import os
 import shlex
 import sys
 import warnings
@@ -120,6 +121,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     arguments = [each for each in sys.argv[1:] if each != "--debug"]
+    if not _is_first("LOCAL_RANK"):  # one process speaks for all of a machine, unless another alone fails
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         app(arguments)
     except NicestError as error:
@@ -196,10 +199,10 @@ def train(
     """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
+
+    On several GPUs: torchrun --nproc-per-node 8 -m nicest train tfd
     """
     from nicest.recipes import load_recipe
-    from nicest.train.checkpoint import LAST, MODEL, RunFolder
-    from nicest.train.loop import train as run_training
 
     loaded = load_recipe(recipe)
     overrides = list(change or [])
@@ -210,6 +213,9 @@ def train(
     folder = out or Path("runs") / loaded.name
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
+    from nicest.train.checkpoint import LAST, MODEL, RunFolder  # after the recipe: it takes two seconds
+    from nicest.train.loop import train as run_training
+
     if verify:
         RunFolder(folder).verify(LAST, MODEL)
     result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
@@ -591,7 +597,14 @@ def data_check(name: Annotated[str, typer.Argument(help="A data set by name.")],
         raise typer.Exit(1)
 
 
+def _is_first(variable: str) -> bool:
+    """Whether this is the only process, or the first of those that torchrun counts by a variable."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get(variable, "0") == "0"
+
+
 def _emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
+    if not _is_first("RANK"):
+        return
     if as_json:
         print(to_json(result, indent=None), end="")
     else:

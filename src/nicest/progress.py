@@ -15,8 +15,8 @@ Item = TypeVar("Item")
 class Bar:
     """A progress bar with a text and the time left; off a terminal, only its notes are printed."""
 
-    def __init__(self, description: str, total: int, done: int = 0) -> None:
-        self.console = Console(stderr=True, highlight=False)
+    def __init__(self, description: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=12),

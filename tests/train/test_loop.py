@@ -298,6 +298,7 @@ class TestSaver:
             save(state, path)
 
         monkeypatch.setattr(State, "save", spy)
+        monkeypatch.setattr(loop, "CHEAP", 60.0)  # however slow the disk is
         run(tmp_path / "cheap")
         assert saved == [0, 14, 28, 42]
         saved.clear()
@@ -346,7 +347,7 @@ class TestSaver:
         monkeypatch.setattr(loop.Saver, "save", spy)
         monkeypatch.setattr(loop, "CHEAP", 0.0)
         result = run(tmp_path, "train.epochs=100", "train.batch=700")  # two steps an epoch
-        assert 2 < len(took) < 50  # not each of a hundred
+        assert 1 < len(took) < 50  # not each of a hundred
         assert sum(took[1:-1]) < 0.02 * result["seconds"] + max(took)  # the first and the last whatever they cost
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nicest.flows import shares
 from nicest.flows.reduced import Buffers, rectified, shifted
 
 Initialisation = Literal["torch", "uniform", "zero-last"]
@@ -63,7 +64,7 @@ class MLP(nn.Module):
         for layer in hidden:  # without the layers' own calls, each of which costs as much as a small product
             x = functional.linear(x, layer.weight, layer.bias).relu_()
             if self.dropout and self.training:
-                x = functional.dropout(x, self.dropout)
+                x = shares.dropout(x, self.dropout)
         return functional.linear(x, last.weight, last.bias)
 
     def reduced(self, x1: Tensor, context: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

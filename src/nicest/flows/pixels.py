@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.gpu import kernels_for
+from nicest.flows.shares import own, whole
 
 
 class Dequantize(Bijection):
@@ -32,7 +33,7 @@ class Dequantize(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x = x.to(self.unit.dtype) if x.is_floating_point() else x
-        u = torch.rand(x.shape, dtype=self.unit.dtype, device=x.device)
+        u = own(torch.rand((whole(len(x)), *x.shape[1:]), dtype=self.unit.dtype, device=x.device))
         # rounding may take y up to the next level: the largest number below that is meant
         kernels = kernels_for(x) if u.dtype == torch.float32 and not x.requires_grad else None
         if kernels:
@@ -68,7 +69,7 @@ class DequantizeColumns(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.step))
-        y = x + self.step * torch.rand(x.shape, dtype=self.step.dtype, device=x.device)
+        y = x + self.step * own(torch.rand(whole(len(x)), len(self.step), dtype=self.step.dtype, device=x.device))
         log_det = torch.where(self.step > 0, self.step, 1.0).log().sum()
         return y, log_det.expand(len(x)).clone()
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from nicest.flows import shares
 from nicest.flows.gpu import kernels_for
 
 # Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
@@ -89,7 +89,7 @@ class _Pass:
         for (w, b), out in zip(hidden, self.room, strict=True):
             self.active.append(torch._addmm_activation(b, self.active[-1], w.t(), out=out))
             if dropout:
-                functional.dropout(self.active[-1], dropout, inplace=True)
+                shares.dropout(self.active[-1], dropout, inplace=True)
         self.output = torch.addmm(last_bias, self.active[-1], last_weight.t())
 
     def back(self, gradient: Tensor, sign: float, wanted: bool) -> tuple[Tensor, list[Tensor | None]]:

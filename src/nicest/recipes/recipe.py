@@ -106,6 +106,9 @@ class TrainSettings:
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "dtype inside the coupling functions; auto is bfloat16 on a GPU and float32 on a CPU"
     )
+    sharding: Literal["none", "full"] = setting(
+        "none", "under torchrun: each process holds all weights, or, for models beyond one GPU, its part of them"
+    )
     evaluate_every: int = setting(1, "epochs between two validations; the best model by validation is kept")
     patience: int = setting(0, "epochs without a better validation after which training stops; 0 to run them all")
     seed: int = setting(0, "seed of the initialisation, the order of examples and the noise")

@@ -62,7 +62,7 @@ def score(
     writes a part of its own, named after its rank; the parts, one after the other, are what one process writes.
     """
     place = choose_device(device)
-    flow, recipe, _ = load_with_recipe(run, device=place)
+    flow, recipe, figures = load_with_recipe(run, device=place)
     columns = RunFolder(run).columns()
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     parts = list(share(plan([Path(file) for file in files], columns), rank, size))
@@ -71,7 +71,7 @@ def score(
         raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
     engine = Engine(flow)
     noisy = bool(recipe.data.levels or recipe.data.discrete)
-    reference = training_quantiles(run, recipe, engine, draws if noisy else 1)
+    reference = training_quantiles(run, recipe, int(figures.get("step", 0)), engine, draws if noisy else 1)
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
     with ExitStack() as stack:
@@ -180,10 +180,13 @@ def log_densities(engine: Engine, chunk: Chunk, draws: int) -> np.ndarray:
     return nats
 
 
-def training_quantiles(run: str | Path, recipe: Recipe, engine: Engine, draws: int) -> np.ndarray | None:
-    """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone."""
-    path = RunFolder(run).path / "training-scores.npy"
-    if path.is_file() and path.stat().st_mtime >= RunFolder(run).model.stat().st_mtime:
+def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engine, draws: int) -> np.ndarray | None:
+    """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone.
+
+    They are named after the step of the model, since a training that goes on finds a better one.
+    """
+    path = RunFolder(run).path / f"training-scores-{step}.npy"
+    if path.is_file():
         kept = read_npy(path)
         if kept.shape == (QUANTILES,):
             return kept

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.errors import NicestError
+from nicest.flows.shares import own, whole
 from nicest.recipes.recipe import AugmentSettings
 
 
@@ -78,8 +79,12 @@ class Warp(nn.Module):
             self.register_buffer(name, torch.as_tensor(value, dtype=dtype), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        n = round(self.settings.share * len(rows))
-        return torch.cat([self.warp(rows[:n], self.draw(n)), rows[n:]]) if n else rows
+        n = round(self.settings.share * whole(len(rows)))
+        if n == 0:
+            return rows
+        motion = Motion(*map(own, self.draw(n)))
+        n = len(motion.shift)  # of the rows that are here
+        return torch.cat([self.warp(rows[:n], motion), rows[n:]])
 
     def draw(self, n: int) -> Motion:
         """Random motions of n images, as large as the settings say."""

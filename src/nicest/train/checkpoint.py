@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nicest.data.arrays import brief
-from nicest.data.columns import Column, columns_from_json, columns_to_json
+from nicest.data.columns import Column, columns_from_json
 from nicest.errors import NicestError
-from nicest.files import flush, replacing, to_json, write_text
+from nicest.files import flush, replacing, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
@@ -113,6 +113,9 @@ class RunFolder:
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
             raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
 
+    def write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
     def save_model(
         self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]
     ) -> None:
@@ -129,10 +132,6 @@ class RunFolder:
         for path in [self.path / name for name in names] or [self.model]:
             if path.is_file():
                 verify(path)
-
-    def write_columns(self, columns: Sequence[Column]) -> None:
-        """What the columns of the table are that the model is of."""
-        write_text(self.path / COLUMNS, to_json(columns_to_json(columns)))
 
     def columns(self) -> tuple[Column, ...]:
         """The columns of the table that the model is of; none where it is of something else."""
@@ -178,6 +177,32 @@ class RunFolder:
             return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
         there = "is no run folder" if self.asked.exists() else "does not exist"
         return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
+
+
+class WatchedFolder(RunFolder):
+    """A run folder that another process writes: nothing is read of it here, and nothing written."""
+
+    @contextmanager
+    def open_for_writing(self) -> Iterator[None]:
+        yield
+
+    def refuse_existing(self) -> None:
+        pass
+
+    def write(self, name: str, text: str) -> None:
+        pass
+
+    def save_model(self, *_: object) -> None:
+        pass
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def flush_metrics(self) -> None:
+        pass
+
+    def drop_metrics_after(self, step: int) -> None:
+        pass
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from nicest.flows import MLP, Coupling, Flow
 from nicest.flows.reduced import Buffers
+from nicest.flows.shares import Share
 
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
 
@@ -28,11 +30,21 @@ class Engine:
     On a GPU the work on one batch is captured once and replayed, which spares the launches. `precision` is what the
     coupling functions compute in: with torch.bfloat16 the engine is several times as fast, rounds like a model that
     is trained so, and keeps copies of the weights it found; with float32 it reads the weights as they are.
+    Of several processes, each gives what it has a `share` in.
     """
 
-    def __init__(self, flow: Flow, *, batch: int | None = None, precision: torch.dtype = torch.float32) -> None:
-        self.flow, self.batch, self.precision = flow, batch or BATCH, precision
+    def __init__(
+        self,
+        flow: Flow,
+        *,
+        batch: int | None = None,
+        precision: torch.dtype = torch.float32,
+        share: Share = Share(),
+        captured: bool = True,
+    ) -> None:
+        self.flow, self.batch, self.precision, self.share = flow, batch or BATCH, precision, share
         self.device = flow.prior.loc.device
+        self.captured = captured
         self.graphs: dict[Any, Graph] = {}
         self.couplings = [layer for layer in flow.modules() if isinstance(layer, Coupling)]
         self.networks = [layer for layer in flow.modules() if isinstance(layer, MLP)]
@@ -69,28 +81,30 @@ class Engine:
         """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
         batch, start = batch or self._size(len(x)), 0
         while start < len(x):
-            part = x[start : start + batch].to(self.device)
+            entire = x[start : start + batch]
             try:
-                result = self._one(method, part, batch)
+                result = self._one(method, entire, batch)
             except RuntimeError as error:
-                if batch == 1 or not out_of_memory(error):
+                # processes that share their batches halve none: they would draw other numbers than the rest
+                if batch == 1 or self.share.size > 1 or not out_of_memory(error):
                     raise
                 result = None
             if result is None:  # out of the handler, since the error holds on to the memory of what failed
                 batch = self._fewer(batch)
                 continue
-            start += len(part)
+            start += len(entire)
             yield result
 
-    def _one(self, method: str, part: Tensor, batch: int) -> Any:
-        """What a method gives for one batch, or for its first rows."""
+    def _one(self, method: str, entire: Tensor, batch: int) -> Any:
+        """What a method gives for the own rows of one batch, or of the first rows of one."""
+        part = self.share.rows(entire).to(self.device)
         if self.device.type != "cuda":
-            with self.prepared():
-                return getattr(self.flow, method)(part)
+            return self._apply(method, part, len(entire))
         key = (method, batch, part.shape[1:], part.dtype, self.flow.training)
         if key not in self.graphs:
-            with self.prepared():
-                self.graphs[key] = Graph(getattr(self.flow, method), (batch, *part.shape[1:]), part)
+            size = len(range(self.share.rank, batch, self.share.size))
+            function = partial(self._apply, method, whole=batch)
+            self.graphs[key] = Graph(function, (size, *part.shape[1:]), part, captured=self.captured)
         return self.graphs[key](part)
 
     def _fewer(self, batch: int) -> int:
@@ -102,6 +116,11 @@ class Engine:
             torch.cuda.empty_cache()
         warnings.warn(f"out of memory with {batch} rows at once: going on with {self.batch}", stacklevel=3)
         return self.batch
+
+    def _apply(self, method: str, x: Tensor, whole: int) -> Any:
+        """A method of the flow at the own rows of a batch that has so many as a whole."""
+        with self.prepared(), self.share.of(whole):
+            return getattr(self.flow, method)(x)
 
     def refresh(self) -> None:
         """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of its own."""
@@ -159,19 +178,29 @@ def padded_copies(network: MLP, dtype: torch.dtype) -> Buffers:
 
 
 class Graph:
-    """A function of one batch, captured; rows of a smaller batch stand before those of the batch before it."""
+    """A function of one batch, captured; rows of a smaller batch stand before those of the batch before it.
 
-    def __init__(self, function: Callable[[Tensor], Any], shape: tuple[int, ...], example: Tensor) -> None:
+    Not captured, it is called afresh, but at as many rows, so that it draws the same random numbers.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor], Any], shape: tuple[int, ...], example: Tensor, *, captured: bool = True
+    ) -> None:
+        self.function, self.graph = function, None
         self.x = example.new_zeros(shape)
         self.x[: len(example)] = example
-        random = torch.cuda.get_rng_state(example.device)
-        self.graph, self.output = capture(lambda: function(self.x), example.device)
-        torch.cuda.set_rng_state(random, example.device)
+        if captured:
+            random = torch.cuda.get_rng_state(example.device)
+            self.graph, self.output = capture(lambda: function(self.x), example.device)
+            torch.cuda.set_rng_state(random, example.device)
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Any:
         self.x[: len(x)].copy_(x)
-        self.graph.replay()
+        if self.graph is None:
+            self.output = self.function(self.x)
+        else:
+            self.graph.replay()
         if isinstance(self.output, dict):
             return {name: values[: len(x)] for name, values in self.output.items()}
         return self.output[: len(x)]
@@ -202,6 +231,8 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
+    # where there are other processes, a thread of NCCL's looks at the device meanwhile
+    mode = "thread_local" if torch.distributed.is_available() and torch.distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, capture_error_mode=mode):
         output = function()
     return graph, output

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from nicest.data import Splits
+from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
-from nicest.files import to_json, write_text
+from nicest.files import to_json
 from nicest.flows import Flow, moments
 from nicest.progress import Bar
 from nicest.recipes import Recipe
@@ -25,17 +26,19 @@ from nicest.recipes.build import build, fit_constants, needs_moments
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
-from nicest.train.checkpoint import LAST, RunFolder, read_tensors, restore_flow
+from nicest.train.checkpoint import COLUMNS, LAST, RunFolder, WatchedFolder, read_tensors, restore_flow
 from nicest.train.digests import ENVIRONMENT
+from nicest.train.distributed import World, joined, local, restarts
 from nicest.train.engine import Engine
 from nicest.train.memory import explaining_memory
 from nicest.train.optim import set_rates
-from nicest.train.runtime import choose_device, environment, rows_to
+from nicest.train.runtime import environment, rows_to
 from nicest.train.state import Counters, State, under
 from nicest.train.step import TrainingStep
 
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
+ELSEWHERE = "the prior or the gradient"
 SCORED_AT_ONCE = 500  # rows of a validation between two looks at the signals
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
@@ -43,58 +46,74 @@ CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at eve
 def train(
     recipe: Recipe, out: str | Path, *, overrides: tuple[str, ...] = (), resume: bool = False, device: str = "auto"
 ) -> dict[str, Any]:
-    """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended."""
-    run, place = RunFolder(out), choose_device(device)
-    if resume:
-        if not (run.path / LAST).exists():
-            raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
-        with run.open_for_writing():
-            state, splits = resume_state(run, recipe, overrides, place)
-            return fit(state, splits, run)
-    run.refuse_existing()
-    recipe = recipe.override(*overrides)
-    splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
-    with run.open_for_writing():
+    """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended.
+
+    Under torchrun all its processes train together, and the first alone writes.
+    """
+    with joined(device) as (world, place):
+        run = RunFolder(out) if world.rank == 0 else WatchedFolder(out)
+        there = world.first((run.path / LAST).exists())
+        if resume or (there and world.anywhere(restarts() > 0)):
+            if not there:
+                raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
+            with run.open_for_writing():
+                state, splits = resume_state(run, recipe, overrides, place, world)
+                return fit(state, splits, run)
         run.refuse_existing()
-        state = start(recipe, splits, place)
-        write_text(run.path / "recipe.toml", state.recipe.to_toml())
-        write_text(run.path / ENVIRONMENT, to_json(environment(place)))
-        if splits.columns:
-            run.write_columns(splits.columns)
-        state.save(run.path / LAST)
-        return fit(state, splits, run)
+        recipe = recipe.override(*overrides)
+        splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
+        world.require_shares(min(recipe.train.batch, len(splits.train)))
+        with run.open_for_writing():
+            run.refuse_existing()
+            state = start(recipe, splits, place, world)
+            run.write("recipe.toml", state.recipe.to_toml())
+            run.write(ENVIRONMENT, to_json(environment(place) | {"processes": world.size}))
+            if splits.columns:
+                run.write(COLUMNS, to_json(columns_to_json(splits.columns)))
+            state.save(run.path / LAST)
+            return fit(state, splits, run)
 
 
-def start(recipe: Recipe, splits: Splits, device: torch.device) -> State:
+def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
     """The state before the first step: a fresh flow, its constants fitted to the training rows."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.steps).double()
-    if needs_moments(flow):
+    if needs_moments(flow) and world.rank == 0:
         fit_constants(flow, *moments(rows_to(splits.train, device)))
-    return State(recipe, flow, device)
+    if world.joined:
+        flow.load_state_dict(world.sent(flow.state_dict()))
+    return State(recipe, flow, device, world)
 
 
 def resume_state(
-    run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device
+    run: RunFolder, recipe: Recipe, overrides: tuple[str, ...], device: torch.device, world: World
 ) -> tuple[State, Splits]:
     """The state a run stopped in, and its data; the run keeps its own recipe, but for the overrides."""
-    tensors, stored, counters = read_tensors(run.path / LAST)
+    tensors, stored, counters = read_last(run, world)
     if stored.name != recipe.name:
         raise NicestError(f"{run.path} holds a run of recipe {stored.name!r}, not {recipe.name!r}")
     recipe = _same_model(stored, stored.override(*overrides))
     splits = load_splits(recipe)
-    state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device)
+    world.require_shares(min(recipe.train.batch, len(splits.train)))
+    state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device, world)
     state.restore(tensors, counters, random=True)
     run.drop_metrics_after(state.counters.step - state.counters.unscored)
-    write_text(run.path / "recipe.toml", recipe.to_toml())
+    run.write("recipe.toml", recipe.to_toml())
     return state, splits
+
+
+def read_last(run: RunFolder, world: World) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
+    """The last state of a run, which the first process reads for all."""
+    tensors, *rest = read_tensors(run.path / LAST) if world.rank == 0 else ({}, None, None)
+    recipe, counters = world.first(rest)
+    return world.sent(tensors), recipe, counters
 
 
 @explaining_memory
 def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
-    settings, flow, counters = state.recipe.train, state.flow, state.counters
+    settings, flow, counters, world = state.recipe.train, state.flow, state.counters, state.world
     rows, valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
     batch = min(settings.batch, len(rows))
     per_epoch = len(rows) // batch  # what is left over sits out this epoch; the order is new in each
@@ -107,12 +126,16 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
         )
     order, order_of = torch.empty(0), -1
     origin = time.perf_counter() - counters.seconds
+    listens = not world.joined or state.device.type == "cpu"  # at every step: on a GPU it would wait for the others
 
-    with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
+    with (
+        Bar(state.recipe.name, total, counters.step, quiet=world.rank > 0) as bar,
+        interruptible(once=not world.joined) as interrupted,
+    ):
         flow.train()
         step, stop = TrainingStep(state, rows, batch), False
         saver = Saver(state, run)
-        engine = Engine(state.average)  # in float32, whatever the networks train in: what `evaluate` will find
+        engine = scoring(state)
         while not over(counters, settings, per_epoch) and not stop:
             unscored, counters.unscored = counters.unscored, False  # the step is done, its validation is not
             epoch, position = divmod(counters.step - unscored, per_epoch)
@@ -128,17 +151,19 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     counters.step += 1
             except FloatingPointError as error:
                 raise NicestError(diverged(state, run, step)) from error
-            stop = interrupted.is_set()  # asked once a step, so that what is saved then was looked at first
 
             last_of_epoch = position + 1 == per_epoch
+            looks = last_of_epoch or counters.step % CHECK_EVERY == 0
+            # asked once a step, so that what is saved then was looked at first
+            stop = (listens or looks) and world.anywhere(interrupted.is_set())
             validates = last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs)
-            if last_of_epoch or stop or counters.step % CHECK_EVERY == 0:
+            if looks or stop:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
-                late = saver.late()
-                if good <= position or ((stop or late) and not finite(flow)):
+                late = world.first(saver.late())
+                if good <= position or ((stop or late) and world.anywhere(not finite(flow))):
                     recover(state, run, epoch * per_epoch + good, step, bar)
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
-                    engine = Engine(state.average)  # the weights may have moved
+                    engine = scoring(state)  # the weights may have moved
                     continue
                 nats = offset - unit * float(state.losses[: position + 1].mean())
                 bar.update(counters.step, f"epoch {epoch + 1}/{settings.epochs} {_figures(nats, splits.dim, offset)}")
@@ -147,16 +172,18 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     saver.save()
             if validates:
                 state.average.eval()
-                scored = None if stop else score(engine, valid, interrupted)
+                scored = None if stop else score(engine, valid, interrupted, world)
                 flow.train()
-                if scored is None and finite(flow):  # a signal waits for no validation: the resumed run makes it
+                if scored is None and not world.anywhere(
+                    not finite(flow)
+                ):  # a signal waits for no validation: the resumed run makes it
                     counters.unscored = stop = True
                     continue
                 valid_nats = math.nan if scored is None else scored + offset
                 if not math.isfinite(valid_nats):
                     recover(state, run, counters.step, step, bar)
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
-                    engine = Engine(state.average)  # the weights may have moved
+                    engine = scoring(state)  # the weights may have moved
                     continue
                 counters.seconds = time.perf_counter() - origin
                 row = {
@@ -173,7 +200,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
                     saver.best = state.average_tensors(), row
                 # before the state: --resume drops a row too many, but a lost one stays lost
                 run.append_metrics(row)
-                if saver.due() or over(counters, settings, per_epoch):
+                if world.first(saver.due()) or over(counters, settings, per_epoch):
                     saver.save()
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
@@ -182,6 +209,11 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
             saver.save()
     finished = over(counters, settings, per_epoch)
     return asdict(counters) | {"run": str(run.path), "epochs": settings.epochs, "finished": finished}
+
+
+def scoring(state: State) -> Engine:
+    """What validates: in float32, whatever the networks train in, as `evaluate` will."""
+    return Engine(state.average, share=state.world.share, captured=not state.sharded)
 
 
 def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
@@ -193,19 +225,19 @@ def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
     return epoch >= settings.epochs or (position == 0 and tired)
 
 
-def score(engine: Engine, rows: Tensor, interrupted: threading.Event) -> float | None:
+def score(engine: Engine, rows: Tensor, interrupted: threading.Event, world: World) -> float | None:
     """Mean log-likelihood of rows; None if a signal comes in between, and the random numbers to come as before."""
     cuda = [engine.device] if engine.device.type == "cuda" else []
     random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]
     scores = []
     for part in rows.split(SCORED_AT_ONCE):
-        if interrupted.is_set():
+        if world.anywhere(interrupted.is_set()):
             torch.set_rng_state(random[0])
             for device, numbers in zip(cuda, random[1], strict=True):
                 torch.cuda.set_rng_state(numbers, device)
             return None
         scores.append(engine.log_prob(part))
-    return float(torch.cat(scores).double().mean())
+    return world.mean(torch.cat(scores))
 
 
 class Saver:
@@ -228,7 +260,7 @@ class Saver:
         began = time.perf_counter()
         if self.best is not None:
             tensors, row = self.best
-            self.run.save_model(tensors, self.state.constants, self.state.recipe, row)
+            self.run.save_model(self.state.world.collected(tensors), self.state.constants, self.state.recipe, row)
             self.best = None
         self.run.flush_metrics()
         self.state.save(self.run.path / LAST)
@@ -241,7 +273,7 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
     """After a non-finite loss: back to the last good state, once; the second time, stop and say where."""
     if state.counters.rolled_back:
         raise NicestError(diverged(state, run, step))
-    tensors, _, counters = read_tensors(run.path / LAST)
+    tensors, _, counters = read_last(run, state.world)
     state.restore(tensors, counters | {"rolled_back": True}, random=False)
     run.drop_metrics_after(state.counters.step - state.counters.unscored)
     bar.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
@@ -249,7 +281,9 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
 
 def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
     """What to say when a run cannot go on: the step, the layer, the remedy."""
-    settings, where = state.recipe.train, sick_layer(state.flow, step.rows[step.index])
+    settings = state.recipe.train
+    found = state.world.each(sick_layer(state.whole_flow(), step.rows[step.index]))
+    where = next((each for each in found if each != ELSEWHERE), ELSEWHERE)
     return (
         f"non-finite loss at step {state.counters.step}, for the second time, first in {where}: lower train.lr"
         f" (now {settings.lr:g}) or set train.clip (now {settings.clip:g}); the last good state is kept in {run.path}"
@@ -258,7 +292,7 @@ def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
 
 def finite(flow: Flow) -> bool:
     """Whether all weights are finite."""
-    return all(bool(p.isfinite().all()) for p in flow.parameters())
+    return all(bool(local(p).isfinite().all()) for p in flow.parameters())
 
 
 @torch.no_grad()
@@ -270,12 +304,15 @@ def sick_layer(flow: Flow, x: Tensor) -> str:
         for part, tensors in suspects.items():
             if not all(bool(tensor.isfinite().all()) for tensor in tensors):
                 return f"the {part} of layer {name!r}"
-    return "the prior or the gradient"
+    return ELSEWHERE
 
 
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a termination signal sets, once; the second one acts as usual."""
+def interruptible(*, once: bool = True) -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a termination signal sets; the second one acts as usual, unless all are to be caught.
+
+    torchrun may pass on a signal that was heard already, and has means of its own to end what does not stop.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -285,7 +322,8 @@ def interruptible() -> Iterator[threading.Event]:
 
     def handle(number: int, frame: Any) -> None:
         event.set()
-        signal.signal(number, before[signal.Signals(number)])
+        if once:
+            signal.signal(number, before[signal.Signals(number)])
 
     for each in heard:
         signal.signal(each, handle)

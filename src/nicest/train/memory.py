@@ -32,6 +32,9 @@ def explaining_memory(fit: Fit) -> Fit:
                 raise
         # out of the handler, since the error holds on to the memory of the step that failed
         begun = state.counters.step > 0
+        if state.world.size > 1:  # where no process may try a batch by itself
+            where = f"{describe_device(state.device)} of process {state.world.rank}"
+            raise NicestError(f"out of memory on {where}: set a smaller train.batch, or train.sharding=full")
         if not begun:  # the run may be made again, with another batch
             (run.path / LAST).unlink(missing_ok=True)
         raise NicestError(too_large(state, splits, run, begun))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from nicest.recipes.recipe import TrainSettings
+from nicest.train.distributed import local
 
 
 class RMSProp(Optimizer):
@@ -32,12 +33,12 @@ class RMSProp(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            gradients = [p.grad for p in parameters]
             for p in parameters:
                 if not self.state[p]:
                     self.state[p] = {"square": torch.zeros_like(p), "velocity": torch.zeros_like(p)}
-            squares = [self.state[p]["square"] for p in parameters]
-            velocities = [self.state[p]["velocity"] for p in parameters]
+            gradients = [local(p.grad) for p in parameters if p.grad is not None]
+            squares = [local(self.state[p]["square"]) for p in parameters]
+            velocities = [local(self.state[p]["velocity"]) for p in parameters]
             torch._foreach_mul_(squares, group["decay"])
             torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["decay"])
             roots = torch._foreach_sqrt(squares)
@@ -46,21 +47,21 @@ class RMSProp(Optimizer):
             steps = torch._foreach_div(gradients, roots)
             torch._foreach_mul_(steps, group["lr"])
             torch._foreach_sub_(velocities, steps)
-            torch._foreach_add_(parameters, velocities)
+            torch._foreach_add_([local(p) for p in parameters], velocities)
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     """The optimiser a recipe asks for; AdamW without decay is Adam, and decay is for matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    on_gpu = trained[0].is_cuda
+    captured = trained[0].is_cuda and local(trained[0]) is trained[0]
 
     def rate(value: float) -> Any:
         """On a GPU a tensor: a captured step reads its rates there."""
-        return torch.tensor(value, device=trained[0].device) if on_gpu else value
+        return torch.tensor(value, device=trained[0].device) if captured else value
 
     if settings.optimizer == "rmsprop":
         return RMSProp(trained, rate(settings.lr), rate(0.0))
-    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": True, "capturable": on_gpu}
+    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": True, "capturable": captured}
     matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return AdamW([group for group in groups if group["params"]], lr=rate(settings.lr), **options)

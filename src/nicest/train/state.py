@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 
 from nicest.flows import Flow
 from nicest.recipes import Recipe
+from nicest.recipes.build import build
 from nicest.train.checkpoint import write_tensors
+from nicest.train.distributed import World, placed, shard, whole
 from nicest.train.optim import make_optimizer
 from nicest.train.runtime import set_precision, training_precision
 
@@ -34,13 +36,17 @@ class Counters:
 class State:
     """The flow, its average, the optimiser, the counters and the losses of the epoch."""
 
-    def __init__(self, recipe: Recipe, flow: Flow, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, flow: Flow, device: torch.device, world: World = World()) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
         trained = {name for name, p in flow.named_parameters() if p.requires_grad}
         self.constants = {name: t.clone() for name, t in flow.state_dict().items() if name not in trained}
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.world = recipe, device, world
+        self.sharded = world.joined and recipe.train.sharding == "full"
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
+        if self.sharded:
+            for each in dict.fromkeys((self.flow, self.average)):
+                shard(each, device)
         self.precision = training_precision(recipe.train.precision, device)
         set_precision(self.flow, self.precision)
         self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
@@ -51,29 +57,46 @@ class State:
         """A copy of the averaged flow as it is now."""
         return {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
 
+    def whole_flow(self) -> Flow:
+        """The flow, for a look inside: itself, or a copy of all its parts."""
+        if not self.sharded:
+            return self.flow
+        with torch.random.fork_rng(devices=[]):
+            flow = build(self.recipe).to(self.device)
+        flow.load_state_dict({name: whole(t) for name, t in self.flow.state_dict().items()})
+        return flow.train(self.flow.training)
+
     def save(self, path: Path) -> None:
         tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
         if self.average is not self.flow:
             tensors |= {f"average.{name}": p.clone() for name, p in self.average.named_parameters()}
         for i, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
-        tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}
+        tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}  # the same in all processes
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        write_tensors(path, tensors, self.recipe, asdict(self.counters))
+        tensors = self.world.collected(tensors)
+        if self.world.rank == 0:
+            write_tensors(path, tensors, self.recipe, asdict(self.counters))
 
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
         """Go back to a saved state; without `random`, the noise to come is new."""
-        self.flow.load_state_dict(under("flow.", tensors))
+        weights = under("flow.", tensors)
+        if self.sharded:
+            weights = {name: placed(weights[name], like) for name, like in self.flow.state_dict().items()}
+        self.flow.load_state_dict(weights)
         if self.average is not self.flow:
             with torch.no_grad():
                 averages = under("average.", tensors)
                 for name, parameter in self.average.named_parameters():
-                    parameter.copy_(averages[name])
+                    parameter.copy_(placed(averages[name], parameter))
         slots: dict[int, dict[str, Tensor]] = {}
         for key, value in under("optimizer.", tensors).items():
             i, _, name = key.partition(".")
             slots.setdefault(int(i), {})[name] = value
+        if self.sharded:
+            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+            slots = {i: {name: placed(t, trained[i]) if t.ndim else t for name, t in slots[i].items()} for i in slots}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
         self.counters = Counters(**counters)

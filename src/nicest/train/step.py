@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from nicest.flows import Flow
 from nicest.train.augment import Warp
+from nicest.train.distributed import local
 from nicest.train.engine import capture
 from nicest.train.fused import FusedUpdate
 from nicest.train.optim import average_weight
@@ -20,62 +22,106 @@ class TrainingStep:
 
     On a GPU the whole step is one CUDA graph: gather, warp, dequantise, forward, backward, clip, optimiser, average.
     After a roll-back it runs line by line instead, and raises FloatingPointError before a non-finite loss spoils the
-    weights.
+    weights. Of several processes, each takes its share of the rows, and all come to the same loss and weights; there
+    are two graphs then, up to the gradients and from them on, and the gradients are averaged between the two.
     """
 
     def __init__(self, state: State, rows: Tensor, batch: int, *, captured: bool = True) -> None:
-        self.state, self.rows = state, rows
-        self.index = torch.zeros(batch, dtype=torch.long, device=state.device)
+        self.state, self.rows, self.batch = state, rows, batch
+        self.world, self.share = state.world, state.world.share
+        self.index = torch.zeros(batch // self.world.size, dtype=torch.long, device=state.device)
         self.loss = torch.zeros((), device=state.device)
         self.weight = torch.ones((), device=state.device)  # of the new weights in their average
         augment, data = state.recipe.augment, state.recipe.data
         self.warp = Warp(data.shape, data.levels, augment).to(state.device) if augment.share else nn.Identity()
         self.watched = state.counters.rolled_back
         on_gpu = state.device.type == "cuda"
-        fused = on_gpu and state.precision != torch.float32 and FusedUpdate.fits(state)
+        fused = on_gpu and not state.sharded and state.precision != torch.float32 and FusedUpdate.fits(state)
         self.fused = FusedUpdate(state) if fused else None
-        graph = captured and on_gpu and not self.watched
-        self.run = captured_step(self.lines, state, self.fused) if graph else self.lines
+        self.averages = self.world.joined and on_gpu and not state.sharded  # gradients; else torch does
+        self.flow: nn.Module = state.flow
+        if self.world.joined and not on_gpu and not state.sharded:
+            self.flow = DistributedDataParallel(state.flow)
+            self.flow.broadcast_buffers = False  # beyond this first time: they are constants
+            with torch.random.fork_rng(devices=[]):
+                self.differentiate()  # after it torch sorts its buckets anew: so all steps add up in one order
+        self.run: Callable[[], None] = self.lines
+        if captured and on_gpu and not self.watched and not state.sharded:
+            self.run = self.captured()
 
     def __call__(self, index: Tensor) -> Tensor:
         settings = self.state.recipe.train
-        self.index.copy_(index)
+        self.index.copy_(self.share.rows(index))
         if settings.ema:
             self.weight.fill_(average_weight(settings.ema, self.state.counters.step))
         self.run()
         return self.loss
 
     def lines(self) -> None:
+        self.differentiate()
+        self.exchange()
+        self.update()
+
+    def differentiate(self) -> None:
+        """The loss of these rows and its gradients."""
         state, settings = self.state, self.state.recipe.train
         unit = state.recipe.data.dim if settings.loss == "nats-per-dim" else 1
-        rows = self.warp(self.rows[self.index])
-        loss = -state.flow(rows).mean() / unit  # forward is log_prob; noise is drawn afresh inside
-        if self.watched and not bool(loss.isfinite()):
-            raise FloatingPointError
-        if self.fused:
-            self.fused.zero_grad()
-            loss.backward()
-            self.fused(self.weight)
-        else:
-            state.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if settings.clip:
-                torch.nn.utils.clip_grad_norm_(state.flow.parameters(), settings.clip)
-            state.optimizer.step()
-            if settings.ema:
-                update_average(state.average, state.flow, self.weight)
+        with self.share.of(self.batch):
+            rows = self.warp(self.rows[self.index])
+            loss = -self.flow(rows).mean() / unit  # forward is log_prob; noise is drawn afresh inside
+        self.fused.zero_grad() if self.fused else state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
         self.loss.copy_(loss.detach())
+
+    def exchange(self) -> None:
+        """Make the loss, and gradients that torch does not see to, those of the whole batch."""
+        self.world.average_(self.loss, *(self.gradients() if self.averages else ()))
+        if self.watched and not bool(self.loss.isfinite()):
+            raise FloatingPointError
+
+    def gradients(self) -> list[Tensor]:
+        if self.fused:
+            return [block.gradient for block in self.fused.blocks]
+        return [p.grad for p in self.state.flow.parameters() if p.grad is not None]
+
+    def update(self) -> None:
+        """From the gradients to new weights, and their average."""
+        state, settings = self.state, self.state.recipe.train
+        if self.fused:
+            self.fused(self.weight)
+            return
+        if settings.clip:
+            torch.nn.utils.clip_grad_norm_(state.flow.parameters(), settings.clip)
+        state.optimizer.step()
+        if settings.ema:
+            update_average(state.average, state.flow, self.weight)
+
+    def captured(self) -> Callable[[], None]:
+        """The lines as graphs."""
+        if not self.world.joined:
+            (replay,) = captured_parts([self.lines], self.state, self.fused)
+            return replay
+        differentiate, update = captured_parts([self.differentiate, self.update], self.state, self.fused)
+
+        def run() -> None:
+            differentiate()
+            self.exchange()
+            update()
+
+        return run
 
 
 @torch.no_grad()
 def update_average(average: Flow, flow: Flow, weight: Tensor) -> None:
     """average <- average + weight · (flow - average)."""
-    averages: list[Tensor] = list(average.parameters())
-    torch._foreach_lerp_(averages, list(flow.parameters()), [weight] * len(averages))
+    averages: list[Tensor] = [local(p) for p in average.parameters()]
+    torch._foreach_lerp_(averages, [local(p) for p in flow.parameters()], [weight] * len(averages))
 
 
-def captured_step(lines: Callable[[], None], state: State, fused: FusedUpdate | None) -> Callable[[], None]:
-    """The lines as one CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
+def captured_parts(
+    parts: Sequence[Callable[[], None]], state: State, fused: FusedUpdate | None
+) -> list[Callable[[], None]]:
+    """Each part as a CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
 
     def changed() -> list[Tensor]:
         if fused:
@@ -89,9 +135,9 @@ def captured_step(lines: Callable[[], None], state: State, fused: FusedUpdate | 
 
     before = {tensor.data_ptr(): tensor.clone() for tensor in changed()}
     random = torch.cuda.get_rng_state(state.device)
-    graph, _ = capture(lines, state.device)
+    graphs = [capture(part, state.device)[0] for part in parts]
     for tensor in changed():
         # what the optimiser made in its first step was 0 before it
         tensor.copy_(before[tensor.data_ptr()]) if tensor.data_ptr() in before else tensor.zero_()
     torch.cuda.set_rng_state(random, state.device)
-    return graph.replay
+    return [graph.replay for graph in graphs]

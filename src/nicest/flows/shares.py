@@ -1,0 +1,57 @@
+"""Batches that several processes share: each draws the random numbers of the whole batch, and keeps those of its rows.
+
+So what a row meets does not depend on how many processes there are, nor does the state of the random numbers after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Share:
+    """Every `size`-th row of a batch, from the row `rank` on: what one of `size` processes has of it."""
+
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, batch: Tensor) -> Tensor:
+        """The own rows of a whole batch."""
+        return batch[self.rank :: self.size]
+
+    @contextmanager
+    def of(self, total: int) -> Iterator[None]:
+        """Inside, what a flow is given are the own rows of a batch of `total`."""
+        global _held
+        before = _held
+        _held = (self, total) if self.size > 1 else None
+        try:
+            yield
+        finally:
+            _held = before
+
+
+_held: tuple[Share, int] | None = None  # the share this process has now, and of how many rows
+
+
+def whole(n: int) -> int:
+    """How many rows the batch has of which n are here."""
+    return n if _held is None else _held[1]
+
+
+def own(drawn: Tensor) -> Tensor:
+    """The rows that belong to those which are here, of what was drawn for the whole batch."""
+    return drawn if _held is None else _held[0].rows(drawn).contiguous()
+
+
+def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
+    """torch's dropout of the whole batch, for the rows x that are here."""
+    if _held is None:
+        return functional.dropout(x, p, inplace=inplace)
+    kept = own(functional.dropout(x.new_ones(whole(len(x)), *x.shape[1:]), p, inplace=inplace))
+    return x.mul_(kept) if inplace else x * kept

@@ -1,0 +1,191 @@
+"""Training by several processes, which torchrun starts: who is who, what they tell each other, who holds what."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import MLP, Coupling, Flow
+from nicest.flows.shares import Share
+from nicest.train.runtime import choose_device
+
+PATIENCE = timedelta(minutes=30)  # with a process that does not answer: the first may be writing a large state
+_COUNT = itertools.count()
+LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Socket")  # what torch says then
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train together, and which of them this is; without torchrun, this one alone.
+
+    Each method is called by all of them, in the same order; alone, it gives back what it was given.
+    """
+
+    rank: int = 0
+    size: int = 1
+    backend: str = ""
+
+    @property
+    def joined(self) -> bool:
+        """Whether torchrun started this process, be it with no other."""
+        return bool(self.backend)
+
+    @property
+    def share(self) -> Share:
+        """What this process has of every batch."""
+        return Share(self.rank, self.size)
+
+    def first(self, value: Any) -> Any:
+        """What the first process says; what the others say is not heard."""
+        said = [value]
+        if self.joined:
+            dist.broadcast_object_list(said, 0, device=torch.device("cpu"))
+        return said[0]
+
+    def each(self, value: Any) -> list[Any]:
+        """What each process says."""
+        said = [value] * self.size
+        if self.joined:
+            dist.all_gather_object(said, value)
+        return said
+
+    def anywhere(self, flag: bool) -> bool:
+        """Whether it is so for any of them."""
+        if not self.joined:
+            return flag
+        count = torch.tensor(int(flag))
+        dist.all_reduce(count)
+        return bool(count)
+
+    def average_(self, *tensors: Tensor) -> None:
+        """Give every process the average of their tensors, in place."""
+        for tensor in tensors if self.joined else ():
+            sums = tensor if self.backend == "nccl" else tensor.float()  # gloo may not add bfloat16
+            dist.all_reduce(sums)
+            tensor.copy_(sums.div_(self.size))
+
+    def mean(self, values: Tensor) -> float:
+        """The mean of all numbers, of which each process has some."""
+        if not self.joined:
+            return float(values.double().mean())
+        sums = torch.tensor([float(values.double().sum()), len(values)], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+    def sent(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the first process, which lie on its CPU."""
+        if not self.joined:
+            return dict(tensors)
+        described = self.first([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+        received = {}
+        for name, shape, dtype in described:
+            received[name] = tensors[name].contiguous() if self.rank == 0 else torch.empty(shape, dtype=dtype)
+            dist.broadcast(received[name], 0)
+        return received
+
+    def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors, whole, for the first process to write; the others bring their parts, and get nothing."""
+        found = {}
+        for name, tensor in tensors.items():
+            entire = whole(tensor)
+            if self.rank == 0:
+                found[name] = entire if entire is tensor else entire.cpu()
+        return found
+
+    def require_shares(self, batch: int) -> None:
+        """Refuse a batch that cannot be shared out evenly."""
+        if batch % self.size:
+            raise NicestError(
+                f"expected a batch that {self.size} processes share evenly, got {batch}: set train.batch to a"
+                f" multiple of {self.size}, such as {-(-batch // self.size) * self.size}, or start another number"
+            )
+
+
+def launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def restarts() -> int:
+    """How often torchrun has started all processes anew, after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextmanager
+def joined(name: str) -> Iterator[tuple[World, torch.device]]:
+    """The processes of torchrun joined, and the device of this one; of those that fail, the first alone says why."""
+    if not launched():
+        yield World(), choose_device(name)
+        return
+    device, backend = own_device(name)
+    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+    backends = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+    # torchrun's store may outlive its workers, and a process may train more than once: each time has its own keys
+    store = dist.PrefixStore(f"nicest {restarts()}.{next(_COUNT)}", store)
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    try:
+        yield World(rank, size, backend), device
+    except Exception as error:
+        if store.add("failed", 1) > 1:
+            raise SystemExit(1) from None
+        sys.stderr = sys.__stderr__  # which the command line took from all but the first of a machine
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
+            raise NicestError("another process of this training was lost: what was saved last is kept") from error
+        raise
+    dist.destroy_process_group()
+
+
+def own_device(name: str) -> tuple[torch.device, str]:
+    """The device of this process, and how it talks to the others: by NCCL, unless some share a GPU."""
+    place, neighbours = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    spread = name in ("auto", "cuda") and torch.cuda.is_available()
+    gpus = torch.cuda.device_count() if spread else 1
+    device = choose_device(f"cuda:{place % gpus}" if spread else name)
+    return device, "nccl" if device.type == "cuda" and neighbours <= gpus else "gloo"
+
+
+def shard(flow: Flow, device: torch.device) -> None:
+    """Spread the weights of a flow over all processes (FSDP2), each coupling function apart, and then the rest.
+
+    A network is whole only while it is used. Its methods that a coupling calls count as uses, like `log_prob`.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for network in {layer.network: None for layer in flow.modules() if isinstance(layer, Coupling)}:
+        fully_shard(network, mesh=mesh, reshard_after_forward=True)
+        for method in ("reduced", "reduced_shift") if isinstance(network, MLP) else ():
+            register_fsdp_forward_method(network, method)
+    fully_shard(flow, mesh=mesh, reshard_after_forward=True)
+    register_fsdp_forward_method(flow, "log_prob")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be spread over all processes, whole."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is here."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def placed(entire: Tensor, like: Any) -> Tensor:
+    """A whole tensor, spread over all processes where `like` is."""
+    if not hasattr(like, "device_mesh"):
+        return entire
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(entire.to(device=like.device, dtype=like.dtype), like.device_mesh, like.placements)

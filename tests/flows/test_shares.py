@@ -1,0 +1,52 @@
+"""Processes that share a batch meet the random numbers of the process that has it whole."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from nicest.flows import MLP, Dequantize
+from nicest.flows.shares import Share, own, whole
+from nicest.recipes.recipe import AugmentSettings
+from nicest.train.augment import Warp
+
+ROWS = torch.randint(17, (7, 64), generator=torch.Generator().manual_seed(0))
+NETWORK = MLP(64, 64, (16, 16), dropout=0.3)
+WARP = Warp((8, 8), 17, AugmentSettings(share=0.3, rotation=0.3, elastic=0.5))
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda rows: Dequantize(17)(rows)[0],
+    "dropout": lambda rows: NETWORK(rows.float()),
+    "dropout in place": lambda rows: NETWORK.reduced(rows.float(), None, torch.float32)[1],
+    "warps": WARP,
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 9])  # 9: some have no rows
+@pytest.mark.parametrize("draw", DRAWS)
+def test_each_share_meets_what_its_rows_meet_in_the_whole(draw: str, size: int):
+    torch.manual_seed(1)
+    expected, after = DRAWS[draw](ROWS), torch.get_rng_state()
+    for rank in range(size):
+        share = Share(rank, size)
+        torch.manual_seed(1)
+        with share.of(len(ROWS)):
+            found = DRAWS[draw](share.rows(ROWS))
+        torch.testing.assert_close(found, share.rows(expected))
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shares_make_up_the_batch(size: int):
+    rows = torch.arange(10)
+    parts = [Share(rank, size).rows(rows) for rank in range(size)]
+    assert sorted(torch.cat(parts).tolist()) == rows.tolist()
+
+
+def test_a_share_is_held_inside_alone():
+    with Share(1, 2).of(10):
+        assert whole(5) == 10
+        assert own(torch.arange(10)).tolist() == [1, 3, 5, 7, 9]
+    assert whole(5) == 5
+    with Share().of(10):  # all of it
+        assert own(torch.arange(3)).tolist() == [0, 1, 2]

@@ -1,0 +1,376 @@
+"""Several processes under a real torchrun: they follow the run of one, share its files, and outlive each other."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from runs import SMALL, counters, last, metrics, model, resume, run, same_run, wait_for
+
+from nicest.data import load
+from nicest.recipes import load_recipe
+from nicest.train.distributed import World
+from nicest.train.loop import train
+
+HERE = Path(__file__).parent
+NOISY = (
+    *SMALL,
+    "data.levels=17",
+    "train.epochs=2",
+    "train.batch=200",
+    "model.couplings=3",
+)  # 14 steps, with dropout and an average
+WARPED = (
+    *NOISY,
+    *("augment.share=0.7", "augment.rotation=0.2", "augment.elastic=0.5", "model.law=affine", "model.dropout=0"),
+    *("model.preprocess=triangular", "train.optimizer=rmsprop", "train.weight_decay=0", "train.ema=0"),
+    *("train.clip=0.2", "train.lr=1e-3", "model.learned_prior=true"),
+)
+FULL = "train.sharding=full"
+LONG = (*SMALL, "data.levels=17", "train.epochs=12", "model.couplings=3")  # 168 steps
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def torchrun(processes: int, *command: str, restarts: int = 0) -> subprocess.Popen[str]:
+    """`torchrun --nproc-per-node ... COMMAND`, in a process of its own."""
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """How it ended, in time or by force, which torchrun passes on to its workers."""
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        out, err = process.communicate()
+        pytest.fail(f"torchrun did not end in time:\n{out}\n{err}")
+    return Ended(process.returncode, out, err)
+
+
+def together(processes: int, folder: Path, jobs: list[dict[str, Any]], device: str = "cpu") -> Ended:
+    """Do jobs as together.py does them."""
+    path = folder / f"jobs{processes}.json"
+    for job in jobs:
+        if "copy" not in job:
+            job["set"] = [*job["set"], f"data.name={folder}/rows.npy"]
+    path.write_text(json.dumps([{"device": device} | job for job in jobs], default=str))
+    return ended(torchrun(processes, str(HERE / "together.py"), str(path)))
+
+
+def training(out: Path, *settings: str, recipe: str = "digits") -> list[str]:
+    """The words of `-m nicest train`."""
+    asked = [word for each in settings for word in ("--set", each)]
+    data = ["--data", str(out.parent / "rows.npy")]
+    return ["-m", "nicest", "train", recipe, *data, "--out", str(out), "--device", "cpu", *asked]
+
+
+def follows(out: Path, straight: Path, *, nats: float = 1e-3, weights: float = 1e-4) -> None:
+    """Require that two runs had the same losses and ended with the same weights, to rounding."""
+    some, others = metrics(out), metrics(straight)
+    assert [row["step"] for row in some] == [row["step"] for row in others]
+    for name in ("train_nats", "valid_nats"):
+        assert [row[name] for row in some] == pytest.approx([row[name] for row in others], rel=0, abs=nats)
+    for read in (last, model):
+        found, expected = read(out), read(straight)
+        assert {name: (t.shape, t.dtype) for name, t in found.items()} == {
+            name: (t.shape, t.dtype) for name, t in expected.items()
+        }
+        for name, tensor in found.items():
+            torch.testing.assert_close(
+                tensor, expected[name], rtol=1e-3, atol=weights, msg=lambda m, n=name: f"{n}: {m}"
+            )
+    assert torch.equal(last(out)["random.cpu"], last(straight)["random.cpu"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of this file are; the runs of one process are made here at once."""
+    folder = tmp_path_factory.mktemp("together")
+    digits = load("digits")
+    rows = np.concatenate([digits.train, digits.valid, digits.test]).reshape(-1, *digits.shape)
+    np.save(folder / "rows.npy", rows)  # which is read faster than a library that holds it
+    for name, settings in (("noisy", NOISY), ("warped", WARPED), ("long", LONG)):
+        run(folder / name, f"data.name={folder}/rows.npy", settings=settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def jobs(folder: Path, pool: ThreadPoolExecutor) -> Future[dict[int, Ended]]:
+    """Runs of two and four processes, while other tests go on."""
+
+    def do() -> dict[int, Ended]:
+        plain = [
+            {"out": folder / "noisy2", "set": NOISY},
+            {"out": folder / "warped2", "set": WARPED},
+            {"out": folder / "sharded2", "set": (*NOISY, FULL)},
+            {"out": folder / "warped-sharded2", "set": (*WARPED, FULL)},
+        ]
+        stops = [
+            {"out": folder / "stopped", "set": NOISY, "stop": 4},
+            {"out": folder / "stopped-sharded", "set": (*NOISY, FULL), "stop": 4},
+            {"copy": folder / "stopped", "out": folder / "resumed2", "resume": True},
+            {"copy": folder / "stopped-sharded", "out": folder / "resumed-sharded2", "resume": True},
+        ]
+        sick = [
+            {"out": folder / "sick", "set": NOISY, "sick": [10]},
+            {"out": folder / "twice-sick", "set": (*NOISY, FULL), "sick": [10, *range(15, 20)]},
+        ]
+        ends = {2: together(2, folder, [*plain, *stops, *sick])}
+        more = [
+            {"out": folder / "noisy4", "set": NOISY},
+            {"out": folder / "warped4", "set": WARPED},
+            {"copy": folder / "stopped", "out": folder / "resumed4", "resume": True},
+            {"copy": folder / "stopped", "out": folder / "resumed-full4", "resume": True, "set": [FULL]},
+            {
+                "copy": folder / "stopped-sharded",
+                "out": folder / "resumed-none4",
+                "resume": True,
+                "set": ["train.sharding=none"],
+            },
+        ]
+        more += [{"out": folder / "odd", "set": (*NOISY, "train.batch=99")}]
+        ends[4] = together(4, folder, more)
+        return ends
+
+    return pool.submit(do)
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path, pool: ThreadPoolExecutor) -> Future[Ended]:
+    def do() -> Ended:
+        """Kill the second of two processes after the first validation."""
+        process = torchrun(2, *training(folder / "killed", *LONG), restarts=1)
+        wait_for((folder / "killed" / "metrics.jsonl").exists, process)
+        os.kill(worker(process.pid, rank=1), signal.SIGKILL)
+        return ended(process)
+
+    return pool.submit(do)
+
+
+@pytest.fixture(scope="module")
+def terminated(folder: Path, pool: ThreadPoolExecutor) -> Future[Ended]:
+    def do() -> Ended:
+        """Tell torchrun to stop after the first validation."""
+        process = torchrun(2, *training(folder / "terminated", *LONG))
+        wait_for((folder / "terminated" / "metrics.jsonl").exists, process)
+        process.terminate()
+        return ended(process)
+
+    return pool.submit(do)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _begun(jobs: object, killed: object, terminated: object) -> None:
+    """Start all of them at the first test."""
+
+
+def worker(parent: int, rank: int) -> int:
+    """The process of a rank, by torchrun's own."""
+    for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if f"RANK={rank}" in Path(f"/proc/{each}/environ").read_text().split("\0"):
+            return int(each)
+    raise AssertionError(f"torchrun has no worker of rank {rank}")
+
+
+class TestWorld:
+    def test_one_process_alone_says_what_it_is_told(self):
+        world = World()
+        assert world.first(5) == 5
+        assert world.each(5) == [5]
+        assert world.anywhere(True)
+        assert not world.anywhere(False)
+        assert world.mean(torch.tensor([1.0, 2.0])) == 1.5
+        world.require_shares(7)
+
+    def test_a_batch_that_cannot_be_shared_is_refused(self, refusal: Callable[..., str]):
+        assert "set train.batch to a multiple of 3, such as 102" in refusal(World(0, 3, "gloo").require_shares, 100)
+
+
+class TestEquality:
+    def test_torchrun_with_one_process_is_the_plain_run_to_the_bit(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        told = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "test"}
+        for name, value in (told | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items():
+            monkeypatch.setenv(name, str(value))  # as torchrun would
+        for i in range(2):  # one process may do so twice
+            run(tmp_path / str(i), f"data.name={folder}/rows.npy", settings=NOISY)
+            assert same_run(tmp_path / str(i), folder / "noisy")
+        assert not torch.distributed.is_initialized()
+
+    @pytest.mark.parametrize("case", ["noisy", "warped"])
+    @pytest.mark.parametrize("size", [2, 4])
+    def test_processes_follow_the_run_of_one(self, jobs: Future, folder: Path, case: str, size: int):
+        assert jobs.result()[size].code == 0, jobs.result()[size].err
+        follows(folder / f"{case}{size}", folder / case)
+
+    def test_whitening_is_fitted_once_to_the_bit(self, jobs: Future, folder: Path):
+        jobs.result()
+        for name, tensor in last(folder / "warped").items():
+            if "whitening" in name:
+                assert torch.equal(tensor, last(folder / "warped4")[name])
+
+    @pytest.mark.parametrize("case", ["noisy", "warped"])
+    def test_sharded_weights_follow_whole_ones(self, jobs: Future, folder: Path, case: str):
+        jobs.result()
+        sharded = folder / {"noisy": "sharded2", "warped": "warped-sharded2"}[case]
+        follows(sharded, folder / f"{case}2")
+
+    def test_without_torchrun_sharded_is_not_sharded(self, folder: Path, tmp_path: Path):
+        run(tmp_path, FULL, f"data.name={folder}/rows.npy", settings=NOISY)
+        assert metrics(tmp_path) == metrics(folder / "noisy")
+
+
+class TestFiles:
+    def test_the_first_process_alone_writes(self, jobs: Future, folder: Path):
+        jobs.result()
+        assert {each.name for each in (folder / "noisy4").iterdir()} == {
+            each.name for each in (folder / "noisy").iterdir()
+        }
+        assert json.loads((folder / "noisy4" / "environment.json").read_text())["processes"] == 4
+
+    def test_a_signal_to_any_process_stops_all_at_the_same_step(self, jobs: Future, folder: Path):
+        jobs.result()
+        assert counters(folder / "stopped")["step"] == counters(folder / "stopped-sharded")["step"] == 5
+
+    @pytest.mark.parametrize("name", ["resumed2", "resumed-sharded2"])
+    def test_resumes_to_the_bit_with_as_many(self, jobs: Future, folder: Path, name: str):
+        jobs.result()
+        assert same_run(folder / name, folder / name.replace("resumed2", "noisy2").replace("resumed-", ""))
+
+    @pytest.mark.parametrize("name", ["resumed4", "resumed-full4", "resumed-none4"])
+    def test_resumes_with_more(self, jobs: Future, folder: Path, name: str):
+        assert jobs.result()[4].code == 0, jobs.result()[4].err
+        follows(folder / name, folder / "noisy")
+
+    @pytest.mark.parametrize("name", ["stopped", "stopped-sharded"])
+    def test_resumes_with_one(self, jobs: Future, folder: Path, tmp_path: Path, name: str):
+        jobs.result()
+        shutil.copytree(folder / name, tmp_path / "run")
+        resume(tmp_path / "run")
+        follows(tmp_path / "run", folder / "noisy")
+
+
+class TestSickness:
+    def test_a_nan_of_one_process_takes_all_back(self, jobs: Future, folder: Path):
+        assert jobs.result()[2].code == 0, jobs.result()[2].err
+        assert counters(folder / "sick") | {"seconds": 0, "best_nats": 0} == {
+            **{"step": 14, "best_nats": 0, "best_epoch": 2, "seconds": 0, "rolled_back": True, "unscored": False}
+        }
+        assert jobs.result()[2].err.count(": back to step 7, with new noise") == 2  # and the run that is sick twice
+
+    def test_the_second_time_one_line_says_where(self, jobs: Future, folder: Path):
+        lines = [line for line in jobs.result()[2].err.splitlines() if line.startswith("error:")]
+        assert len(lines) == 1
+        assert "first in the output of layer 'scaling': lower train.lr" in lines[0]
+        assert jobs.result()[2].out.count("left with 1") == 1
+
+
+class TestTorchrun:
+    def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_undisturbed(self, killed: Future, folder: Path):
+        end = killed.result()
+        assert end.code == 0, end.err
+        follows(folder / "killed", folder / "long")
+        errors = [line for line in end.err.splitlines() if line.startswith("error:")]
+        assert len(errors) <= 1  # of the one that was left
+        assert all("another process of this training was lost" in line for line in errors)
+        assert end.out.count("best") == 1
+
+    def test_termination_is_passed_on_and_all_is_saved(self, terminated: Future, folder: Path, tmp_path: Path):
+        end = terminated.result()
+        step = counters(folder / "terminated")["step"]
+        assert 14 <= step < 12 * 14
+        assert end.out.count(f"stopped at step {step}, all saved in {folder / 'terminated'}: --resume goes on") == 1
+        shutil.copytree(folder / "terminated", tmp_path / "run")
+        resume(tmp_path / "run")
+        follows(tmp_path / "run", folder / "long")
+
+    def test_a_batch_that_cannot_be_shared_is_refused_once(self, jobs: Future, folder: Path):
+        (line,) = [line for line in jobs.result()[4].err.splitlines() if line.startswith("error:")]
+        assert "expected a batch that 4 processes share evenly, got 99: set train.batch to a multiple of 4" in line
+        assert jobs.result()[4].out.count("left with 1") == 3
+        assert not (folder / "odd").exists()
+
+    @pytest.mark.parametrize("case", ["recipe", "existing"])
+    def test_what_is_wrong_for_all_is_said_once(self, folder: Path, case: str):
+        asked, expected = {
+            "recipe": (training(folder / "odd", recipe="mnits"), "no recipe 'mnits' (did you mean 'mnist'?)"),
+            "existing": (training(folder / "noisy"), "holds a run already: --resume goes on with it"),
+        }[case]
+        end = ended(torchrun(2, *asked))
+        assert end.code != 0
+        (line,) = [line for line in end.err.splitlines() if line.startswith("error:")]
+        assert expected in line
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+class TestGPU:
+    """One process by NCCL, and two by gloo that share a GPU, beside the plain run with its one captured graph."""
+
+    PRECISIONS = ("float32", "bfloat16")
+
+    @pytest.fixture(scope="class")
+    def ends(self, folder: Path) -> dict[int, Ended]:
+        for name in self.PRECISIONS:
+            settings = (*NOISY, f"train.precision={name}", f"data.name={folder}/rows.npy")
+            train(load_recipe("digits"), folder / f"gpu-{name}", overrides=settings, device="cuda")
+
+        def jobs(size: int) -> list[dict[str, Any]]:
+            plain = {f"gpu-{name}{size}": (f"train.precision={name}",) for name in self.PRECISIONS}
+            more = {f"gpu-full-{name}{size}": (f"train.precision={name}", FULL) for name in self.PRECISIONS}
+            cases = plain | (more if size == 1 else {})  # gloo may not scatter what lies on a GPU
+            made = [{"out": folder / name, "set": (*NOISY, *settings)} for name, settings in cases.items()]
+            name = self.PRECISIONS[-1]
+            stop = {"out": folder / f"gpu-stopped{size}", "set": (*NOISY, f"train.precision={name}"), "stop": 4}
+            return [*made, stop, {"copy": stop["out"], "out": folder / f"gpu-resumed{size}", "resume": True}]
+
+        return {size: together(size, folder, jobs(size), "auto") for size in (1, 2)}
+
+    @pytest.mark.parametrize("size", [1, 2])
+    @pytest.mark.parametrize("name", PRECISIONS)
+    def test_processes_follow_the_run_of_one(self, ends: dict[int, Ended], folder: Path, size: int, name: str):
+        assert ends[size].code == 0, ends[size].err
+        near = {"nats": 1e-2, "weights": 1e-3} if name == "float32" else {"nats": 0.5, "weights": 3e-2}
+        follows(folder / f"gpu-{name}{size}", folder / f"gpu-{name}", **near)
+
+    @pytest.mark.parametrize("name", PRECISIONS)
+    def test_sharded_weights_follow_whole_ones(self, ends: dict[int, Ended], folder: Path, name: str):
+        assert ends[1].code == 0, ends[1].err
+        near = {"nats": 1e-2, "weights": 1e-3} if name == "float32" else {"nats": 0.5, "weights": 3e-2}
+        follows(folder / f"gpu-full-{name}1", folder / f"gpu-{name}", **near)
+
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_a_stopped_run_resumes(self, ends: dict[int, Ended], folder: Path, size: int):
+        assert ends[size].code == 0, ends[size].err
+        assert counters(folder / f"gpu-stopped{size}")["step"] == 7  # asked at the end of an epoch
+        follows(folder / f"gpu-resumed{size}", folder / f"gpu-bfloat16{size}", nats=0.5, weights=3e-2)

@@ -1,0 +1,66 @@
+"""What test_distributed.py lets torchrun start: one training after another, each by all processes together.
+
+Jobs come as JSON: `out`, `set` (overrides), `resume`, `device`; `stop` is the step at which the last process alone is
+sent a signal, `sick` the passes at which it alone meets a NaN; `copy` copies one run folder to another before that.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import interrupt_at
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import DiagonalScaling
+from nicest.recipes import load_recipe
+from nicest.train.loop import train
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def sicken(passes: list[int], patch: pytest.MonkeyPatch) -> None:
+    forward, counted = DiagonalScaling.forward, []
+
+    def sick(layer: DiagonalScaling, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, log_det = forward(layer, x, context)
+        if layer.training:
+            counted.append(len(counted))
+            y = y * float("nan") if counted[-1] in passes else y
+        return y, log_det
+
+    patch.setattr(DiagonalScaling, "forward", sick)
+
+
+def do(job: dict[str, Any]) -> None:
+    if "copy" in job and RANK == 0:
+        shutil.copytree(job["copy"], job["out"])
+    with pytest.MonkeyPatch.context() as patch:
+        if "stop" in job and RANK == SIZE - 1:
+            interrupt_at(job["stop"], signal.SIGTERM, patch)
+        if "sick" in job and RANK == SIZE - 1:
+            sicken(job["sick"], patch)
+        resume = bool(job.get("resume"))
+        torch.manual_seed(RANK)  # whatever was drawn before
+        train(
+            load_recipe("digits"), job["out"], overrides=tuple(job.get("set", ())), resume=resume, device=job["device"]
+        )
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        try:
+            do(job)
+        except NicestError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except SystemExit as leaving:
+            print(f"left with {leaving.code}")
