@@ -266,5 +266,5 @@ def test_the_vae_study_on_the_command_line(
         cli.main()
     assert not exit.value.code
     kept = json.loads((tmp_path / "vae.json").read_text())
-    assert [each["model"] for each in kept["rows"]] == ["plain", "posterior", "prior"]
+    assert [each["model"] for each in kept["rows"]] == ["plain", "wider", "posterior", "prior"]
     assert "gain over plain" in capsys.readouterr().out

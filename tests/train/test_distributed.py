@@ -340,17 +340,18 @@ class TestGPU:
     PRECISIONS = ("float32", "bfloat16")
 
     @pytest.fixture(scope="class")
-    def ends(self, folder: Path) -> dict[int, Ended]:
-        for name in self.PRECISIONS:
+    @classmethod
+    def ends(cls, folder: Path) -> dict[int, Ended]:
+        for name in cls.PRECISIONS:
             settings = (*NOISY, f"train.precision={name}", f"data.name={folder}/rows.npy")
             train(load_recipe("digits"), folder / f"gpu-{name}", overrides=settings, device="cuda")
 
         def jobs(size: int) -> list[dict[str, Any]]:
-            plain = {f"gpu-{name}{size}": (f"train.precision={name}",) for name in self.PRECISIONS}
-            more = {f"gpu-full-{name}{size}": (f"train.precision={name}", FULL) for name in self.PRECISIONS}
+            plain = {f"gpu-{name}{size}": (f"train.precision={name}",) for name in cls.PRECISIONS}
+            more = {f"gpu-full-{name}{size}": (f"train.precision={name}", FULL) for name in cls.PRECISIONS}
             cases = plain | (more if size == 1 else {})  # gloo may not scatter what lies on a GPU
             made = [{"out": folder / name, "set": (*NOISY, *settings)} for name, settings in cases.items()]
-            name = self.PRECISIONS[-1]
+            name = cls.PRECISIONS[-1]
             stop = {"out": folder / f"gpu-stopped{size}", "set": (*NOISY, f"train.precision={name}"), "stop": 4}
             return [*made, stop, {"copy": stop["out"], "out": folder / f"gpu-resumed{size}", "resume": True}]
 

@@ -72,7 +72,8 @@ def table(
     What is in the file already and not asked for stays.
     """
     path = Path(out)
-    rows = known_rows(path)
+    before = known_table(path)
+    rows = {row["recipe"]: row for row in before.get("rows", ())}
     for target in (path, Path(page or path)):
         target.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
@@ -81,7 +82,8 @@ def table(
         if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
             rows[row["recipe"]] = row
         order = dict.fromkeys([*(each.recipe for each in PLAN), *rows])
-        result = {"rows": [rows[name] for name in order if name in rows], "published": PUBLISHED, "out": str(path)}
+        made = {"rows": [rows[name] for name in order if name in rows], "published": PUBLISHED, "out": str(path)}
+        result = before | made
         write_text(path, to_json(result))
         if page:
             write_text(Path(page), results_page(result, Path(page).parent))
@@ -90,16 +92,19 @@ def table(
     return result
 
 
-def known_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a table that was written before, by recipe."""
+def known_table(path: Path) -> dict[str, Any]:
+    """A table that was written before."""
     if not path.exists():
         return {}
     try:
-        return {row["recipe"]: row for row in json.loads(path.read_text())["rows"]}
+        table: dict[str, Any] = json.loads(path.read_text())
+        if not all(isinstance(row["recipe"], str) for row in table["rows"]):
+            raise TypeError("rows without a recipe")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NicestError(
             f"expected a table of `nicest reproduce` in {path}, got something else: choose --out"
         ) from error
+    return table
 
 
 def planned(recipes: Sequence[str]) -> list[Entry]:
@@ -265,6 +270,7 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
             f" {row['train_seconds'] / 60:.1f} | {row['device']} |"
         )
     lines += ["", *notes, *(NOTES[row["recipe"]] for row in rows if row["recipe"] in NOTES and "runs" in row)]
+    lines += ["", *near_the_paper(rows), *([result["note"]] if "note" in result else [])]
     lines += ["", "## Linear models of the same data", ""]
     lines += ["| data | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 1) + "|"]
     for dataset, row in {row["column"]: row for row in rows if "baselines" in row}.items():
@@ -288,6 +294,17 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
+    """Which readings of the paper come within 1 % of its figure."""
+    readings = [row for row in rows if "runs" in row and row["paper_nats"] and row["reading"] in ("text", "released")]
+    off = {row["recipe"]: 100 * (row["test_mean_nats"] / row["paper_nats"] - 1) for row in readings}
+    near = [f"`{name}` ({percent:+.1f} %)" for name, percent in off.items() if abs(percent) <= 1]
+    far = [f"`{name}` ({percent:+.1f} %)" for name, percent in off.items() if abs(percent) > 1]
+    if not off:
+        return []
+    return [f"Within 1 % of the paper's figure: {', '.join(near) or 'none'}; not: {', '.join(far) or 'none'}."]
+
+
 def vae_section(study: dict[str, Any]) -> list[str]:
     """The VAE study as a table."""
     lines = ["## A VAE as NICE, and NICE inside it (App. C, §6)", ""]
@@ -299,6 +316,10 @@ def vae_section(study: dict[str, Any]) -> list[str]:
         gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}"
         gain += f" ± {row['gain_sd']:.1f}" if row["model"] != "plain" and row["gain_sd"] is not None else ""
         lines.append(f"| {row['model']} | {row['parameters']:,} | {bound} | {gain} |")
+    lines += [
+        "",
+        "`wider` is the plain VAE with as many parameters as the richest: what those are worth by themselves.",
+    ]
     return [*lines, ""]
 
 
