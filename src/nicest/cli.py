@@ -473,6 +473,40 @@ def truncate(
 
 
 @app.command()
+def studio(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine's own are warned of.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Models in the browser: paint and fill in, walk the manifold, read the likelihood of your own images.
+
+    Example: nicest studio runs/demo --open
+    """
+    try:
+        from nicest.studio.server import is_loopback, serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("nicest"):
+            raise
+        raise NicestError(f"the studio needs {error.name}: pip install 'nicest[studio]'") from error
+    if not is_loopback(host):
+        print(
+            f"warning: on {host} anyone who reaches this machine may use the studio; 127.0.0.1 is for you alone",
+            file=sys.stderr,
+        )
+
+    def ready(url: str) -> None:
+        result = {"url": url, "runs": [str(run) for run in runs]}
+        _emit(result, as_json, lambda result: print(f"{result['url']}  (Ctrl-C ends it)"))
+        sys.stdout.flush()
+
+    serve(runs, host=host, port=port, browser=browser, ready=ready)
+
+
+@app.command()
 def bench(
     net: Annotated[list[str] | None, typer.Option(help="mnist (the default), cifar10 or small; repeatable.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size, 200 by default; repeatable.")] = None,

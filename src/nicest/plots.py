@@ -299,7 +299,12 @@ def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, titl
 
 def save_animation(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 80, hold: int = 1500) -> None:
     """Write pictures of one size as a GIF that loops, and holds its last picture a while."""
+    write_bytes(path, animation(frames, milliseconds=milliseconds, hold=hold))
+
+
+def animation(frames: Sequence[Image.Image], *, milliseconds: int = 80, hold: int = 1500) -> bytes:
+    """Pictures of one size as the bytes of such a GIF."""
     durations = [milliseconds] * (len(frames) - 1) + [hold]
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
-    write_bytes(path, buffer.getvalue())
+    return buffer.getvalue()

@@ -235,12 +235,8 @@ def fill(
     pixels stay in their interval and real numbers go anywhere. Every chain has its own start and noise. The states at
     the start, after `looks` iterations and at the end are kept. `watch(share done, mean nats)` hears of the progress.
     """
+    _check(flow, x, hidden, chains)
     dim = flow.prior.dim
-    if x.shape != hidden.shape or x.shape[1:] != (dim,) or hidden.dtype != torch.bool:
-        got = f"{tuple(x.shape)} and {tuple(hidden.shape)} of {hidden.dtype}"
-        raise NicestError(f"expected rows (B, {dim}) and a boolean mask of that shape, got {got}")
-    if chains < 1:
-        raise NicestError(f"expected at least 1 chain, got {chains}")
     space, generator = Space(flow), torch.Generator(x.device).manual_seed(seed)
     stops = tuple(sorted({0, *looks, schedule.steps}))
     rows, masks = (each.repeat(chains, 1).split(BATCH) for each in (x, hidden))
@@ -253,26 +249,64 @@ def fill(
         box = space.box(bounds)
         for part, (row, mask) in enumerate(zip(rows, masks, strict=True)):
             ascent = Ascent(space.flow, space.enter(row), mask, box, schedule, generator)
-            kept = list(_climb(ascent, space, stops, functools.partial(tell, part)))
-            states.append(torch.stack([torch.where(mask, space.leave(y).to(row), row) for y, _ in kept]))
-            nats.append(torch.stack([each for _, each in kept]))
+            kept = list(_climb(ascent, space, set(stops).__contains__, functools.partial(tell, part)))
+            states.append(torch.stack([torch.where(mask, space.leave(y).to(row), row) for _, y, _ in kept]))
+            nats.append(torch.stack([each for _, _, each in kept]))
     shape = (len(stops), chains, len(x))
     return Filled(stops, torch.cat(states, 1).reshape(*shape, dim), torch.cat(nats, 1).reshape(shape))
 
 
+def ascend(
+    flow: Flow,
+    x: Tensor,
+    hidden: Tensor,
+    look: Callable[[int], bool],
+    *,
+    schedule: Schedule = OURS,
+    chains: int = 1,
+    seed: int = 0,
+) -> Iterator[Filled]:
+    """`fill`, one look at a time while it climbs: at the start, wherever `look(iterations done)` says so, at the end.
+
+    For few rows, which climb together. Whoever stops asking ends the ascent.
+    """
+    _check(flow, x, hidden, chains)
+    space, generator = Space(flow), torch.Generator(x.device).manual_seed(seed)
+    rows, masks = x.repeat(chains, 1), hidden.repeat(chains, 1)
+    with frozen(flow):
+        ascent = Ascent(space.flow, space.enter(rows), masks, space.box(None), schedule, generator)
+        for i, y, nats in _climb(ascent, space, look, lambda share, mean_nats: None):
+            state = torch.where(masks, space.leave(y).to(rows), rows)
+            yield Filled((i,), state.view(1, chains, *x.shape), nats.view(1, chains, len(x)))
+
+
+def _check(flow: Flow, x: Tensor, hidden: Tensor, chains: int) -> None:
+    dim = flow.prior.dim
+    if x.shape != hidden.shape or x.shape[1:] != (dim,) or hidden.dtype != torch.bool:
+        got = f"{tuple(x.shape)} and {tuple(hidden.shape)} of {hidden.dtype}"
+        raise NicestError(f"expected rows (B, {dim}) and a boolean mask of that shape, got {got}")
+    if chains < 1:
+        raise NicestError(f"expected at least 1 chain, got {chains}")
+
+
 def _climb(
-    ascent: Ascent, space: Space, stops: Sequence[int], watch: Callable[[float, float], None]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The state and its log-likelihood at every stop; between stops the host reads nothing from the device."""
-    mean_nats, iterate = math.nan, ascent.captured()
-    for last, stop in itertools.pairwise((0, *stops)):
-        for i in range(last, stop):
+    ascent: Ascent, space: Space, look: Callable[[int], bool], watch: Callable[[float, float], None]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Iterations done, state and log-likelihood at the start, wherever `look` says so, and at the end.
+
+    Between looks the host reads nothing from the device.
+    """
+    mean_nats, iterate, steps = math.nan, ascent.captured(), ascent.schedule.steps
+    for i in range(steps + 1):
+        if i:
             iterate()
-            watch((i + 1) / stops[-1], mean_nats)
+            watch(i / steps, mean_nats)
+        if 0 < i < steps and not look(i):
+            continue
         y = ascent.y.detach().clone()
         nats = space.nats(y)
         mean_nats = float(nats.mean())
         if not math.isfinite(mean_nats):
-            cause = "choose a smaller gradient scale" if stop else "is every observed value a number?"
-            raise NicestError(f"the log-likelihood is not finite after {stop} steps: {cause}")
-        yield y, nats
+            cause = "choose a smaller gradient scale" if i else "is every observed value a number?"
+            raise NicestError(f"the log-likelihood is not finite after {i} steps: {cause}")
+        yield i, y, nats

@@ -68,7 +68,7 @@ def inpaint(
     x = rows_to(source[index], place)
     for path in paths:
         picture_kind(path.with_suffix(".png"))  # a folder that cannot be written in is refused before the ascent
-    looks = _spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
+    looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
     with Bar("inpainting", 1000) as bar:
         filled = fill(
             flow,
@@ -132,9 +132,9 @@ def choose_schedule(preset: str = "ours", **changes: float | str | None) -> Sche
     return replace(PRESETS[preset], **given)  # type: ignore[arg-type]
 
 
-def _spread(steps: int) -> tuple[int, ...]:
+def spread(steps: int, count: int = FRAMES) -> tuple[int, ...]:
     """Iterations to look at, evenly spaced in the length of the way, which grows as log(1 + i/100)."""
-    return tuple(round(100 * ((1 + steps / 100) ** (k / FRAMES) - 1)) for k in range(1, FRAMES))
+    return tuple(round(100 * ((1 + steps / 100) ** (k / count) - 1)) for k in range(1, count))
 
 
 def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:

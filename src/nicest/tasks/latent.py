@@ -30,6 +30,7 @@ from nicest.plots import (
     truncation_figure,
 )
 from nicest.recipes.splits import load_splits
+from nicest.recipes.units import interval_nats
 from nicest.tasks.fill import Space
 from nicest.train.checkpoint import load_with_recipe
 from nicest.train.engine import Engine
@@ -49,7 +50,7 @@ class Model:
 
     def __init__(self, run: str | Path, device: str) -> None:
         place = choose_device(device)
-        self.flow, self.recipe, _ = load_with_recipe(run, device=place)
+        self.flow, self.recipe, self.figures = load_with_recipe(run, device=place)
         self.run, self.device, self.data = Path(run), place, self.recipe.data
         self.space, prior = Space(self.flow), self.flow.prior
         self.encoder, self.decoder = Engine(self.space.flow), Engine(self.flow)
@@ -72,6 +73,52 @@ class Model:
 
     def decode(self, h: Tensor) -> Tensor:
         return torch.cat([part.clone() for part in self.decoder.each("decode", h)])
+
+    def draw(self, n: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
+        """Codes of n samples, (n, D)."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return self.flow.prior.rsample(n, temperature=temperature, generator=generator).detach()
+
+    def nats(self, x: Tensor) -> Tensor:
+        """log p of rows, (B,), a level at its middle, in the recipe's unit."""
+        return self.space.nats(self.space.enter(x)) + interval_nats(self.data)
+
+    def places(self, h: Tensor) -> Tensor:
+        """Codes in standard deviations of the prior from its mode, the components of largest σ_d first."""
+        return ((h - self.loc) / (self.deviation * self.scale))[..., self.order]
+
+    def put(self, h: Tensor, places: Tensor) -> Tensor:
+        """Codes whose first components, of largest σ_d, are put at `places` (..., k), which are as `places` gives."""
+        chosen = self.order[: places.shape[-1]]
+        moved = h.clone()
+        moved[..., chosen] = self.loc[chosen] + self.deviation * self.scale[chosen] * places.to(h)
+        return moved
+
+    def cut(self, h: Tensor, k: int) -> Tensor:
+        """Codes with all but their k components of largest σ_d put to the prior's mode."""
+        return torch.where(self.order.argsort() < k, h, self.loc)
+
+    def between(self, h0: Tensor, h1: Tensor, steps: int, way: str) -> Tensor:
+        """Codes on the way from h0 to h1, (P, steps, D), both ends among them."""
+        t = torch.linspace(0, 1, steps).to(h0)[:, None]
+        if way == "straight":
+            return straight(h0, h1, t)
+        return self.loc + self.scale * spherical((h0 - self.loc) / self.scale, (h1 - self.loc) / self.scale, t)
+
+    def typical_radius(self, basis: str) -> float:
+        """Of a sphere in the prior: the root of its mean square in all dimensions, or, of "top", in three."""
+        return self.deviation * math.sqrt(self.data.dim if basis == "random" else 3)
+
+    def axes(self, basis: str, seed: int) -> np.ndarray:
+        """Three directions of latent space, (3, D): random ones, or the components of largest σ_d."""
+        if self.data.dim < 3:
+            raise NicestError(f"a sphere needs 3 dimensions, this model has {self.data.dim}")
+        return rotation(self.data.dim, seed) if basis == "random" else np.eye(self.data.dim)[self.order[:3].cpu()]
+
+    def on_sphere(self, points: np.ndarray, axes: np.ndarray, radius: float) -> Tensor:
+        """Codes of points (N, 3) of the unit sphere, made as large as the radius says."""
+        e = torch.from_numpy(radius * points @ axes).to(self.loc)
+        return self.loc + self.scale * e
 
     def images(self, rows: Tensor) -> np.ndarray:
         """Rows (..., D) in the shape and the number type of the data."""
@@ -146,17 +193,12 @@ def sphere(
         raise NicestError(f"expected a radius above 0, such as 10, got {radius}")
     model = Model(run, device)
     path = model.path(out, "sphere")
-    dim = model.data.dim
-    if dim < 3:
-        raise NicestError(f"a sphere needs 3 dimensions, this model has {dim}")
-    typical = model.deviation * math.sqrt(dim if basis == "random" else 3)
+    axes, typical = model.axes(basis, seed), model.typical_radius(basis)
     length = typical if radius is None else radius
-    axes = rotation(dim, seed) if basis == "random" else np.eye(dim)[model.order[:3].cpu().numpy()]
     points = sphere_points(grid)
-    e = torch.from_numpy(length * points.reshape(-1, 3) @ axes).to(model.loc)
-    h = model.loc + model.scale * e
+    h = model.on_sphere(points.reshape(-1, 3), axes, length)
     images = model.images(model.decode(h)).reshape(grid, grid, *model.data.shape)
-    arrays = {"images": images, "h": h.cpu().numpy().reshape(grid, grid, dim), "points": points, "basis": axes}
+    arrays = {"images": images, "h": h.cpu().numpy().reshape(grid, grid, -1), "points": points, "basis": axes}
     where = "a random subspace" if basis == "random" else "the components of largest $\\sigma_d$"
     title = f"{model.heading}: sphere of radius {length:.1f}, in {where}"
     _write(path, arrays, lambda: sphere_figure(model.grid(images), grid, title=title))
@@ -217,10 +259,7 @@ def interpolate(
     x = rows[torch.tensor(chosen, device=rows.device).flatten()]
     (h0, h1), (y0, y1) = (ends.unflatten(0, (-1, 2)).unbind(1) for ends in (model.encode(x), model.space.enter(x)))
     t = torch.linspace(0, 1, steps).to(h0)[:, None]
-    if way == "straight":
-        h = straight(h0, h1, t)
-    else:
-        h = model.loc + model.scale * spherical((h0 - model.loc) / model.scale, (h1 - model.loc) / model.scale, t)
+    h = model.between(h0, h1, steps, way)
     latent = model.decode(h.flatten(0, 1)).unflatten(0, h.shape[:2])
     pixels = model.space.leave(straight(y0, y1, t))
     arrays = {
@@ -291,13 +330,13 @@ def truncate(
     if not 0 <= counts[0] <= counts[-1] <= dim:
         raise NicestError(f"expected to keep 0 to {dim} components, got {counts[0] if counts[0] < 0 else counts[-1]}")
     x = rows[: max(n, EXAMPLES)]
-    y, h, rank = model.space.enter(x), model.encode(x), model.order.argsort()
+    y, h = model.space.enter(x), model.encode(x)
     mean, _, directions = (each.to(y) for each in principal(model.space, model.rows("train")))
     shown: dict[str, list[Tensor]] = {"nice": [], "pca": []}
     errors: dict[str, list[float]] = {"nice": [], "pca": []}
     for k in counts:
         v = directions[:, :k]
-        cut = {"nice": model.decode(torch.where(rank < k, h, model.loc))}
+        cut = {"nice": model.decode(model.cut(h, k))}
         cut["pca"] = model.space.leave(mean + (y - mean) @ v @ v.mT)
         for name, images in cut.items():
             shown[name].append(images[:n])

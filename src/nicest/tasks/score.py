@@ -180,6 +180,16 @@ def log_densities(engine: Engine, chunk: Chunk, draws: int) -> np.ndarray:
     return nats
 
 
+def ledgers(engine: Engine, rows: np.ndarray, draws: int) -> dict[str, np.ndarray]:
+    """The terms of the log-density of every row, (N,) each, means over draws of the noise; they sum to its nats."""
+    repeated = rows_to(np.repeat(rows, draws, axis=0), engine.device)
+    sums: dict[str, list[np.ndarray]] = {}
+    for terms in engine.each("terms", repeated):
+        for name, term in terms.items():
+            sums.setdefault(name, []).append(term.double().cpu().numpy())
+    return {name: np.concatenate(parts).reshape(-1, draws).mean(1) for name, parts in sums.items()}
+
+
 def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engine, draws: int) -> np.ndarray | None:
     """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone.
 

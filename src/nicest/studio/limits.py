@@ -1,0 +1,63 @@
+"""What one request may ask for, and how much is done at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+
+BODY = 8 * 2**20  # bytes of a request
+PICTURES = 16  # scored at once
+WALL = 100  # samples or test images at once
+ROWS = 2000  # of a table that is scored
+STEPS = 5000
+CHAINS = 8
+COMPONENTS = 24  # with a slider
+FILM = 400  # frames of an animation
+JOBS = 4  # ascents at once
+WAITING = 64  # short requests at once
+
+
+class Busy(Exception):
+    """There is too much to do: try again later."""
+
+
+class Slots:
+    """So many may hold a slot; one more is refused, not queued."""
+
+    def __init__(self, count: int, what: str) -> None:
+        self.count, self.what, self.taken = count, what, 0
+
+    def take(self) -> None:
+        if self.taken >= self.count:
+            raise Busy(f"{self.taken} {self.what} at once are the most: wait for one to end, then try again")
+        self.taken += 1
+
+    def give_back(self) -> None:
+        self.taken -= 1
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self.take()
+        try:
+            yield
+        finally:
+            self.give_back()
+
+
+class Desk:
+    """Work in threads, so that the page never waits: short requests on a few of them, ascents on their own."""
+
+    def __init__(self, *, jobs: int = JOBS, threads: int = 2) -> None:
+        self.jobs, self.waiting = Slots(jobs, "ascents"), Slots(WAITING, "requests")
+        self.short, self.long = CapacityLimiter(threads), CapacityLimiter(jobs)
+
+    async def quick(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        with self.waiting.one():
+            return await to_thread.run_sync(function, *arguments, limiter=self.short)
+
+    async def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A part of an ascent, whose slot is held by its caller."""
+        return await to_thread.run_sync(function, *arguments, limiter=self.long)
