@@ -44,7 +44,7 @@ from nicest.studio.messages import (
 )
 from nicest.tasks.fill import OURS, ascend
 from nicest.tasks.inpaint import spread
-from nicest.tasks.latent import Model, principal, sphere_points
+from nicest.tasks.latent import Model, principal, even_points
 from nicest.tasks.masks import hidden_by
 from nicest.tasks.pictures import fit_picture
 from nicest.tasks.score import CAVEAT, chunks, ledgers, log_densities, outlier_scores, plan, training_quantiles
@@ -249,9 +249,9 @@ class Loaded:
         x = self.model.decode(self.model.between(h0, h1, ask.count, ask.way)[0])
         return Pictures(pictures=self.packed(x), nats=_numbers(self.model.nats(x)))
 
-    def sphere(self, basis: str, seed: int, grid: int) -> Sphere:
+    def sphere(self, basis: str, seed: int, n: int) -> Sphere:
         self.images_only()
-        points, radius = sphere_points(grid).reshape(-1, 3), self.model.typical_radius(basis)
+        points, radius = even_points(n), self.model.typical_radius(basis)
         h = self.model.on_sphere(points, self.model.axes(basis, seed), radius)
         return Sphere(points=points.round(4).tolist(), pictures=self.packed(self.model.decode(h)), radius=radius)
 

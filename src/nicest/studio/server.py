@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -233,10 +234,10 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         run: str,
         basis: Literal["random", "top"] = "top",
         seed: SeedQuery = 0,
-        grid: Annotated[int, Query(ge=2, le=16)] = 12,
+        n: Annotated[int, Query(ge=2, le=400)] = 200,
     ) -> Sphere:
         """A sphere of latent space, decoded point by point."""
-        return await quick(run, lambda model: model.sphere(basis, seed, grid))
+        return await quick(run, lambda model: model.sphere(basis, seed, n))
 
     @app.post("/api/runs/{run}/score")
     async def score(run: str, ask: ToScore) -> Scores:
@@ -304,7 +305,7 @@ class Stream(StreamingResponse):
     """An answer that gives its slot back when it is over, or when its client has left."""
 
     def __init__(self, events: AsyncIterator[str], give_back: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self.events, self.give_back = events, give_back
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -367,6 +368,7 @@ def serve(
 ) -> None:
     """Serve the studio until it is interrupted; `ready(url)` hears when it listens."""
     hosts = (*LOOPBACK, host) if is_loopback(host) else ()
+    torch.set_num_threads(1)  # requests are small, and many: threads that wait for one another cost more than they bring
     app = create_app(runs, hosts=hosts)
     listening = bind(host, port)
     name = f"[{host}]" if ":" in host else host

@@ -230,6 +230,14 @@ def sphere_points(n: int) -> np.ndarray:
     return np.stack(np.broadcast_arrays(level * np.cos(angle), level * np.sin(angle), height), -1)
 
 
+def even_points(n: int) -> np.ndarray:
+    """n points of the unit sphere, (n, 3), from north to south, each turned by the golden angle from the last."""
+    height = 1 - (2 * np.arange(n) + 1) / n
+    angle = np.pi * (3 - math.sqrt(5)) * np.arange(n)
+    level = np.sqrt(1 - height**2)
+    return np.stack((level * np.cos(angle), level * np.sin(angle), height), -1)
+
+
 def interpolate(
     run: str | Path,
     *,

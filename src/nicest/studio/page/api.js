@@ -1,0 +1,62 @@
+// The server, in three calls: ask for JSON, send a file, follow a stream of events.
+
+export class Refusal extends Error {
+  constructor(message, status) { super(message); this.status = status; }
+}
+
+const listeners = [];
+let connected = true;
+export const onConnection = (heard) => listeners.push(heard);
+
+function connection(now) {
+  if (now === connected) return;
+  connected = now;
+  listeners.forEach((heard) => heard(now));
+  if (!now) again();
+}
+
+async function again() {
+  while (!connected) {
+    await new Promise((done) => setTimeout(done, 2000));
+    try { if ((await fetch("/api/status")).ok) connection(true); } catch { /* still gone */ }
+  }
+}
+
+async function call(path, options = {}) {
+  let answer;
+  try { answer = await fetch(path, options); } catch (error) {
+    if (error.name === "AbortError") throw error;
+    connection(false);
+    throw new Refusal("The server does not answer. Is nicest studio still running?", 0);
+  }
+  connection(true);
+  if (answer.ok) return answer;
+  let said = `the server answered ${answer.status}`;
+  try { said = (await answer.json()).error ?? said; } catch { /* no JSON */ }
+  throw new Refusal(said, answer.status);
+}
+
+const query = (given) => (given ? `?${new URLSearchParams(given)}` : "");
+const posted = (body, signal) => ({ method: "POST", signal, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+
+export const get = async (path, given, signal) => (await call(path + query(given), { signal })).json();
+export const post = async (path, body, signal) => (await call(path, posted(body, signal))).json();
+export const blob = async (path, body) => (await call(path, posted(body))).blob();
+export const send = async (path, file, given) => (await call(path + query(given), { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file })).json();
+
+/** Follow server-sent events: hear(name, data) for each, until the end or until `signal` aborts. */
+export async function follow(path, body, hear, signal) {
+  const answer = await call(path, posted(body, signal));
+  const reader = answer.body.getReader(), decoder = new TextDecoder();
+  for (let text = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += decoder.decode(value, { stream: true });
+    const events = text.split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(":") + 2));
+      hear(name, JSON.parse(data));
+    }
+  }
+}

@@ -1,0 +1,287 @@
+// Paint over a part of an image and watch the model fill it in.
+import { blob, follow, get, send } from "./api.js";
+import { $, bytes, colour, download, dropping, el, nats, note, paint, Plot, press, segments, size, text64, thumbnail } from "./draw.js";
+
+let studio, run, plot, picture = null, mask = null, tool = "brush", source = "test", page = 0;
+let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, marked = null;
+
+export function setup(given) {
+  studio = given;
+  plot = new Plot("climb", { y: "nats", floor: 0.12, tip: (i, series) => `step ${series[0].points[i][0]}\n${series.map((each) => each.points[i]?.[1].toFixed(1)).join("  ")} nats` });
+  segments("sources", "source", (value) => { source = value; page = 0; choices(); });
+  segments("tools", "tool", (value) => { tool = value; });
+  $("others").addEventListener("click", () => { page += 1; choices(); });
+  $("invert").addEventListener("click", () => change((bit) => 1 - bit));
+  $("clear").addEventListener("click", () => change(() => 0));
+  $("go").addEventListener("click", go);
+  $("stop").addEventListener("click", () => abort?.abort());
+  $("save-png").addEventListener("click", savePng);
+  $("save-gif").addEventListener("click", saveGif);
+  dropping($("upload"), $("upload-file"), upload);
+  easel();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+}
+
+export function choose(chosen) {
+  leave();
+  run = null;
+  if (chosen.kind !== "images") return;
+  picture = null; frames = []; chains = []; page = 0;
+  const [height, width] = size(chosen);
+  mask = new Uint8Array(height * width);
+  $("brush").max = Math.max(3, Math.round(height / 3));
+  $("brush").value = Math.max(1, Math.round(height / 8));
+  $("chains").replaceChildren(...Array.from({ length: studio.limits.chains }, (_, i) => el("option", {}, String(i + 1))));
+  $("chains").value = "4";
+  $("steps").max = studio.limits.steps;
+  plot.show([]);
+  results(4);
+}
+
+export function enter(chosen) {
+  if (run === chosen) return;
+  run = chosen;
+  masks();
+  choices();
+}
+
+export const leave = () => abort?.abort();
+
+async function choices() {
+  const asked = run;
+  $("upload").hidden = source !== "upload";
+  $("choices").hidden = $("others").hidden = source === "upload";
+  if (source === "upload") return note("choices-note", "");
+  if (source === "test" && run.data) { $("choices").replaceChildren(); return note("choices-note", `No test images: ${run.data}`, true); }
+  note("choices-note", "Loading …");
+  const n = 24;
+  try {
+    const found = source === "test"
+      ? await get(`/api/runs/${run.id}/pictures`, { first: page * n, n })
+      : await get(`/api/runs/${run.id}/samples`, { n, seed: page });
+    if (asked !== run) return;
+    if (!found.pictures.length && page) { page = 0; return choices(); }
+    $("choices").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `${source === "test" ? "test image" : "sample"} ${page * n + i + 1}`, take)));
+    note("choices-note", found.pictures.length ? "" : "There are no images here.");
+    if (!picture && found.pictures.length) take($("choices").firstChild, found.pictures[0]);
+  } catch (error) { note("choices-note", error.message, true); }
+}
+
+function take(button, chosen) {
+  abort?.abort();
+  picture = chosen;
+  press($("choices"), button);
+  show();
+}
+
+async function upload([file]) {
+  note("choices-note", `Reading ${file.name} …`);
+  try {
+    if (file.size > studio.limits.body) throw new Error(`${file.name} is larger than ${studio.limits.body / 2 ** 20} MB: choose a smaller file`);
+    const found = await send(`/api/runs/${run.id}/upload`, file, { inverted: $("upload-invert").checked });
+    take(null, found.picture);
+    note("choices-note", `${file.name}, as the model sees it.`);
+  } catch (error) { note("choices-note", error.message, true); }
+}
+
+async function masks() {
+  const [height, width] = size(run);
+  const asked = run;
+  const made = await Promise.allSettled(studio.masks.map((name) => get(`/api/runs/${run.id}/mask`, { name })));
+  if (asked !== run) return;
+  $("masks").replaceChildren(...made.flatMap(({ value }, i) => {
+    if (!value) return [];
+    const bits = bytes(value.mask), name = studio.masks[i].replace(":", " ").replace("-", " ") + (studio.masks[i].startsWith("random") ? " %" : "");
+    const canvas = el("canvas", { width, height }), image = new ImageData(width, height);
+    bits.forEach((bit, k) => image.data.set(bit ? [184, 47, 69, 255] : [0, 0, 0, 0], 4 * k));
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    const button = el("button", { type: "button", title: `hide ${name}`, ariaLabel: `hide ${name}` }, canvas);
+    button.addEventListener("click", () => change((_, k) => bits[k]));
+    return [button];
+  }));
+}
+
+// The easel: a picture below, what is hidden above it.
+
+function easel() {
+  const canvas = $("mask");
+  const at = (event) => {
+    const frame = canvas.getBoundingClientRect(), [height, width] = size(run);
+    const clip = (value, most) => Math.min(most - 1, Math.max(0, Math.floor(value * most)));
+    return { x: clip((event.clientX - frame.left) / frame.width, width), y: clip((event.clientY - frame.top) / frame.height, height) };
+  };
+  let last = null, before = null, first = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (!picture || event.button) return;
+    abort?.abort();
+    canvas.setPointerCapture(event.pointerId);
+    last = first = at(event);
+    before = mask.slice();
+    stroke(last, last, first, before);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!last) return;
+    const next = at(event);
+    stroke(last, next, first, before);
+    last = next;
+  });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { last = null; });
+  canvas.addEventListener("keydown", (event) => {
+    const [height, width] = size(run);
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (move) cursor = { x: Math.min(width - 1, Math.max(0, cursor.x + move[0])), y: Math.min(height - 1, Math.max(0, cursor.y + move[1])) };
+    else if (event.key === " " || event.key === "Enter") spot(cursor, 1);
+    else if (event.key === "Backspace" || event.key === "Delete") spot(cursor, 0);
+    else return;
+    event.preventDefault();
+    show();
+  });
+  for (const each of ["focus", "blur"]) canvas.addEventListener(each, () => show());
+}
+
+function stroke(from, to, first, before) {
+  if (tool === "rectangle") {
+    const [, width] = size(run), [x0, x1] = [first.x, to.x].sort((a, b) => a - b), [y0, y1] = [first.y, to.y].sort((a, b) => a - b);
+    mask.set(before);
+    for (let y = y0; y <= y1; y++) mask.fill(1, y * width + x0, y * width + x1 + 1);
+  } else {
+    const steps = Math.max(1, Math.abs(to.x - from.x), Math.abs(to.y - from.y));
+    for (let i = 0; i <= steps; i++) spot({ x: Math.round(from.x + (to.x - from.x) * i / steps), y: Math.round(from.y + (to.y - from.y) * i / steps) }, tool === "eraser" ? 0 : 1);
+  }
+  show();
+}
+
+function spot({ x, y }, bit) {
+  const [height, width] = size(run), radius = (Number($("brush").value) - 1) / 2 + 0.1, reach = Math.ceil(radius);
+  for (let v = Math.max(0, y - reach); v <= Math.min(height - 1, y + reach); v++)
+    for (let u = Math.max(0, x - reach); u <= Math.min(width - 1, x + reach); u++)
+      if (Math.hypot(u - x, v - y) <= radius) mask[v * width + u] = bit;
+}
+
+function change(rule) {
+  if (!mask) return;
+  abort?.abort();
+  mask = mask.map(rule);
+  show();
+}
+
+function show() {
+  if (!run) return;
+  const [height, width] = size(run), canvas = $("mask"), zoom = Math.max(2, Math.floor(560 / Math.max(height, width)));
+  if (picture) paint($("original"), run, picture);
+  canvas.width = width * zoom;
+  canvas.height = height * zoom;
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = hatch(zoom);
+  mask.forEach((bit, i) => { if (bit) pen.fillRect((i % width) * zoom, Math.floor(i / width) * zoom, zoom, zoom); });
+  if (document.activeElement === canvas && canvas.matches(":focus-visible")) {
+    pen.strokeStyle = colour("--blue");
+    pen.lineWidth = 3;
+    pen.strokeRect(cursor.x * zoom + 1.5, cursor.y * zoom + 1.5, zoom - 3, zoom - 3);
+  }
+  const count = mask.reduce((sum, bit) => sum + bit, 0);
+  $("hidden-count").textContent = count ? `${count} of ${mask.length} pixels hidden` : "Nothing is hidden yet.";
+  $("go").disabled = !picture || !count;
+}
+
+function hatch() {
+  const tile = el("canvas", { width: 12, height: 12 }), pen = tile.getContext("2d");
+  pen.fillStyle = "#b82f45";
+  pen.fillRect(0, 0, 12, 12);
+  pen.strokeStyle = "#d8596c";
+  pen.lineWidth = 2;
+  for (const shift of [-12, 0, 12]) { pen.beginPath(); pen.moveTo(shift, 12); pen.lineTo(shift + 12, 0); pen.stroke(); }
+  return pen.createPattern(tile, "repeat");
+}
+
+// The ascent.
+
+function results(count) {
+  $("results").style.setProperty("--columns", count === 1 ? 1 : count <= 4 ? Math.min(2, count) : 4);
+  chains = Array.from({ length: count }, (_, i) => {
+    const canvas = el("canvas"), words = el("figcaption", {}, "–");
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `chain ${i + 1}`);
+    return { canvas, words, figure: el("figure", {}, canvas, words), points: [] };
+  });
+  $("results").replaceChildren(...chains.map((each) => each.figure));
+}
+
+async function go() {
+  abort?.abort();
+  const mine = abort = new AbortController();
+  const ask = {
+    picture, mask: text64(mask), chains: Number($("chains").value), steps: Number($("steps").value), noise: Number($("noise").value),
+    seed: Math.floor(Math.random() * 2 ** 31),
+  };
+  results(ask.chains);
+  frames = [];
+  marked = { picture, mask: mask.slice() };
+  let truth = null, began = performance.now(), ended = false;
+  busy(true);
+  note("inpaint-note", "");
+  $("progress").textContent = "starting …";
+  try {
+    await follow(`/api/runs/${run.id}/inpaint`, ask, (name, data) => {
+      if (mine.signal.aborted) return;
+      if (name === "start") { truth = data.truth_nats; began = performance.now(); }
+      if (name === "frame") frame(data, truth, ask.steps, began);
+      if (name === "end") ended = true;
+      if (name === "error") throw new Error(data.error);
+    }, mine.signal);
+    const best = Math.max(...frames.at(-1).nats);
+    if (!ended) throw new Error("The stream broke off: the server has gone, or the connection.");
+    note("inpaint-note", `The likeliest chain ends ${Math.abs(best - truth).toFixed(1)} nats ${best > truth ? "above" : "below"} the original.`);
+  } catch (error) {
+    if (error.name === "AbortError" || mine.signal.aborted) note("inpaint-note", frames.length ? "Stopped. Go starts again from new noise." : "");
+    else note("inpaint-note", error.message, true);
+  } finally {
+    if (abort === mine) { abort = null; busy(false); }
+  }
+}
+
+function frame(data, truth, steps, began) {
+  frames.push(data);
+  const best = data.nats.indexOf(Math.max(...data.nats));
+  chains.forEach((chain, i) => {
+    paint(chain.canvas, run, data.pictures[i]);
+    chain.words.textContent = nats(data.nats[i]);
+    chain.figure.classList.toggle("best", chains.length > 1 && i === best);
+    chain.points.push([data.step, data.nats[i]]);
+  });
+  const series = chains.map(({ points }, i) => ({ points, look: i === best ? "accent" : "quiet" }));
+  plot.show(series, truth === null ? [] : [{ y: truth, name: "the original", look: "dashed" }], { x: [0, steps] });
+  const seconds = (performance.now() - began) / 1000;
+  $("progress").textContent = `step ${data.step} of ${steps}${seconds > 0.5 ? `, ${(frames.length / seconds).toFixed(0)} frames/s` : ""}`;
+  $("results").dataset.frames = frames.length;
+}
+
+function busy(on) {
+  $("stop").disabled = !on;
+  $("go").textContent = on || frames.length ? "Again" : "Go";
+  $("save-png").disabled = $("save-gif").disabled = on || !frames.length;
+}
+
+function savePng() {
+  const [height, width] = size(run), zoom = Math.max(1, Math.ceil(160 / width)), gap = 8, last = frames.at(-1);
+  const sheet = el("canvas", { width: (width * zoom + gap) * (last.pictures.length + 1) - gap, height: height * zoom });
+  const pen = sheet.getContext("2d");
+  pen.imageSmoothingEnabled = false;
+  const hidden = paint(el("canvas"), run, marked.picture), cover = hidden.getContext("2d");
+  cover.fillStyle = "#b82f45";
+  marked.mask.forEach((bit, i) => { if (bit) cover.fillRect(i % width, Math.floor(i / width), 1, 1); });
+  [hidden, ...last.pictures.map((each) => paint(el("canvas"), run, each))].forEach((each, i) => pen.drawImage(each, i * (width * zoom + gap), 0, width * zoom, height * zoom));
+  sheet.toBlob((content) => download(content, "inpainted.png"));
+}
+
+async function saveGif() {
+  $("save-gif").disabled = true;
+  note("inpaint-note", "Making the GIF …");
+  const every = Math.ceil(frames.length / Math.min(200, studio.limits.film));
+  const chosen = frames.filter((_, i) => i % every === 0 || i === frames.length - 1);
+  try {
+    download(await blob(`/api/runs/${run.id}/film`, { frames: chosen.map((each) => each.pictures) }), "inpainted.gif");
+    note("inpaint-note", "The GIF is saved.");
+  } catch (error) { note("inpaint-note", error.message, true); }
+  $("save-gif").disabled = false;
+}

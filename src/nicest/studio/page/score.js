@@ -1,0 +1,149 @@
+// The log-density of images, term by term, and its place among those of training.
+import { get, post, send } from "./api.js";
+import { $, dropping, el, note, paint, Plot, svg } from "./draw.js";
+
+let studio, run = null, plot, quantiles = [], shown = [], drawn = false;
+
+export function setup(given) {
+  studio = given;
+  plot = new Plot("training-scores", { x: "log-likelihood of the training set, nats", y: null });
+  dropping($("score-drop"), $("score-file"), files);
+  $("score-tests").addEventListener("click", () => some("pictures", "test image"));
+  $("score-samples").addEventListener("click", () => some("samples", "sample"));
+  $("score-sketch").addEventListener("click", sketched);
+  $("clear-sketch").addEventListener("click", clear);
+  sketching();
+}
+
+export function choose() { run = null; shown = []; quantiles = []; plot.show([]); cards(); }
+
+export async function enter(chosen) {
+  if (run === chosen) return;
+  run = chosen;
+  clear();
+  $("score-tests").disabled = Boolean(run.data);
+  note("score-note", "Counting the scores of the training set …");
+  try {
+    quantiles = (await get(`/api/runs/${run.id}/training-scores`)).quantiles;
+    note("score-note", quantiles.length ? "" : "The training data is gone: scores stand alone.");
+    density();
+  } catch (error) { note("score-note", error.message, true); }
+}
+
+async function files(given) {
+  note("score-note", `Reading ${given.length === 1 ? given[0].name : `${given.length} files`} …`);
+  const taken = [], failed = [];
+  for (const file of given.slice(0, studio.limits.pictures)) {
+    try {
+      if (file.size > studio.limits.body) throw new Error(`larger than ${studio.limits.body / 2 ** 20} MB`);
+      const { picture } = await send(`/api/runs/${run.id}/upload`, file, { inverted: $("score-invert").checked });
+      taken.push({ name: file.name, picture });
+    } catch (error) { failed.push(`${file.name}: ${error.message}`); }
+  }
+  if (given.length > studio.limits.pictures) failed.push(`only the first ${studio.limits.pictures} files are read at once`);
+  if (taken.length) await score(taken);
+  note("score-note", failed.join(" · "), failed.length > 0);
+}
+
+async function some(kind, name) {
+  const start = Math.floor(Math.random() * 100);
+  const given = kind === "pictures" ? { first: start, n: 3 } : { n: 3, seed: Math.floor(Math.random() * 1e6) };
+  try {
+    const found = await get(`/api/runs/${run.id}/${kind}`, given);
+    await score(found.pictures.map((picture, i) => ({ name: kind === "pictures" ? `${name} ${start + i + 1}` : name, picture })));
+    note("score-note", "");
+  } catch (error) { note("score-note", error.message, true); }
+}
+
+async function score(given) {
+  const found = await post(`/api/runs/${run.id}/score`, { pictures: given.map((each) => each.picture) });
+  $("caveat").textContent = found.caveat;
+  shown = [...given.map((each, i) => ({ ...each, ...found.scores[i], unit: found.unit, draws: found.draws })), ...shown].slice(0, 24);
+  cards();
+  density();
+}
+
+function cards() {
+  $("scores").replaceChildren(...(shown.length ? shown.map(card) : [el("p", { className: "empty" }, "Nothing is scored yet. Drop an image, draw one, or take some.")]));
+}
+
+function card(each) {
+  const numbers = el("div", { className: "numbers" },
+    el("b", {}, each.nats === null ? "not finite" : each.nats.toFixed(2)), el("span", {}, each.unit),
+    el("b", {}, each.bits_per_dim === null ? "–" : each.bits_per_dim.toFixed(3)), el("span", {}, "bits/dim"));
+  const picture = paint(el("canvas", { className: "picture" }), run, each.picture);
+  picture.setAttribute("role", "img");
+  picture.setAttribute("aria-label", each.name);
+  return el("article", { className: "card" }, picture, el("div", {}, el("h3", {}, each.name), numbers, ledger(each.terms), el("p", { className: "place" }, place(each.denser_share))));
+}
+
+function place(share) {
+  if (share === null) return "";
+  if (share > 0.999) return "Nearly every training image is denser: the model finds this one unlikely.";
+  if (share < 0.001) return "Denser than nearly every training image.";
+  return `${(100 * share).toFixed(share > 0.99 || share < 0.01 ? 1 : 0)} % of the training images are denser.`;
+}
+
+/** The terms that the log-density is the sum of, as bars around zero; those that are zero are one line. */
+function ledger(terms) {
+  const given = Object.entries(terms), real = given.filter(([, value]) => value !== 0);
+  const most = Math.max(...real.map(([, value]) => Math.abs(value)), 1e-9), box = el("div", { className: "ledger" });
+  box.setAttribute("role", "group");
+  box.setAttribute("aria-label", "terms of the log-density");
+  for (const [name, value] of real) {
+    const wide = 50 * Math.abs(value ?? 0) / most;
+    const bar = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
+      svg("rect", { class: value < 0 ? "down" : "up", x: value < 0 ? 50 - wide : 50, y: 1, width: wide, height: 8 }), svg("line", { class: "zero", x1: 50, x2: 50, y1: 0, y2: 10, "stroke-width": 0.4 }));
+    box.append(el("span", {}, name), bar, el("b", {}, value === null ? "not finite" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`));
+  }
+  const zero = given.length - real.length;
+  if (zero) box.append(el("span", {}, `${zero} couplings`), el("span", {}, "keep volume"), el("b", {}, "0"));
+  return box;
+}
+
+/** The training set as a histogram of equal shares, and a line for each score. */
+function density() {
+  if (!quantiles.length) return;
+  const bars = 40, low = quantiles[1], high = quantiles.at(-1), width = (high - low) / bars || 1;
+  const share = (x) => { const i = quantiles.findIndex((q) => q > x); if (i <= 0) return i < 0 ? 1 : 0; return (i - 1 + (x - quantiles[i - 1]) / (quantiles[i] - quantiles[i - 1] || 1)) / (quantiles.length - 1); };
+  const points = [[low, 0]];
+  for (let k = 0; k < bars; k++) { const y = share(low + (k + 1) * width) - share(low + k * width); points.push([low + k * width, y], [low + (k + 1) * width, y]); }
+  points.push([high, 0]);
+  const left = low - 0.12 * (high - low), right = high + 0.08 * (high - low);
+  const marks = shown.filter((each) => each.nats !== null).map((each, i) => ({ x: Math.min(right, Math.max(left, each.nats)), look: i ? "quiet" : "accent" }));
+  if (marks.length) marks[0].name = shown[0].nats < left ? "last score, further left" : "last score";
+  plot.show([{ points, area: true }], marks.reverse(), { x: [left, right], y: [0, 1.1 * Math.max(...points.map((each) => each[1]))] });
+}
+
+// Drawing with the pointer: light on dark, as the images of the paper are.
+
+function clear() {
+  const pen = $("sketch").getContext("2d");
+  pen.fillStyle = "#000";
+  pen.fillRect(0, 0, 280, 280);
+  drawn = false;
+}
+
+function sketching() {
+  const canvas = $("sketch"), pen = canvas.getContext("2d");
+  let last = null;
+  const at = (event) => { const box = canvas.getBoundingClientRect(); return [280 * (event.clientX - box.left) / box.width, 280 * (event.clientY - box.top) / box.height]; };
+  const line = (from, to) => {
+    Object.assign(pen, { strokeStyle: "#fff", lineWidth: 28, lineCap: "round" });
+    pen.beginPath(); pen.moveTo(...from); pen.lineTo(...to); pen.stroke();
+    drawn = true;
+  };
+  canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); last = at(event); line(last, last); });
+  canvas.addEventListener("pointermove", (event) => { if (last) { const next = at(event); line(last, next); last = next; } });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { last = null; });
+}
+
+async function sketched() {
+  if (!drawn) return note("score-note", "Draw something first.");
+  const content = await new Promise((done) => $("sketch").toBlob(done));
+  try {
+    const { picture } = await send(`/api/runs/${run.id}/upload`, content);
+    await score([{ name: "a drawing", picture }]);
+    note("score-note", "");
+  } catch (error) { note("score-note", error.message, true); }
+}
