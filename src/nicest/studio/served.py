@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nicest.data.columns import Column, decode
+from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.plots import animation, image_grid
 from nicest.recipes.units import INPUT_LAYERS, bits_per_dim, interval_nats
@@ -44,7 +45,7 @@ from nicest.studio.messages import (
 )
 from nicest.tasks.fill import OURS, ascend
 from nicest.tasks.inpaint import spread
-from nicest.tasks.latent import Model, principal, even_points
+from nicest.tasks.latent import Model, even_points, principal
 from nicest.tasks.masks import hidden_by
 from nicest.tasks.pictures import fit_picture
 from nicest.tasks.score import CAVEAT, chunks, ledgers, log_densities, outlier_scores, plan, training_quantiles
@@ -341,26 +342,27 @@ class Loaded:
     def score_table(self, content: bytes, suffix: str) -> TableScores:
         """The log-density of every row of a table, the first rows of which are shown."""
         columns = self.table_only()
+        names = [column.name for column in columns]
         with tempfile.NamedTemporaryFile(suffix=suffix) as file:
             file.write(content)
             file.flush()
             path = Path(file.name)
             try:
                 parts = [chunk for part in plan([path], columns) for chunk in chunks(part, columns, self.model.recipe)]
+                shown = [row for batch in TableFile(path).batches(names) for row in _rows_of(batch)][: limits.ROWS]
             except NicestError as error:
                 raise NicestError(str(error).replace(str(path), "the table")) from error
         with _noise:
             torch.manual_seed(0)
             nats = np.concatenate([log_densities(self.engine, part, self.draws) for part in parts] or [np.zeros(0)])
         shares = outlier_scores(nats, self.quantiles)
-        shown = decode(np.concatenate([part.rows for part in parts])[: limits.ROWS], columns) if len(nats) else None
         scores = [
             RowScore(row=i, nats=_number(value), denser_share=_number(share), why=_why(value))
             for i, (value, share) in enumerate(zip(nats.tolist(), shares.tolist(), strict=True))
         ]
         return TableScores(
-            columns=[column.name for column in columns],
-            cells=_rows_of(shown) if shown is not None else [],
+            columns=names,
+            cells=shown,
             scores=scores[: limits.ROWS],
             total=len(nats),
             caveat=CAVEAT,
@@ -409,7 +411,7 @@ def _cells(row: list[Any]) -> list[Any]:
 
 
 def _rows_of(table: Any) -> list[list[Any]]:
-    """The rows of an Arrow table; what JSON has no word for is text."""
+    """The rows of an Arrow table or batch; what JSON has no word for is text."""
     columns = [[_cell(each) for each in column.to_pylist()] for column in table.columns]
     return [list(row) for row in itertools.zip_longest(*columns)]
 

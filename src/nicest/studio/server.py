@@ -368,7 +368,9 @@ def serve(
 ) -> None:
     """Serve the studio until it is interrupted; `ready(url)` hears when it listens."""
     hosts = (*LOOPBACK, host) if is_loopback(host) else ()
-    torch.set_num_threads(1)  # requests are small, and many: threads that wait for one another cost more than they bring
+    torch.set_num_threads(
+        1
+    )  # requests are small, and many: threads that wait for one another cost more than they bring
     app = create_app(runs, hosts=hosts)
     listening = bind(host, port)
     name = f"[{host}]" if ":" in host else host

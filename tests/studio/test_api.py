@@ -1,0 +1,527 @@
+"""The studio's server, asked in this process: what it gives, what it refuses, and that it stays within its runs."""
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from nicest.studio import limits
+from nicest.studio.guard import HEADERS, Guard
+from nicest.studio.server import PAGE, create_app, is_loopback, name_runs
+from nicest.tasks.evaluate import evaluate
+from nicest.train.checkpoint import load_with_recipe
+
+Ask = Callable[..., httpx.Response]
+DIGITS = "/api/runs/digits"
+
+
+def levels(picture: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(picture), np.uint8).reshape(8, 8)
+
+
+def packed(array: np.ndarray) -> str:
+    return base64.b64encode(array.astype(np.uint8).tobytes()).decode()
+
+
+def png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    parts = [part.split("\n") for part in text.strip().split("\n\n")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
+
+
+@pytest.fixture(scope="session")
+def test_image(ask: Ask) -> str:
+    return ask("GET", f"{DIGITS}/pictures?n=1").json()["pictures"][0]
+
+
+TOP = packed(np.arange(64) < 32)
+
+
+class TestRuns:
+    def test_all_that_are_named_are_there_with_what_they_are_of(self, ask: Ask):
+        found = ask("GET", "/api/runs").json()
+        images, table, young = found["runs"]
+        assert (images["id"], images["kind"], images["shape"], images["levels"]) == ("digits", "images", [8, 8], 17)
+        assert (table["id"], table["kind"], table["dim"]) == ("people", "table", 3)
+        assert not young["ready"]
+        assert "nicest train" in young["why"]
+        assert found["masks"][0] == "top"
+
+    def test_two_of_one_name_are_told_apart(self, digits: Path):
+        assert list(name_runs([digits, digits, digits])) == ["digits", "digits-2", "digits-3"]
+
+    def test_a_run_that_is_not_there_is_refused_before_serving(self, refusal: Callable[..., str], tmp_path: Path):
+        assert "found no" in refusal(create_app, [tmp_path / "none"])
+
+    def test_a_run_without_a_model_says_so_and_has_its_metrics(self, ask: Ask):
+        assert ask("GET", "/api/runs/young/samples").status_code == 422
+        assert ask("GET", "/api/runs/young/metrics").json() == {"rows": [], "idle_seconds": None, "epochs": 0}
+
+
+class TestPictures:
+    def test_test_images_are_those_of_the_data(self, ask: Ask, digits: Path):
+        from nicest.recipes.splits import load_splits
+
+        rows = load_splits(load_with_recipe(digits)[1]).test
+        found = ask("GET", f"{DIGITS}/pictures?first=3&n=2").json()
+        assert found["total"] == len(rows)
+        for picture, row in zip(found["pictures"], rows[3:5], strict=True):
+            np.testing.assert_array_equal(levels(picture).ravel(), row)
+
+    def test_samples_depend_on_seed_and_temperature(self, ask: Ask):
+        one, again, other, cold = (
+            ask("GET", f"{DIGITS}/samples", params={"n": 3, **more}).json()["pictures"]
+            for more in ({}, {}, {"seed": 1}, {"temperature": 0})
+        )
+        assert one == again != other
+        assert len(set(cold)) == 1
+
+    def test_an_upload_becomes_an_image_of_the_model(self, ask: Ask):
+        picture = ask("POST", f"{DIGITS}/upload", content=png(np.full((50, 70), 255, np.uint8))).json()["picture"]
+        np.testing.assert_array_equal(levels(picture), np.full((8, 8), 16))
+        colour = png(np.zeros((5, 5, 3), np.uint8))
+        inverted = ask("POST", f"{DIGITS}/upload?inverted=true", content=colour).json()["picture"]
+        np.testing.assert_array_equal(levels(inverted), np.full((8, 8), 16))
+
+    def test_what_is_transparent_is_black(self, ask: Ask):
+        clear = np.full((8, 8, 4), 255, np.uint8)
+        clear[:, :4, 3] = 0
+        shown = levels(ask("POST", f"{DIGITS}/upload", content=png(clear)).json()["picture"])
+        assert (shown[:, :4] == 0).all()
+        assert (shown[:, 4:] == 16).all()
+
+    @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"%!PS-Adobe-3.0"])
+    def test_what_is_no_image_is_refused_in_words(self, ask: Ask, content: bytes):
+        answer = ask("POST", f"{DIGITS}/upload", content=content)
+        assert answer.status_code == 422
+        assert "expected a picture" in answer.json()["error"]
+
+    def test_an_image_of_too_many_pixels_is_refused(self, ask: Ask):
+        answer = ask("POST", f"{DIGITS}/upload", content=png(np.zeros((1, 5000), np.uint8)))
+        assert answer.status_code == 422
+        assert "4096" in answer.json()["error"]
+
+    def test_a_body_that_is_too_large_is_refused(self, ask: Ask):
+        answer = ask("POST", f"{DIGITS}/upload", content=bytes(limits.BODY + 1))
+        assert answer.status_code == 413
+        assert "8 MB" in answer.json()["error"]
+
+    def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(self, ask: Ask):
+        async def endless() -> Any:
+            for _ in range(20):
+                yield bytes(2**20)
+
+        assert ask("POST", f"{DIGITS}/upload", content=endless()).status_code == 413
+
+    def test_masks_are_the_papers(self, ask: Ask):
+        for name, count in (("top", 32), ("random:75", 48)):
+            mask = levels(ask("GET", f"{DIGITS}/mask", params={"name": name}).json()["mask"])
+            assert mask.sum() == count
+        assert ask("GET", f"{DIGITS}/mask?name=nose").status_code == 422
+
+
+class TestInpainting:
+    def test_hidden_pixels_change_the_observed_do_not_and_the_likelihood_rises(self, ask: Ask, test_image: str):
+        request = {"picture": test_image, "mask": TOP, "chains": 3, "steps": 80}
+        (first, *frames, last) = events(ask("POST", f"{DIGITS}/inpaint", json=request).text)
+        assert (first[0], last[0]) == ("start", "end")
+        assert {name for name, _ in frames} == {"frame"}
+        steps = [data["step"] for _, data in frames]
+        assert steps == sorted(set(steps))
+        assert (steps[0], steps[-1]) == (0, 80)
+        truth = levels(test_image)
+        for _, data in frames:
+            assert len(data["pictures"]) == len(data["nats"]) == 3
+            for picture in data["pictures"]:
+                np.testing.assert_array_equal(levels(picture)[4:], truth[4:])
+        for chain in range(3):
+            ends = [levels(data["pictures"][chain])[:4] for data in (frames[0][1], frames[-1][1])]
+            assert (ends[0] != ends[1]).any()
+            assert frames[-1][1]["nats"][chain] > frames[0][1]["nats"][chain] + 10
+
+    def test_a_seed_is_a_way(self, ask: Ask, test_image: str):
+        request = {"picture": test_image, "mask": TOP, "steps": 10}
+        ends = [events(ask("POST", f"{DIGITS}/inpaint", json=request | {"seed": seed}).text)[-2] for seed in (1, 1, 2)]
+        assert ends[0] == ends[1] != ends[2]
+
+    @pytest.mark.parametrize(
+        ("change", "word"),
+        [
+            ({"steps": limits.STEPS + 1}, "steps"),
+            ({"chains": limits.CHAINS + 1}, "chains"),
+            ({"chains": 0}, "chains"),
+            ({"noise": -1}, "noise"),
+            ({"mask": packed(np.zeros(64))}, "hides nothing"),
+            ({"mask": packed(np.ones(63))}, "64 bytes"),
+            ({"mask": "???"}, "base64"),
+            ({"picture": packed(np.zeros(63))}, "64 numbers"),
+            ({"picture": packed(np.full(64, 17))}, "levels 0 to 16"),
+            ({"path": "/etc/passwd"}, "path"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, ask: Ask, test_image: str, change: dict[str, Any], word: str):
+        answer = ask("POST", f"{DIGITS}/inpaint", json={"picture": test_image, "mask": TOP} | change)
+        assert answer.status_code == 422
+        assert word in answer.json()["error"]
+
+    def test_one_more_than_the_slots_is_told_to_wait_and_a_client_that_leaves_frees_its_own(
+        self, app: Guard, test_image: str
+    ):
+        """Through the application itself: two hold its slots, a third is refused; all leave, and all is free."""
+        body = json.dumps({"picture": test_image, "mask": TOP, "steps": limits.STEPS}).encode()
+
+        async def scenario() -> tuple[list[int], int]:
+            leaving, statuses = asyncio.Event(), []
+
+            async def client() -> None:
+                scope = scope_of("POST", f"{DIGITS}/inpaint", len(body))
+                sent = False
+
+                async def receive() -> dict[str, Any]:
+                    nonlocal sent
+                    if not sent:
+                        sent = True
+                        return {"type": "http.request", "body": body, "more_body": False}
+                    await leaving.wait()
+                    return {"type": "http.disconnect"}
+
+                async def send(message: dict[str, Any]) -> None:
+                    if message["type"] == "http.response.start":
+                        statuses.append(message["status"])
+
+                await app(scope, receive, send)
+
+            clients = [asyncio.create_task(client()) for _ in range(3)]
+            while len(statuses) < 3:
+                await asyncio.sleep(0.01)
+            during = (await status(app))["ascents"]
+            leaving.set()
+            await asyncio.wait_for(asyncio.gather(*clients), 20)
+            assert (await status(app))["ascents"] == 0
+            return sorted(statuses), during
+
+        statuses, during = asyncio.run(scenario())
+        assert statuses == [200, 200, 429]
+        assert during == 2
+
+    def test_the_frames_become_a_gif(self, ask: Ask, test_image: str):
+        blank = packed(np.zeros(64))
+        answer = ask("POST", f"{DIGITS}/film", json={"frames": [[test_image, blank], [blank, test_image]]})
+        with Image.open(io.BytesIO(answer.content)) as film:
+            assert (film.format, film.n_frames) == ("GIF", 2)  # type: ignore[attr-defined]
+        uneven = ask("POST", f"{DIGITS}/film", json={"frames": [[blank], [blank, blank]]})
+        assert uneven.status_code == 422
+
+
+def scope_of(method: str, path: str, length: int) -> dict[str, Any]:
+    headers = [
+        (b"host", b"127.0.0.1:8000"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % length),
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
+
+
+async def status(app: Guard) -> dict[str, int]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        return (await client.get("/api/status")).json()
+
+
+class TestExploring:
+    def test_a_picture_moves_with_its_code_and_not_without(self, ask: Ask, test_image: str):
+        still = ask("POST", f"{DIGITS}/move", json={"picture": test_image}).json()
+        assert still["picture"] == test_image
+        assert len(still["places"]) == len(still["sigma"]) == limits.COMPONENTS
+        assert still["sigma"] == sorted(still["sigma"], reverse=True)
+        same = ask("POST", f"{DIGITS}/move", json={"picture": test_image, "places": still["places"]}).json()
+        assert abs(levels(same["picture"]).astype(int) - levels(test_image)).max() <= 1
+        moved = ask("POST", f"{DIGITS}/move", json={"picture": test_image, "places": [3.0, -3.0]}).json()
+        assert moved["picture"] != test_image
+        assert moved["places"][:2] == [3, -3]
+        assert moved["places"][2:] == still["places"][2:]
+
+    def test_of_nothing_kept_every_picture_is_the_same(self, ask: Ask):
+        pictures = ask("GET", f"{DIGITS}/pictures?n=2").json()["pictures"]
+        cut = [ask("POST", f"{DIGITS}/move", json={"picture": each, "keep": 0}).json() for each in pictures]
+        assert cut[0]["picture"] == cut[1]["picture"]
+        assert cut[0]["radius"] == 0
+        assert ask("POST", f"{DIGITS}/move", json={"picture": pictures[0], "keep": 65}).status_code == 422
+
+    def test_a_way_has_its_ends(self, ask: Ask):
+        start, end = ask("GET", f"{DIGITS}/pictures?n=2").json()["pictures"]
+        for way in ("straight", "spherical"):
+            found = ask("POST", f"{DIGITS}/between", json={"start": start, "end": end, "count": 5, "way": way}).json()
+            assert len(found["pictures"]) == len(found["nats"]) == 5
+            for picture, own in ((found["pictures"][0], start), (found["pictures"][-1], end)):
+                assert abs(levels(picture).astype(int) - levels(own)).max() <= 1
+
+    def test_a_sphere_has_points_of_length_one(self, ask: Ask):
+        found = ask("GET", f"{DIGITS}/sphere?n=20&basis=random").json()
+        np.testing.assert_allclose(np.linalg.norm(found["points"], axis=1), 1, atol=1e-3)
+        assert len(set(found["pictures"])) > 1
+
+
+class TestScoring:
+    def test_the_ledger_sums_to_the_nats_that_evaluate_finds(self, ask: Ask, digits: Path):
+        total = ask("GET", f"{DIGITS}/pictures?n=1").json()["total"]
+        pictures = [
+            each
+            for first in range(0, total, 100)
+            for each in ask("GET", f"{DIGITS}/pictures?first={first}&n=100").json()["pictures"]
+        ]
+        scores = []
+        for first in range(0, total, 16):
+            answer = ask("POST", f"{DIGITS}/score", json={"pictures": pictures[first : first + 16]}).json()
+            scores += answer["scores"]
+        assert "typicality" in answer["caveat"]
+        for each in scores[:5]:
+            assert sum(each["terms"].values()) == pytest.approx(each["nats"], abs=1e-3)
+            assert 0 <= each["denser_share"] <= 1
+        expected = evaluate(digits, device="cpu", with_baselines=False)
+        assert np.mean([each["nats"] for each in scores]) == pytest.approx(expected["mean_nats"], abs=0.5)
+        assert np.mean([each["bits_per_dim"] for each in scores]) == pytest.approx(expected["bits_per_dim"], abs=0.02)
+
+    def test_a_score_is_the_same_twice(self, ask: Ask, test_image: str):
+        one, two = (ask("POST", f"{DIGITS}/score", json={"pictures": [test_image]}).json() for _ in range(2))
+        assert one == two
+
+    def test_noise_falls_below_the_training_set(self, ask: Ask):
+        noise = packed(np.random.default_rng(0).integers(0, 17, 64))
+        score = ask("POST", f"{DIGITS}/score", json={"pictures": [noise]}).json()["scores"][0]
+        lowest = ask("GET", f"{DIGITS}/training-scores").json()["quantiles"][0]
+        assert score["nats"] < lowest
+        assert score["denser_share"] == 1
+
+    def test_too_many_at_once_are_refused(self, ask: Ask, test_image: str):
+        many = [test_image] * (limits.PICTURES + 1)
+        assert ask("POST", f"{DIGITS}/score", json={"pictures": many}).status_code == 422
+
+
+class TestTables:
+    def test_sample_rows_have_the_columns_of_the_table(self, ask: Ask):
+        found = ask("GET", "/api/runs/people/rows?n=5").json()
+        assert found["columns"] == ["height", "weight", "colour"]
+        assert len(found["rows"]) == 5
+        assert {row[2] for row in found["rows"]} <= {"red", "blue"}
+
+    def test_rows_of_a_file_are_scored(self, ask: Ask):
+        lines = "height,weight,colour\n170,68,red\n170,20,red\n,68,red\n170,68,green\n"
+        found = ask("POST", "/api/runs/people/table", content=lines.encode()).json()
+        assert found["total"] == 4
+        usual, odd, missing, unknown = found["scores"]
+        assert usual["nats"] > odd["nats"]
+        assert "missing" in missing["why"]
+        assert "never saw" in unknown["why"]
+        assert found["cells"][0] == ["170", "68", "red"]
+        assert found["cells"][3][2] == "green"
+
+    @pytest.mark.parametrize("content", [b"", b"\0\1\2", b"a,b\n1,2\n", b"height,weight,colour\nx,y,z\n"])
+    def test_what_is_not_the_table_is_refused_without_a_path(self, ask: Ask, content: bytes):
+        answer = ask("POST", "/api/runs/people/table", content=content)
+        assert answer.status_code == 422
+        assert "/tmp" not in answer.json()["error"]
+
+    def test_a_model_of_the_other_kind_says_so(self, ask: Ask, test_image: str):
+        assert "rows of 3 numbers" in ask("GET", "/api/runs/people/samples").json()["error"]
+        assert "not of a table" in ask("POST", f"{DIGITS}/table", content=b"a\n1\n").json()["error"]
+
+
+class TestTraining:
+    def test_metrics_come_after_a_step(self, ask: Ask):
+        rows = ask("GET", f"{DIGITS}/metrics").json()["rows"]
+        assert len(rows) == 10
+        after = ask("GET", f"{DIGITS}/metrics", params={"after": rows[-2]["step"]}).json()["rows"]
+        assert after == rows[-1:]
+
+    def test_the_spectrum_falls(self, ask: Ask):
+        found = ask("GET", f"{DIGITS}/spectrum").json()
+        for values in (found["sigma"], found["pca"]):
+            assert len(values) == 64
+            assert values == sorted(values, reverse=True)
+
+    def test_a_model_that_training_replaced_is_read_again(self, digits: Path, tmp_path: Path):
+        import os
+        import shutil
+
+        from nicest.studio.served import Served
+
+        copy = Path(shutil.copytree(digits, tmp_path / "run"))
+        served = Served("run", copy)
+        first = served.open()
+        assert served.open() is first
+        os.utime(copy / "model.safetensors", ns=(1, 1))
+        assert served.open() is not first
+
+
+class TestGuard:
+    def test_every_answer_has_its_headers(self, ask: Ask):
+        for path in ("/", "/docs", "/api/runs", "/api/nothing", "/page/app.js"):
+            answer = ask("GET", path)
+            for name, value in HEADERS.items():
+                assert answer.headers[name] == value
+        assert "unsafe" not in HEADERS["content-security-policy"]
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"origin": "http://elsewhere.example"},
+            {"origin": "null"},
+            {"origin": "http://127.0.0.1:9000"},
+            {"origin": "https://127.0.0.1:8000"},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+        ],
+    )
+    def test_a_page_of_another_origin_may_not_post(self, ask: Ask, test_image: str, headers: dict[str, str]):
+        answer = ask("POST", f"{DIGITS}/score", json={"pictures": [test_image]}, headers=headers)
+        assert answer.status_code == 403
+
+    def test_its_own_page_may(self, ask: Ask, test_image: str):
+        own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
+        assert ask("POST", f"{DIGITS}/score", json={"pictures": [test_image]}, headers=own).status_code == 200
+
+    def test_a_name_that_is_not_its_own_is_refused(self, ask: Ask):
+        assert ask("GET", "/api/runs", headers={"host": "attacker.example"}).status_code == 400
+        assert ask("GET", "/api/runs", headers={"host": "localhost:8000"}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/page/../server.py",
+            "/page/%2e%2e/server.py",
+            "/page/..%2fserver.py",
+            "/page//etc/passwd",
+            "/page/%2fetc%2fpasswd",
+            "/page/app.js%00",
+            "/../../etc/passwd",
+            "/api/runs/..%2f..%2fetc/samples",
+            "/api/runs/%2e%2e/samples",
+            "/api/runs/digits%2f..%2fdigits/samples",
+        ],
+    )
+    def test_no_path_reaches_outside(self, ask: Ask, path: str):
+        answer = ask("GET", path)
+        assert answer.status_code == 404
+        assert "error" in answer.json()
+
+    def test_only_loopback_is_ones_own(self):
+        assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+        assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", ""))
+
+    def test_the_page_is_small_and_names_no_other_host(self):
+        files = list(PAGE.iterdir())
+        assert sum(file.stat().st_size for file in files) < 250_000
+        for file in files:
+            text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+            assert "http://" not in text
+            assert "https://" not in text
+
+
+STRANGE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.lists(st.none(), max_size=3),
+)
+
+
+def values_of(schema: dict[str, Any], components: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
+    """Values as a schema describes them, and now and then others."""
+    if "$ref" in schema:
+        schema = components[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        return st.one_of(*(values_of(each, components, depth) for each in schema["anyOf"]))
+    if "enum" in schema:
+        return st.one_of(st.sampled_from(schema["enum"]), st.text(max_size=8))
+    low, high = schema.get("minimum", -(2**40)), schema.get("maximum", 2**40)
+    match schema.get("type"):
+        case "integer":
+            plain: st.SearchStrategy[Any] = st.integers(int(low), int(high))
+        case "number":
+            plain = st.floats(low, high)
+        case "string":
+            plain = st.one_of(st.sampled_from([TOP, packed(np.zeros(64))]), st.text(max_size=30))
+        case "boolean":
+            plain = st.booleans()
+        case "array":
+            plain = st.lists(values_of(schema.get("items", {}), components, depth + 1), max_size=3)
+        case "object":
+            fields = schema.get("properties", {})
+            plain = st.fixed_dictionaries(
+                {}, optional={name: values_of(each, components, depth + 1) for name, each in fields.items()}
+            )
+        case _:
+            plain = st.none()
+    return st.one_of(plain, plain, plain, STRANGE) if depth else plain
+
+
+@pytest.fixture(scope="session")
+def schema(ask: Ask) -> dict[str, Any]:
+    return ask("GET", "/openapi.json").json()
+
+
+class TestFuzz:
+    def test_the_description_names_every_refusal(self, schema: dict[str, Any]):
+        for path, methods in schema["paths"].items():
+            for method, what in methods.items():
+                assert {"413", "422", "429"} <= what["responses"].keys(), (method, path)
+                assert what["description"]
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def test_no_request_that_the_schema_leads_to_makes_the_server_fail(
+        self, ask: Ask, schema: dict[str, Any], data: st.DataObject
+    ):
+        components = schema["components"]["schemas"]
+        path = data.draw(st.sampled_from(sorted(schema["paths"])))
+        method, what = next(iter(schema["paths"][path].items()))
+        run = data.draw(st.sampled_from(["digits", "digits", "digits", "people", "young", "none", "%00", "ü"]))
+        params = {
+            each["name"]: str(data.draw(values_of(each["schema"], components, 1)))
+            for each in what.get("parameters", [])
+            if each["in"] == "query" and data.draw(st.booleans())
+        }
+        options: dict[str, Any] = {"params": params}
+        content = what.get("requestBody", {}).get("content", {})
+        if "application/json" in content:
+            body = data.draw(values_of(content["application/json"]["schema"], components))
+            if isinstance(body, dict) and isinstance(body.get("steps"), int):
+                body["steps"] = min(body["steps"], 5)  # what takes long is tested elsewhere
+            options["content"] = json.dumps(body).encode()
+            options["headers"] = {"content-type": "application/json"}
+        elif content:
+            options["content"] = data.draw(st.binary(max_size=200))
+        answer = ask(method.upper(), path.replace("{run}", run), **options)
+        assert answer.status_code in (200, 404, 422, 413, 429), (answer.status_code, answer.text)
+        if answer.status_code != 200:
+            assert answer.json()["error"]
