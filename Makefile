@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test fuzz crash-test lint format types docs lock clean
+.PHONY: help demo test test-browser screenshots load-test fuzz crash-test lint format types docs lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -14,6 +14,16 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 
 test: lint types  ## lint, types, import contracts and all tests
 	$(BIN)/python -m pytest -q
+
+test-browser: $(VENV)/.dev  ## the studio in a real Chromium, where one is installed
+	NICEST_BROWSER=1 $(BIN)/python -m pytest -q tests/studio/test_browser.py
+
+screenshots: $(VENV)/.dev  ## the pictures of docs/studio.md, from the browser test with the run of `make demo`
+	NICEST_BROWSER=1 NICEST_STUDIO_RUN=runs/demo NICEST_SCREENSHOTS=docs/images \
+		$(BIN)/python -m pytest -q tests/studio/test_browser.py -k Looks
+
+load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, with the run of `make demo`
+	$(BIN)/python tests/load.py runs/demo --clients 50 --seconds 60 --out results/studio-load.json
 
 crash-test: $(VENV)/.dev  ## kill real trainings 60 times, resume them, compare their ends; ten minutes
 	PYTHONPATH=tests/train $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
@@ -39,7 +49,7 @@ docs: $(VENV)/.dev  ## write the generated pages of docs/
 # the lock file pins every version; pyproject.toml says what is needed
 $(VENV)/.runtime: pyproject.toml requirements.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint requirements.lock --editable .
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[studio]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml requirements.lock

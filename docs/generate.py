@@ -23,6 +23,7 @@ COMMANDS = [
     ["latent", "sphere"],
     ["latent", "interpolate"],
     ["latent", "truncate"],
+    ["studio"],
     ["bench"],
     ["reproduce"],
     ["reproduce", "table"],
