@@ -191,7 +191,9 @@ def trial(name: str, seed: int) -> list[dict[str, Any]]:
         found = measures(guess(), truth, missing, scale)
         records.append({"method": method, **found, "seconds": time.perf_counter() - began})
     guesses, about = nice(train_rows, rows, seed)
-    records += [{"method": method, **measures(each, truth, missing, scale), **about} for method, each in guesses.items()]
+    records += [
+        {"method": method, **measures(each, truth, missing, scale), **about} for method, each in guesses.items()
+    ]
     return [{"set": name, "seed": seed, **record} for record in records]
 
 

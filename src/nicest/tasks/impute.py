@@ -98,7 +98,7 @@ def impute_rows(
     mode, acceptance, r_hat = x.clone(), *x.new_ones(2, len(x), dtype=torch.float64)
     with frozen(flow):
         walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator)
-        parts = rows.split(max(1, min(ROWS // chains, NUMBERS // x.shape[1] ** 2)))
+        parts = rows.split(max(1, min(ROWS // chains, NUMBERS // x.shape[1] ** 2))) if len(rows) else ()
         for part, index in enumerate(parts):
             for done in walk.over(x[index], missing[index]):
                 watch((part + done) / len(parts))
@@ -209,7 +209,9 @@ class Walk:
 
     def finite(self, point: Point) -> Point:
         if not bool(point.nats.isfinite().all()):
-            raise NicestError("the log-likelihood of a row is not finite, wherever its hidden cells are: is it far off?")
+            raise NicestError(
+                "the log-likelihood of a row is not finite, wherever its hidden cells are: is it far off?"
+            )
         return point
 
     def at(self, w: Tensor) -> Point:
