@@ -71,8 +71,8 @@ def impute_rows(
     missing: Tensor,
     *,
     draws: int = 400,
-    steps: int = 600,
-    warmup: int = 400,
+    steps: int = 1500,
+    warmup: int = 500,
     chains: int = 4,
     interval: float = 0.9,
     bounds: Bounds | None = None,
@@ -336,7 +336,10 @@ def split_r_hat(chains: Tensor) -> Tensor:
 
 
 def _quantile(ordered: Tensor, q: float) -> Tensor:
-    """The quantile of what is sorted along its first dimension."""
-    place = q * (len(ordered) - 1)
+    """The quantile of n numbers sorted along the first dimension, the k-th being that of k/(n + 1).
+
+    So an interval of draws holds a further draw as often as it says, however few they are.
+    """
+    place = min(max(q * (len(ordered) + 1) - 1, 0), len(ordered) - 1)
     below = ordered[math.floor(place)]
     return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)
