@@ -29,6 +29,7 @@ from nicest.flows import (
 from nicest.tasks import impute
 from nicest.tasks.impute import Box, Imputed, Walk, conditional, gaussian, impute_rows, split_r_hat
 
+LONG = {"draws": 400, "steps": 600, "warmup": 300}
 FAST = {"draws": 80, "steps": 100, "warmup": 60}
 
 
@@ -84,7 +85,7 @@ class TestAgainstTheTruth:
         x = flow.sample(60)
         hidden = torch.rand(60, 5) < 0.5
         hidden[0], hidden[1] = True, False
-        found = impute_rows(flow, x.masked_fill(hidden, math.nan), hidden)
+        found = impute_rows(flow, x.masked_fill(hidden, math.nan), hidden, **LONG)
         assert bool(found.mixed.all())
         off, scaled, mode = [], [], []
         for i in hidden.any(1).nonzero().flatten():
@@ -108,7 +109,7 @@ class TestAgainstTheTruth:
     def test_two_hills_have_their_shares_of_the_draws(self):
         flow, n = two_hills(), 40
         x = torch.stack([torch.full((n,), math.nan), torch.linspace(-2, 1, n)], 1).double()
-        found = impute_rows(flow, x, x.isnan(), draws=400)
+        found = impute_rows(flow, x, x.isnan(), **LONG)
         grid = torch.linspace(-6, 6, 2001).double()
         points = torch.stack([grid.expand(n, -1), x[:, 1:].expand(-1, 2001)], -1)
         density = flow.log_prob(points.flatten(0, 1)).reshape(n, -1).softmax(1)
@@ -127,7 +128,7 @@ class TestAgainstTheTruth:
         flow = Flow(Chain(Rescale(0.0, 0.5, 3)), Gaussian(3)).double()  # N(0, 2²)
         low, high = torch.tensor([0.0, -math.inf, -2]).double(), torch.tensor([math.inf, 1, 2]).double()
         x, hidden = torch.zeros(60, 3).double(), torch.ones(60, 3, dtype=torch.bool)
-        found = impute_rows(flow, x, hidden, bounds=(low, high))
+        found = impute_rows(flow, x, hidden, bounds=(low, high), **LONG)
         assert ((found.draws >= low) & (found.draws <= high)).all()
         assert found.mode.abs().max() < 0.05
         for k in range(3):
@@ -230,10 +231,26 @@ class TestRows:
         assert all(p.requires_grad and p.grad is None for p in flow.parameters())
         assert flow.training
 
+    def test_steps_are_fitted_row_by_row_in_the_warm_up_and_then_stay(self, monkeypatch: pytest.MonkeyPatch):
+        heard: list[Tensor] = []
+        langevin = Walk.langevin
+        monkeypatch.setattr(Walk, "langevin", lambda walk, at, step: (heard.append(step), langevin(walk, at, step))[1])
+        monkeypatch.setattr(impute, "JUMP_EVERY", 10**9)
+        found = impute_rows(bent(3), torch.randn(6, 3).double(), torch.ones(6, 3, dtype=torch.bool), **FAST)
+        warm, frozen = heard[: FAST["warmup"]], heard[FAST["warmup"] :]
+        assert len({tuple(step.tolist()) for step in warm}) == FAST["warmup"]
+        assert all(torch.equal(step, frozen[0]) for step in frozen)
+        assert len(frozen[0].unique()) == 6
+        assert found.acceptance.mean() == pytest.approx(0.574, abs=0.15)
+
+    def test_rows_without_a_density_are_refused(self, refusal: Callable[..., str]):
+        x = torch.tensor([[math.nan, 1e300, 0]], dtype=torch.float64)
+        assert "finite nowhere" in refusal(impute_rows, bent(3), x, x.isnan(), **FAST)
+
     def test_chains_that_do_not_mix_are_named(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(impute, "JUMP_EVERY", 10**9)
         x = torch.tensor([[math.nan, -9.0], [0.0, 0.0]]).double()  # hills at ±√11, and nothing between
-        found = impute_rows(two_hills(), x, x.isnan(), seed=1)
+        found = impute_rows(two_hills(), x, x.isnan(), seed=1, **LONG)
         assert found.mixed.tolist() == [False, True]
         assert found.verdict.startswith("1 of 2 rows did not mix (0; R-hat up to")
 

@@ -16,12 +16,15 @@ import numpy as np
 import torch
 
 from nicest import __version__
+from nicest.errors import NicestError
+from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.progress import track
 from nicest.recipes.recipe import parse
 from nicest.tasks.impute import Imputed, impute_rows
 from nicest.train.checkpoint import load_with_recipe
 from nicest.train.loop import train
+from nicest.train.runtime import describe_device
 
 SETS = ("breast_cancer", "wine", "diabetes", "digits")
 SEEDS = (0, 1, 2)
@@ -76,7 +79,8 @@ def fit_flow(rows: np.ndarray, seed: int) -> Flow:
         parts = {name: np.repeat(part, COPIES, 0) for name, part in parts.items()}
         parts = {name: part + levels * rng.random(part.shape) for name, part in parts.items()}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        np.savez(Path(folder) / "rows.npz", **{name: part.astype(np.float32) for name, part in parts.items()})
+        arrays = {name: part.astype(np.float32) for name, part in parts.items()}
+        np.savez(Path(folder) / "rows.npz", **arrays)  # type: ignore[arg-type]
         runs = {name: _train(Path(folder), name, len(parts["train"]), seed) for name in PREPROCESSES}
         return load_with_recipe(Path(folder) / max(runs, key=lambda name: runs[name]))[0]
 
@@ -200,12 +204,20 @@ def trial(name: str, seed: int) -> list[dict[str, Any]]:
     return [{"set": name, "seed": seed, **record} for record in records]
 
 
-def imputation(sets: Sequence[str] = SETS, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
-    """Hide a fifth of the cells of the test rows of tables of scikit-learn, and find them again by every method."""
+def imputation(
+    sets: Sequence[str] = SETS, seeds: Sequence[int] = SEEDS, *, out: str | Path | None = None
+) -> dict[str, Any]:
+    """Hide a fifth of the cells of the test rows of tables of scikit-learn, and find them again by every method.
+
+    `out` is where the result is written as JSON; `markdown` makes the table of docs/tables-imputation.md from it.
+    """
+    if unknown := [name for name in sets if name not in SETS]:
+        raise NicestError(f"expected tables of {', '.join(SETS)}, got {unknown[0]!r}")
     began = time.perf_counter()
     trials = [(name, seed) for name in sets for seed in seeds]
     records = [record for each in track(trials, "imputation", len(trials)) for record in trial(*each)]
-    return {
+    result = {
+        "device": describe_device(torch.device("cpu")),
         "hidden": HIDDEN,
         "interval": INTERVAL,
         "seeds": list(seeds),
@@ -215,6 +227,9 @@ def imputation(sets: Sequence[str] = SETS, seeds: Sequence[int] = SEEDS) -> dict
         "versions": {"nicest": __version__, "torch": torch.__version__},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if out:
+        write_text(Path(out), to_json(result))
+    return result
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -204,15 +204,12 @@ class Walk:
 
     def start(self) -> Point:
         """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw."""
-        w = self.noise()
-        return self.choose(self.at(w).nats.isfinite(), self.at(w), self.finite(self.at(torch.zeros_like(w))))
-
-    def finite(self, point: Point) -> Point:
-        if not bool(point.nats.isfinite().all()):
-            raise NicestError(
-                "the log-likelihood of a row is not finite, wherever its hidden cells are: is it far off?"
-            )
-        return point
+        drawn = self.at(self.noise())
+        centre = self.at(torch.zeros_like(drawn.w))
+        at = self.choose(drawn.nats.isfinite(), drawn, centre)
+        if not bool(at.nats.isfinite().all()):
+            raise NicestError("the log-likelihood of a row is finite nowhere that was tried: is a cell far off?")
+        return at
 
     def at(self, w: Tensor) -> Point:
         """Log-density and gradient at w, (B, chains, D)."""
