@@ -26,7 +26,7 @@ class Splits:
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
     of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
-    its numbers are whole, 0 of a continuous one.
+    its numbers are whole: 1, or 0 of a continuous one.
     """
 
     name: str
@@ -208,7 +208,7 @@ def _load_path(path: Path, seed: int, valid: float, test: float) -> Splits:
         if "all" not in parts:
             return _from_parts(name, parts, seed, valid)
         return by_seed(name, parts["all"], seed, valid, test)
-    return by_seed(name, _read(path), seed, valid, test)
+    return by_seed(name, read_rows(path), seed, valid, test)
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
@@ -218,8 +218,11 @@ def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence
         share = f"{left_out} of {left_out + len(values)}"
         warnings.warn(f"{path}: {share} rows have missing cells and are not trained on", stacklevel=2)
     if len(columns) < 2:
-        raise NicestError(f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts")
-    rows = Rows(values, (len(columns),), None, tuple(column.step for column in columns))
+        commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
+        raise NicestError(
+            f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
+        )
+    rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
     return replace(by_seed(path.resolve().stem, rows, seed, valid, test), columns=columns)
 
 
@@ -237,7 +240,7 @@ def _first(folder: Path, pattern: str) -> Path | None:
     return min((file for file in folder.glob(pattern) if file.is_file()), default=None)
 
 
-def _read(path: Path) -> Rows:
+def read_rows(path: Path) -> Rows:
     """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
     if path.is_dir():
         return _read_folder(path)
