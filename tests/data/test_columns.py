@@ -3,6 +3,7 @@
 import datetime
 import json
 import math
+import shlex
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -33,6 +34,7 @@ from nicest.data.columns import (
 )
 from nicest.data.tables import TableFile, write_table
 from nicest.errors import NicestError
+from nicest.recipes import load_recipe
 
 Refusal = Callable[..., str]
 RNG = np.random.default_rng(0)
@@ -364,7 +366,7 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "underscores": ("a,b\n1,2\n2,1_000\n3,4\n", ["got '1_000' among them"]),
     "digits of another script": ("a,b\n1,2\n2,\u0663\n3,4\n", ["got '\u0663' among them"]),
     "a terminal code": ("a,b\n1,2\n2,\x1b[31m\n3,4\n", ["got '?[31m' among them"]),
-    "a fraction that is constant": ({"a": [0.5] * 5, "b": [1, 2, 3, 4, 5]}, ["'a' has numbers from 0.5 to 0.5"]),
+    "a fraction that is constant": ({"a": [0.5] * 5, "b": [1, 2, 3, 4, 5]}, ["column 'a' is constant, 0.5"]),
     "beyond float32": ({"a": [1e300, 2.5e300, 0], "b": [1, 2, 3]}, ["'a' has numbers from 0 to 2.5e+300", "unit"]),
     "below float32": ({"a": [1e-40, 2e-40, 3e-41], "b": [1, 2, 3]}, ["'a' has numbers from 3e-41 to 2e-40", "unit"]),
     "thousands": ("a,b\n" + "".join(f'{i},"{i},000"\n' for i in range(200)), ["more than 100 different texts"]),
@@ -394,6 +396,19 @@ def test_columns_that_are_dropped_may_hold_anything(tmp_path: Path, refusal: Ref
     assert "found no column 'z' to drop; it has 'a', 'b', 'c', 'd', 'e'" in refusal(
         load, str(tmp_path / "t.parquet"), drop=("z",)
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "it's", 'say "x"', "\x1b[31m", "\U0005199d\xad", "é", "\x7f", "back\\slash", ""]
+)
+def test_what_is_said_of_a_column_can_be_copied(name: str, tmp_path: Path, refusal: Refusal) -> None:
+    write_table(tmp_path / "t.parquet", pa.table({name: pa.nulls(9), "b": FRACTIONS[:9], "c": FRACTIONS[9:18]}))
+    message = refusal(load, str(tmp_path / "t.parquet"))
+    assert message.isprintable()
+    said = shlex.split(message.partition("--set ")[2])[0]
+    assert load_recipe("table").override(said).data.drop == (name,)
+    write_table(tmp_path / "t.parquet", pa.table({name * 9999: pa.nulls(9), "b": FRACTIONS[:9]}))
+    assert len(refusal(load, str(tmp_path / "t.parquet"))) < len(str(tmp_path)) + 999
 
 
 def test_ten_thousand_columns(tmp_path: Path) -> None:

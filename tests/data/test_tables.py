@@ -41,6 +41,15 @@ WRITERS: dict[str, tuple[str, Callable[[pa.Table, Path], object]]] = {
     "parquet in row groups": ("t.parquet", lambda t, p: parquet.write_table(t, p, row_group_size=70)),
     "parquet plain": ("t.PARQUET", lambda t, p: parquet.write_table(t, p, compression="none", use_dictionary=False)),
     "parquet zstd": ("t.parquet", lambda t, p: parquet.write_table(t, p, compression="zstd", version="2.6")),
+    "parquet delta": (
+        "t.parquet",
+        lambda t, p: parquet.write_table(
+            t.set_column(2, "c", t["c"].cast("string")),
+            p,
+            use_dictionary=False,
+            column_encoding={"c": "DELTA_BYTE_ARRAY", "n": "DELTA_BINARY_PACKED"},
+        ),
+    ),
     "parquet by pandas": ("t.parquet", lambda t, p: t.to_pandas().to_parquet(p)),
     "stream": ("t.arrow", lambda t, p: write_stream(t, p)),
     "stream lz4 in batches": ("t.arrow", lambda t, p: write_stream(t, p, "lz4", 70)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nicest.data.arrays import brief
+from nicest.data.arrays import brief, called
 from nicest.data.tables import TableFile, listed
 from nicest.errors import NicestError
 
@@ -98,7 +99,7 @@ class Tally:
 
     def column(self, path: Path) -> Column:
         """The column, after all of it was seen."""
-        where = f"column {self.name!r}"
+        where = f"column {called(self.name)}"
         if not self.seen:
             raise NicestError(f"{path}: {where} is missing in all rows; {leave_out(self.name)}")
         if str(self.type) == "bool":
@@ -124,6 +125,10 @@ class Tally:
                 return Column(self.name, kind, "steps", self.low, self.high, step)
         elif len(self.numbers) <= FEW and self.seen >= 10 * len(self.numbers):
             return Column(self.name, kind, "values", 0, len(self.numbers) - 1, 1.0, tuple(sorted(self.numbers)))
+        if self.low == self.high:
+            raise NicestError(
+                f"{path}: {where} is constant, {self.low:g}: its density is infinite; {leave_out(self.name)}"
+            )
         if not SMALLEST < self.high - self.low < LARGEST:
             spread = f"has numbers from {self.low:g} to {self.high:g}, of which no density is made"
             raise NicestError(f"{path}: {where} {spread}; give it another unit, or {leave_out(self.name)}")
@@ -137,8 +142,8 @@ class Tally:
             what = f"texts of more than {LONGEST} characters"
         if what:
             raise NicestError(
-                f"{path}: column {self.name!r} holds {what}, such as {brief(self.example, 60)!r}, of which no model is"
-                f" made; {leave_out(self.name)}"
+                f"{path}: column {called(self.name)} holds {what}, such as {brief(self.example, 60)!r}, of which no"
+                f" model is made; {leave_out(self.name)}"
             )
         values = tuple(sorted(self.texts))
         return Column(self.name, str(self.type), "values", 0, len(values) - 1, 1.0, values)
@@ -153,7 +158,7 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
     for tally in tallies:
         if not holds_numbers(tally.type) and not is_text(tally.type):
             raise NicestError(
-                f"{path}: expected numbers or texts in column {tally.name!r}, got {brief(tally.type, 60)};"
+                f"{path}: expected numbers or texts in column {called(tally.name)}, got {brief(tally.type, 60)};"
                 f" {leave_out(tally.name)}"
             )
     for batch in file.batches([tally.name for tally in tallies]):
@@ -257,12 +262,13 @@ def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
     unknown = np.zeros(len(rows), dtype=bool)
     for i, column in enumerate(columns):
         cells = batch.column(column.name)
+        cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
         try:
             codes, new = _codes(cells, column)
         except (pa.ArrowException, NotANumber) as error:
             found = error.found if isinstance(error, NotANumber) else brief(cells.type, 60)
             raise NicestError(
-                f"{path}: expected {_wanted(column)} in column {column.name!r}, as in training, got {found}"
+                f"{path}: expected {_wanted(column)} in column {called(column.name)}, as in training, got {found}"
             ) from error
         with np.errstate(over="ignore"):
             rows[:, i] = codes
@@ -355,7 +361,10 @@ def decode(rows: np.ndarray, columns: Sequence[Column]) -> Any:
     """Rows of the model's numbers as an Arrow table of the types of training; NaN becomes missing."""
     import pyarrow as pa
 
-    arrays = [_decoded(rows[:, i].astype(np.float64), column) for i, column in enumerate(columns)]
+    try:
+        arrays = [_decoded(rows[:, i].astype(np.float64), column) for i, column in enumerate(columns)]
+    except pa.ArrowException as error:
+        raise NicestError(f"the columns of the model are of types that no numbers have ({brief(error)})") from error
     return pa.table(arrays, names=[column.name for column in columns])
 
 
@@ -439,7 +448,12 @@ def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, tuple[
 
 
 def leave_out(name: str) -> str:
-    return f"leave it out with --set 'data.drop={json.dumps([name], ensure_ascii=False)}'"
+    """What to do about a column, to be copied into a shell."""
+    if len(name) > 100:
+        return "leave it out with data.drop"
+    quoted = json.dumps([name], ensure_ascii=False)
+    plain = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in quoted)  # as TOML has it
+    return f"leave it out with --set {shlex.quote('data.drop=' + plain)}"
 
 
 def require_columns(file: TableFile, columns: Sequence[Column]) -> list[str]:
@@ -454,7 +468,8 @@ def require_columns(file: TableFile, columns: Sequence[Column]) -> list[str]:
 
 
 def columns_to_json(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in vars(column).items() if value != ()} for column in columns]
+    rows = [vars(column) | {"values": list(column.values)} for column in columns]
+    return [{name: value for name, value in row.items() if value != []} for row in rows]
 
 
 def columns_from_json(rows: Any, source: str) -> tuple[Column, ...]:

@@ -223,6 +223,7 @@ def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence
             f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
         )
     rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
+    rows = rows._replace(names=tuple(column.name for column in columns))
     return replace(by_seed(path.resolve().stem, rows, seed, valid, test), columns=columns)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nicest.data.arrays import brief, require_modest
+from nicest.data.arrays import brief, called, require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
 CELLS = 2_000_000  # of a batch, at most
+WIDEST = 20_000  # columns
 LONGEST_LINE = 1 << 23  # bytes of a .csv file that are read at once; no line is longer than two such blocks
 MAGIC = b"ARROW1"  # of an Arrow file, first and last
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
@@ -39,11 +40,12 @@ class TableFile:
         self.counts: tuple[int | None, ...] = (None,)
         with reading(path):
             self.schema = self._schema()
-        self.names: list[str] = self.schema.names
+            self.names: list[str] = self.schema.names
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
             raise NicestError(f"{path}: expected columns of different names, got {listed(twice)} twice; rename one")
         if not self.names:
             raise NicestError(f"{path}: expected columns, got an empty table")
+        require_narrow(path, len(self.names))
 
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
@@ -63,11 +65,24 @@ class TableFile:
 
         return parquet.ParquetFile(self.path, memory_map=True, read_dictionary=list(texts))
 
+    def _repeated(self, names: list[str]) -> list[str]:
+        """The columns of texts that the file keeps as dictionaries."""
+        texts = {name for name in names if str(self.schema.field(name).type) in ("string", "large_string")}
+        if not texts:
+            return []
+        with self._parquet() as file:
+            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        packed = {each.path_in_schema for each in chunks if any("DELTA" in encoding for encoding in each.encodings)}
+        return sorted(texts - packed)  # those Arrow cannot read so
+
     def _csv(self) -> Any:
         """All cells as text: what a column holds is known when all of it was seen."""
         import pyarrow as pa
         from pyarrow import csv
 
+        with self.path.open("rb") as file:
+            require_narrow(self.path, file.readline(LONGEST_LINE).count(b","))
         parse = csv.ParseOptions(newlines_in_values=True)
         read = csv.ReadOptions(block_size=LONGEST_LINE)
         with csv.open_csv(self.path, read_options=read, parse_options=parse) as reader:
@@ -102,8 +117,7 @@ class TableFile:
 
     def _batches(self, names: list[str], group: int | None, rows: int) -> Iterator[Any]:
         if self.suffix == ".parquet":
-            texts = [name for name in names if str(self.schema.field(name).type) in ("string", "large_string")]
-            with self._parquet(texts) as file:
+            with self._parquet(self._repeated(names)) as file:
                 groups = None if group is None or not file.num_row_groups else [group]
                 for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=names):
                     yield batch.select(names)
@@ -111,6 +125,11 @@ class TableFile:
         with self._csv() if self.suffix == ".csv" else self._ipc() as reader:
             for batch in reader:
                 yield batch.select(names)
+
+
+def require_narrow(path: Path, columns: int) -> None:
+    if columns > WIDEST:
+        raise NicestError(f"{path}: expected at most {WIDEST} columns, got {columns}; leave some out, or save as .npy")
 
 
 def require_modest_parquet(path: Path, metadata: Any) -> tuple[int, ...]:
@@ -229,5 +248,5 @@ def write_table(path: Path, table: Any) -> None:
 
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Some names for a message."""
-    shown = ", ".join(repr(brief(name, 60) if name.strip() else name) for name in names[:most])
+    shown = ", ".join(map(called, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
