@@ -683,6 +683,10 @@ def footer(schema: bytes, elements: int, rows: int = 1, groups: bytes = b"", cou
     return b"PAR1" + whole + struct.pack("<I", len(whole)) + b"PAR1"
 
 
+ONE_PAGE = {"row_group_size": 1 << 26, "data_page_size": 1 << 30, "write_batch_size": 1 << 26}
+ONE_PAGE |= {"max_rows_per_page": 1 << 26}
+
+
 def parquet_forged() -> list[bytes]:
     def element(name: bytes, children: int = 0) -> bytes:
         text, required = (4, 8, varint(len(name)) + name), (3, 5, zigzag(0))
@@ -691,7 +695,7 @@ def parquet_forged() -> list[bytes]:
         )
 
     two = element(b"r", 2) + element(b"a") + element(b"b")
-    zeros, many = np.zeros(20_000_000), np.zeros(100_000_000, bool)
+    zeros, many = np.zeros(10_000_000), np.zeros(40_000_000, bool)
     long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000, np.int32)), ["x" * 500_000])
     whole = parquet_of(arrow_table())
     return [
@@ -712,9 +716,9 @@ def parquet_forged() -> list[bytes]:
         footer(element(b"r", 2) + element(b"a" * 1_000_000) + element(b"\xff\x1b"), 3),
         parquet_of(nested(60)),
         parquet_of(pa.table({"a": zeros, "b": zeros}), compression="zstd", use_dictionary=False),
-        parquet_of(pa.table({"a": many, "b": many}), compression="zstd"),
+        parquet_of(pa.table({"a": many, "b": many}), compression="zstd", **ONE_PAGE),
         parquet_of(pa.table({"a": long, "b": np.arange(40_000)}), store_schema=False),
-        parquet_of(pa.table({"a": pa.nulls(50_000_000), "b": pa.nulls(50_000_000)})),
+        parquet_of(pa.table({"a": pa.nulls(20_000_000), "b": pa.nulls(20_000_000)})),
         parquet_of(pa.table({}))[:],
         parquet_of(pa.table([[1], [2]], names=["a", "a"])),
         pickle.dumps(Touch()),
@@ -722,7 +726,7 @@ def parquet_forged() -> list[bytes]:
 
 
 def ipc_forged() -> list[bytes]:
-    zeros = np.zeros(20_000_000)
+    zeros = np.zeros(10_000_000)
     long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000, np.int32)), ["x" * 500_000])
     forged = [
         b"",

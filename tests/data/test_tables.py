@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, feather, parquet
 
+import fuzz
 from nicest.data import tables
 from nicest.data.columns import read_table, scan
 from nicest.data.tables import TableFile, is_table, write_table
@@ -242,6 +243,13 @@ def test_a_column_that_unpacks_to_gigabytes(tmp_path: Path, refusal: Refusal) ->
         message = refusal(TableFile, tmp_path / name)
         assert f"bytes from a file of {(tmp_path / name).stat().st_size}" in message
         assert "write it again, as .csv or without compression" in message
+
+
+def test_rows_of_which_the_file_holds_next_to_nothing(tmp_path: Path, refusal: Refusal) -> None:
+    many = pa.table({name: np.zeros(40_000_000, bool) for name in "ab"})
+    parquet.write_table(many, tmp_path / "t.parquet", compression="zstd", **fuzz.ONE_PAGE)
+    assert (tmp_path / "t.parquet").stat().st_size < 2000
+    assert "from a file of" in refusal(TableFile, tmp_path / "t.parquet")
 
 
 def test_a_long_text_in_many_rows_is_not_repeated(tmp_path: Path, refusal: Refusal) -> None:

@@ -63,7 +63,7 @@ class TableFile:
         """`texts` are kept as their dictionary: a long one that stands in many rows is there once."""
         from pyarrow import parquet
 
-        return parquet.ParquetFile(self.path, memory_map=True, read_dictionary=list(texts))
+        return parquet.ParquetFile(self.path, buffer_size=1 << 14, read_dictionary=list(texts))
 
     def _repeated(self, names: list[str]) -> list[str]:
         """The columns of texts that the file keeps as dictionaries."""
@@ -118,9 +118,10 @@ class TableFile:
     def _batches(self, names: list[str], group: int | None, rows: int) -> Iterator[Any]:
         if self.suffix == ".parquet":
             with self._parquet(self._repeated(names)) as file:
-                groups = None if group is None or not file.num_row_groups else [group]
-                for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=names):
-                    yield batch.select(names)
+                groups = range(file.num_row_groups)
+                for each in groups if group is None else groups[group : group + 1]:  # one by one, for memory's sake
+                    for batch in file.iter_batches(batch_size=rows, row_groups=[each], columns=names):
+                        yield batch.select(names)
             return
         with self._csv() if self.suffix == ".csv" else self._ipc() as reader:
             for batch in reader:

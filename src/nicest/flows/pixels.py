@@ -73,8 +73,10 @@ class DequantizeColumns(Bijection):
         x = x.to(self.step.dtype)
         y = x + self.step * torch.rand(x.shape, dtype=self.step.dtype, device=x.device)
         # rounding may take y up to the next step: the largest number below that is meant
-        y = torch.where(self.step > 0, torch.minimum(y, torch.nextafter(x + self.step, x)), x)
-        log_det = torch.where(self.step > 0, self.step, 1.0).log().sum()
+        whole = torch.where(self.step > 0, self.step, 1.0)
+        next_step = ((x / whole).round() + 1) * whole
+        y = torch.where(self.step > 0, torch.minimum(y, torch.nextafter(next_step, x)), x)
+        log_det = whole.log().sum()
         return y, log_det.expand(len(x)).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
