@@ -1,7 +1,7 @@
 """Every bijection and its variations, name -> constructor of dimension D, in float64 with random parameters.
 
 One new line in `ZOO` tests a new layer. A name that starts with "logit" gets its inputs from (0, 1), all others from
-R^D. `Dequantize` draws noise, so it stands apart, in `test_pixels.py`.
+R^D. `Dequantize` and `DequantizeColumns` draw noise, so they stand apart, in `test_pixels.py`.
 """
 
 import math

@@ -16,13 +16,14 @@ ARRAY_KEYS = ("images", "x", "data", "X")
 class Rows(NamedTuple):
     """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous).
 
-    `steps` are of the columns of a table, 0 of those that are continuous.
+    `steps` are of the columns of a table, 0 of those that are continuous; `names` are theirs.
     """
 
     values: np.ndarray
     shape: tuple[int, ...]
     levels: int | None
     steps: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def as_rows(array: np.ndarray, source: str) -> Rows:
@@ -92,7 +93,7 @@ def require_varying(rows: Rows, source: str) -> None:
         return
     constant = np.flatnonzero((rows.values == rows.values[0]).all(axis=0) & ~_stepped(rows))
     if constant.size:
-        named = ", ".join(map(str, constant[:5])) + (", ..." if constant.size > 5 else "")
+        named = ", ".join(_called(rows, each) for each in constant[:5]) + (", ..." if constant.size > 5 else "")
         raise NicestError(
             f"{source}: {constant.size} of {rows.values.shape[1]} columns are constant over the {len(rows.values)} "
             f"training rows (columns {named}): their density is infinite; drop them, or give integer levels as uint8"
@@ -108,10 +109,14 @@ def require_digits(rows: Rows, source: str) -> None:
     if coarse.size:
         column = coarse[0]
         raise NicestError(
-            f"{source}: column {column} has values near {rows.values[0, column]:g} and a spread of "
+            f"{source}: column {_called(rows, column)} has values near {rows.values[0, column]:g} and a spread of "
             f"{rows.values[:, column].std(dtype=np.float64):.2g}, for which float32 has too few digits; "
             "subtract an offset from it"
         )
+
+
+def _called(rows: Rows, column: int) -> str:
+    return called(rows.names[column]) if rows.names else str(column)
 
 
 def _stepped(rows: Rows) -> np.ndarray:
@@ -220,3 +225,8 @@ def brief(error: object, most: int = 200) -> str:
     """The first sentence of an error, in one line that can be printed, and not much of it."""
     text = " ".join(str(error).split()).split(". ")[0][:most] or type(error).__name__
     return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def called(name: str, most: int = 60) -> str:
+    """A name that someone gave, in quotes, and not too much of it."""
+    return repr(name) if len(name) <= most else repr(name[:most])[:-1] + "...'"
