@@ -16,6 +16,7 @@ COMMANDS = [
     ["evaluate"],
     ["sample"],
     ["score"],
+    ["impute"],
     ["inpaint"],
     ["certify"],
     ["latent"],

@@ -293,6 +293,40 @@ def score(
 
 @app.command()
 @verifiable
+def impute(
+    run: Run,
+    table: Annotated[Path, typer.Argument(help="A table with missing cells.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The table filled in.")] = Path("imputed.csv"),
+    cells: Annotated[Path | None, typer.Option(help="A line for each cell: value, low, high, R-hat.")] = None,
+    draws: Annotated[int, typer.Option(min=16, help="Draws of each row, a multiple of 4.")] = 400,
+    steps: Annotated[int, typer.Option(min=4, help="Steps of each of the four chains of a row.")] = 1500,
+    interval: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability between low and high.")] = 0.9,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
+
+    Example: nicest impute runs/table holes.csv --out whole.csv --cells cells.csv
+    """
+    from nicest.tasks.impute_table import impute_table
+
+    result = impute_table(
+        run,
+        table,
+        out=out,
+        cells=cells,
+        draws=draws,
+        steps=steps,
+        interval=interval,
+        seed=seed,
+        device=device,
+    )
+    _emit(result, as_json, _show_imputation)
+
+
+@app.command()
+@verifiable
 def certify(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
@@ -669,6 +703,14 @@ def _show_scores(result: Mapping[str, Any]) -> None:
     if result["unknown"]:
         print(f"{result['unknown']:,} rows hold a value that training never saw: -inf")
     print(result["caveat"])
+
+
+def _show_imputation(result: Mapping[str, Any]) -> None:
+    print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows filled in, in {result['out']}")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a value that training never saw, and were left as they are")
+    if result["not_mixed"]:
+        print(f"the chains of {result['not_mixed']:,} rows did not agree (R-hat above 1.1): take more --steps")
 
 
 def _show_evaluation(result: Mapping[str, Any]) -> None:
