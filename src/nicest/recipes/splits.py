@@ -7,11 +7,14 @@ from dataclasses import replace
 from nicest.data import Splits, load
 from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings, Recipe
+from nicest.recipes.sizes import IN_MEMORY
 
 
 def load_splits(recipe: Recipe) -> Splits:
     """The data of a recipe; where a run was trained on it before, it must still be the same."""
     data = recipe.data
+    if data.name == IN_MEMORY:
+        raise NicestError("this model was fitted to rows in memory, by nicest.NICE, and keeps none of them: bring data")
     splits = _with_levels(load(data.name, seed=data.seed, valid=data.valid, test=data.test), data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(

@@ -18,10 +18,10 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
-from nicest.flows import Flow, moments
+from nicest.flows import Flow
 from nicest.progress import Bar
 from nicest.recipes import Recipe
-from nicest.recipes.build import build, fit_constants, needs_moments
+from nicest.recipes.build import build, fit_to_rows, needs_moments
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
@@ -69,7 +69,7 @@ def start(recipe: Recipe, splits: Splits, device: torch.device) -> State:
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe).double()
     if needs_moments(flow):
-        fit_constants(flow, *moments(rows_to(splits.train, device)))
+        fit_to_rows(flow, rows_to(splits.train, device), recipe.model.shrinkage)
     return State(recipe, flow, device)
 
 
@@ -90,7 +90,7 @@ def resume_state(
 
 
 @explaining_memory
-def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
+def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) -> dict[str, Any]:
     """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
     settings, flow, counters = state.recipe.train, state.flow, state.counters
     rows, valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
@@ -106,7 +106,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     order, order_of = torch.empty(0), -1
     origin = time.perf_counter() - counters.seconds
 
-    with Bar(state.recipe.name, total, counters.step) as bar, interruptible() as interrupted:
+    with Bar(state.recipe.name, total, counters.step, quiet=quiet) as bar, interruptible() as interrupted:
         flow.train()
         step, stop = TrainingStep(state, rows, batch), False
         saver = Saver(state, run)
