@@ -27,6 +27,8 @@ COMMANDS = [
     ["reproduce", "table"],
     ["reproduce", "figures"],
     ["reproduce", "vae"],
+    ["compare"],
+    ["compare", "density"],
     ["data"],
     ["data", "list"],
     ["data", "get"],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,16 +20,14 @@ from sklearn.base import (
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nicest.data import in_memory
-from nicest.data.arrays import widened, with_digits
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
+from nicest.flows import Flow
 from nicest.recipes import Recipe
-from nicest.recipes.sizes import IN_MEMORY, held_out, recipe_for
 from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.digests import ENVIRONMENT
 from nicest.train.engine import Engine
-from nicest.train.rows import choose_start, fit_rows
+from nicest.train.rows import fit_table
 from nicest.train.runtime import choose_device, environment
 
 FILE = "estimator.json"
@@ -71,18 +67,18 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     Parameters
     ----------
-    couplings : coupling layers; 6, and none below 50 rows or for a single column.
+    couplings : coupling layers; 4, or 6 from 500 rows, and none below 50 rows or for a single column.
     hidden_layers, width : of each coupling function; 2, and 32 to 256 by the number of rows.
     dropout : inside the coupling functions; 0.2 below 50 rows for each column, else 0.
     law : "additive" (the paper's), "affine" or "multiplicative"; additive.
     prior : "gaussian" or "logistic"; whichever scores better on rows left out.
-    marginals : "sinh-arcsinh" or "none"; chosen likewise.
+    marginals : "sinh-arcsinh" or "none"; chosen likewise, and "none" below 50 rows.
     whitening : "zca", "triangular" or "none"; zca up to 1,000 columns.
     shrinkage : share of the correlations that whitening disbelieves, 0 to 1; chosen likewise.
     epochs : most passes over the rows; 1,500 to 10,000 steps in all.
     batch_size : rows in a step; a tenth of the rows, between 64 and 1,024.
-    learning_rate, weight_decay : of Adam; 0.001 and 0.01.
-    patience : epochs without a better validation after which training ends; those of 20 validations.
+    learning_rate, weight_decay : of Adam; 0.003, or 0.001 from 10,000 rows, and 0.01.
+    patience : epochs without a better validation after which training ends; those of 10 validations.
     validation_fraction : share of rows that validates; a quarter below 1,000 rows, then a tenth, at most 10,000 rows.
         With 0, and below 50 rows, the training rows validate.
     contamination : share of training rows that `predict` calls outliers, in (0, 0.5]; "auto" is Tukey's fence, the
@@ -101,6 +97,12 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     history_ : a row of figures for each validation.
     n_epochs_ : epochs until the model that was kept; 0 if training did not improve on the start.
     """
+
+    flow_: Flow
+    recipe_: Recipe
+    n_features_in_: int
+    offset_: float
+    typical_nats_: float
 
     def __init__(
         self,
@@ -151,15 +153,19 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         """Fit the density to the rows of X; y is ignored."""
         self._check_shares()
         rows = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        if np.abs(rows).max() > LARGEST:
-            raise ValueError(f"expected values up to {LARGEST:g}, got {np.abs(rows).max():g}: rescale that column")
+        if (largest := float(np.abs(rows).max())) > LARGEST:
+            raise ValueError(f"expected values up to {LARGEST:g}, got {largest:g}: rescale that column")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        valid = held_out(len(rows)) if self.validation_fraction is None else self.validation_fraction
         try:
-            flow = copy.deepcopy(self.flow_) if self.warm_start and self._fits(rows) else None
-            splits = in_memory(IN_MEMORY, with_digits(widened(rows, seed)), seed, valid)
-            recipe = self._recipe(splits.train, len(rows), seed, choose=flow is None)
-            fitted = fit_rows(recipe, splits, device=self.device, quiet=not self.verbose, flow=flow)
+            fitted = fit_table(
+                rows,
+                seed=seed,
+                given={"model": self._given(MODEL), "train": self._given(TRAIN)},
+                valid=self.validation_fraction,
+                device=self.device,
+                quiet=not self.verbose,
+                warm=(self.flow_, self.recipe_.model) if self.warm_start and self._fits(rows) else None,
+            )
         except NicestError as error:
             raise ValueError(str(error)) from error
         self.flow_, self.recipe_, self.history_ = fitted.flow, fitted.recipe, fitted.metrics
@@ -238,7 +244,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
         run = RunFolder(path)
         file = run.path / FILE
-        kept = json.loads(file.read_text("utf-8")) if file.is_file() else {"params": _params_of(recipe)}
+        kept: dict[str, Any] = {"params": _params_of(recipe)}
+        if file.is_file():
+            kept = json.loads(file.read_text("utf-8"))
         model = cls(**kept["params"])
         model.flow_, model.recipe_, model.history_ = flow, recipe, run.metrics()
         model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(figures.get("epoch", 0))
@@ -260,12 +268,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             state = state | {"flow_": copy.deepcopy(state["flow_"]).cpu()}
         return state
 
-    def _recipe(self, rows: np.ndarray, n: int, seed: int, *, choose: bool) -> Recipe:
-        """The recipe of these parameters for rows of this size."""
-        model = {name: _plain(getattr(self, ours)) for ours, name in MODEL.items() if getattr(self, ours) is not None}
-        train = {name: _plain(getattr(self, ours)) for ours, name in TRAIN.items() if getattr(self, ours) is not None}
-        recipe = recipe_for(n, rows.shape[1], {"model": model, "train": train | {"seed": seed}})
-        return choose_start(rows, recipe, model) if choose else replace(recipe, model=self.recipe_.model)
+    def _given(self, names: dict[str, str]) -> dict[str, Any]:
+        """The parameters that are not None, by their names in the recipe."""
+        values = {name: _plain(getattr(self, ours)) for ours, name in names.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _fits(self, rows: np.ndarray) -> bool:
         return hasattr(self, "flow_") and self.flow_.prior.dim == rows.shape[1]
@@ -290,7 +296,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     def _set_offset(self, nats: np.ndarray) -> None:
         self.typical_nats_ = float(np.median(nats))
-        if self.contamination == "auto":
+        if isinstance(self.contamination, str):
             low, high = np.quantile(nats, [0.25, 0.75])
             self.offset_ = float(low - 1.5 * (high - low))
         else:
@@ -308,7 +314,9 @@ def _plain(value: Any) -> Any:
 
 
 def _within(value: Any, low: float, high: float, *, low_open: bool = False) -> bool:
-    return isinstance(value, Real) and (low < value if low_open else low <= value) and value <= high
+    if not isinstance(value, int | float | np.number):
+        return False
+    return bool((low < value if low_open else low <= value) and value <= high)
 
 
 def _params_of(recipe: Recipe) -> dict[str, Any]:

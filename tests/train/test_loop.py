@@ -125,7 +125,7 @@ class TestAverage:
         )
         expected, theta = before.detach().double().numpy(), weights.detach().double().numpy()
         for step, decay in enumerate([0.1, 2 / 11, 3 / 12, 0.3, 0.3]):  # (1 + step)/(10 + step), up to 0.3
-            update_average(average, flow, torch.tensor(average_weight(0.3, step)))
+            update_average(list(average.parameters()), list(flow.parameters()), torch.tensor(average_weight(0.3, step)))
             expected = decay * expected + (1 - decay) * theta
             np.testing.assert_allclose(before.detach().numpy(), expected, rtol=1e-5, atol=1e-7)
 

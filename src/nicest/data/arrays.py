@@ -121,10 +121,10 @@ def with_digits(rows: np.ndarray) -> np.ndarray:
 def widened(rows: np.ndarray, seed: int) -> np.ndarray:
     """Rows whose constant columns vary by noise of a thousandth of their value: the density of one is infinite.
 
-    A column counts as constant if its spread is below 10^-9 of its largest value.
+    A column counts as constant if its spread is below 10^-12 of its largest value.
     """
     largest = np.abs(rows).max(axis=0)
-    constant = np.flatnonzero(rows.std(axis=0, dtype=np.float64) <= 1e-9 * largest)
+    constant = np.flatnonzero(rows.std(axis=0, dtype=np.float64) <= 1e-12 * largest)
     if not constant.size:
         return rows
     rows = rows.astype(np.float64)

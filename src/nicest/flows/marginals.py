@@ -42,7 +42,7 @@ class SinhArcsinh(Bijection):
         z = torch.sinh((torch.asinh(y) + self.skew) * torch.exp(-self.log_tail))
         return self.loc + self.log_scale.exp() * z
 
-    def fit(self, x: Tensor, steps: int = 100) -> Self:
+    def fit(self, x: Tensor, steps: int = 60) -> Self:
         """Make every column of x, (N, D), as Gaussian as can be: maximum likelihood, ε and log δ held near 0.
 
         The prior N(0, 1) on both counts as much as one row: it decides where there are few rows.

@@ -19,12 +19,12 @@ def recipe_for(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Reci
 
     Width, batch and steps grow with the rows; dropout is for tables with few rows for their columns. `patience` and
     `evaluate_every` are counted in epochs, and an epoch of a small table is a step or two: a validation comes every
-    20 steps or once an epoch, and training ends after 20 of them without a better one.
+    20 steps or once an epoch, and training ends after 10 of them without a better one.
     """
     model = Recipe().changed({"model": _model(n, dim)}, "").changed({"model": given["model"]}, "NICE").model
     if dim < 2:
         model = replace(model, couplings=0)
-    batch = min(1024, max(64, 1 << round(math.log2(n / 10))))
+    batch = min(1024, max(64, 1 << round(math.log2(max(10, n) / 10))))
     batch = Recipe().changed({"train": {"batch": batch} | dict(given["train"])}, "NICE").train.batch
     recipe = Recipe("table", "a table of continuous columns", data=DataSettings(name=IN_MEMORY), model=model)
     return recipe.changed({"train": _train(n, batch, model.couplings)}, "").changed({"train": given["train"]}, "NICE")
@@ -33,7 +33,7 @@ def recipe_for(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Reci
 def _model(n: int, dim: int) -> dict[str, Any]:
     return {
         "preprocess": "zca" if dim <= WIDEST_WHITENING else "none",
-        "couplings": 6 if n >= FEW else 0,
+        "couplings": 0 if n < FEW else 4 if n < 500 else 6,
         "hidden_layers": 2,
         "width": 32 if n < 500 else 64 if n < 5_000 else 128 if n < 50_000 else 256,
         "dropout": 0.2 if n < 50 * dim else 0.0,
@@ -48,7 +48,7 @@ def _train(n: int, batch: int, couplings: int) -> dict[str, Any]:
     return {
         "epochs": math.ceil(steps / per_epoch),
         "batch": batch,
-        "lr": 1e-3,
+        "lr": 3e-3 if n < 10_000 else 1e-3,
         "betas": [0.9, 0.999],
         "eps": 1e-8,
         "weight_decay": 0.01,
@@ -59,7 +59,7 @@ def _train(n: int, batch: int, couplings: int) -> dict[str, Any]:
         "ema": 0.99,
         "precision": "float32",
         "evaluate_every": every,
-        "patience": 20 * every,
+        "patience": 10 * every,
     }
 
 

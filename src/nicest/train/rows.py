@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,10 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.data import Splits
+from nicest.data import Splits, in_memory
+from nicest.data.arrays import widened, with_digits
 from nicest.flows import Flow, Gaussian, Logistic, Prior, SinhArcsinh, moments
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_to_rows
+from nicest.recipes.recipe import ModelSettings
+from nicest.recipes.sizes import FEW, IN_MEMORY, held_out, recipe_for
 from nicest.recipes.splits import describe
 from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe
 from nicest.train.engine import Engine
@@ -44,6 +49,31 @@ class Fitted(NamedTuple):
     recipe: Recipe
     figures: dict[str, Any]
     metrics: list[dict[str, Any]]
+
+
+def fit_table(
+    rows: np.ndarray,
+    *,
+    seed: int,
+    given: Mapping[str, Mapping[str, Any]] | None = None,
+    valid: float | None = None,
+    device: str = "cpu",
+    quiet: bool = True,
+    warm: tuple[Flow, ModelSettings] | None = None,
+) -> Fitted:
+    """A flow of finite rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
+
+    `valid` is the share of rows that validates, by default as their number asks for.
+    """
+    given = {"model": {}, "train": {}} | dict(given or {})
+    recipe = recipe_for(len(rows), rows.shape[1], given).changed({"train": {"seed": seed}}, "NICE")
+    share = held_out(len(rows)) if valid is None else valid
+    splits = in_memory(IN_MEMORY, with_digits(widened(rows, seed)), seed, share)
+    if warm is None:
+        recipe = choose_start(splits.train, recipe, given["model"])
+        return fit_rows(recipe, splits, device=device, quiet=quiet)
+    flow, model = warm
+    return fit_rows(replace(recipe, model=model), splits, device=device, quiet=quiet, flow=copy.deepcopy(flow))
 
 
 def fit_rows(
@@ -77,16 +107,16 @@ def fit_rows(
 
 
 @torch.no_grad()
-def choose_start(rows: np.ndarray, recipe: Recipe, chosen: dict[str, Any]) -> Recipe:
+def choose_start(rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any]) -> Recipe:
     """The recipe with marginals, prior and shrinkage such that the untrained flow scores best on rows left out.
 
     Five folds for up to 2,000 rows, one beyond; what `chosen` names stays as it is.
     """
     if len(rows) < FEWEST:
-        return recipe.changed({"model": Start()._asdict() | chosen}, "NICE")
+        return recipe.changed({"model": Start()._asdict() | dict(chosen)}, "NICE")
     x = torch.from_numpy(rows[:: -(-len(rows) // CHOICE_ROWS)].copy()).double()
     x = (x - x.mean(0)) / x.std(0, correction=0)
-    bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"]
+    bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"][: 1 + (len(x) >= FEW)]
     priors = [chosen["prior"]] if "prior" in chosen else list(PRIORS)
     shrinkages = [chosen["shrinkage"]] if "shrinkage" in chosen else list(SHRINKAGES)
     fold, totals = torch.arange(len(x)) % 5, Counter[Start]()

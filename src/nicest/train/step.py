@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from nicest.flows import Flow
 from nicest.train.augment import Warp
 from nicest.train.engine import capture
 from nicest.train.fused import FusedUpdate
@@ -30,6 +29,7 @@ class TrainingStep:
         self.weight = torch.ones((), device=state.device)  # of the new weights in their average
         augment, data = state.recipe.augment, state.recipe.data
         self.warp = Warp(data.shape, data.levels, augment).to(state.device) if augment.share else nn.Identity()
+        self.trained, self.averaged = list(state.flow.parameters()), list(state.average.parameters())
         self.watched = state.counters.rolled_back
         on_gpu = state.device.type == "cuda"
         fused = on_gpu and state.precision != torch.float32 and FusedUpdate.fits(state)
@@ -60,18 +60,17 @@ class TrainingStep:
             state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if settings.clip:
-                torch.nn.utils.clip_grad_norm_(state.flow.parameters(), settings.clip)
+                torch.nn.utils.clip_grad_norm_(self.trained, settings.clip)
             state.optimizer.step()
             if settings.ema:
-                update_average(state.average, state.flow, self.weight)
+                update_average(self.averaged, self.trained, self.weight)
         self.loss.copy_(loss.detach())
 
 
 @torch.no_grad()
-def update_average(average: Flow, flow: Flow, weight: Tensor) -> None:
-    """average <- average + weight · (flow - average)."""
-    averages: list[Tensor] = list(average.parameters())
-    torch._foreach_lerp_(averages, list(flow.parameters()), [weight] * len(averages))
+def update_average(averages: Sequence[Tensor], weights: Sequence[Tensor], weight: Tensor) -> None:
+    """average <- average + weight · (new - average)."""
+    torch._foreach_lerp_(list(averages), list(weights), [weight] * len(averages))
 
 
 def captured_step(lines: Callable[[], None], state: State, fused: FusedUpdate | None) -> Callable[[], None]:
