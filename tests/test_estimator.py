@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import sparse, stats
 from sklearn.base import clone
@@ -147,6 +146,7 @@ class TestInScikitLearn:
         assert copied.set_params(width=7).width == 7
 
     def test_pandas_in_and_out(self):
+        pd = pytest.importorskip("pandas")
         table = pd.DataFrame(gaussian_rows(100), columns=["a", "b", "c"])
         model = NICE(random_state=0, epochs=1).fit(table)
         assert list(model.feature_names_in_) == ["a", "b", "c"]
@@ -202,6 +202,7 @@ class TestRunFolder:
             fitted.save(tmp_path / "run")
 
     def test_names_of_columns_are_kept(self, tmp_path: Path):
+        pd = pytest.importorskip("pandas")
         table = pd.DataFrame(gaussian_rows(60), columns=["a", "b", "c"])
         NICE(random_state=0, epochs=1).fit(table).save(tmp_path / "run")
         assert list(NICE.load(tmp_path / "run").feature_names_in_) == ["a", "b", "c"]
