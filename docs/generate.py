@@ -29,6 +29,8 @@ COMMANDS = [
     ["reproduce", "table"],
     ["reproduce", "figures"],
     ["reproduce", "vae"],
+    ["compare"],
+    ["compare", "density"],
     ["data"],
     ["data", "list"],
     ["data", "get"],

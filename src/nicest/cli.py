@@ -52,6 +52,8 @@ latent_app = typer.Typer(
 app.add_typer(latent_app, name="latent")
 reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures, from nothing.")
 app.add_typer(reproduce_app, name="reproduce")
+compare_app = typer.Typer(no_args_is_help=True, help="NICE beside what people use for tables instead.")
+app.add_typer(compare_app, name="compare")
 
 Set = Annotated[
     list[str] | None,
@@ -533,6 +535,24 @@ def bench(
         _emit(run_study(**asked, small=small), as_json, _show_study)  # type: ignore[arg-type]
         return
     _emit(run_bench(net or ["mnist"], batch or [200], **asked), as_json, _show_bench)  # type: ignore[arg-type]
+
+
+@compare_app.command("density")
+def compare_density(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Log-density of held-out rows: NICE, Gaussians, mixtures, kernels, and zuko's flows if it is installed.
+
+    Example: nicest compare density iris wine
+    """
+    from nicest.tasks.compare import compare_density as run_comparison
+    from nicest.tasks.compare import markdown
+
+    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
+    _emit(result, as_json, lambda result: print(markdown(result)))
 
 
 @reproduce_app.command("table")

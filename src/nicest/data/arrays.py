@@ -124,6 +124,29 @@ def _stepped(rows: Rows) -> np.ndarray:
     return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
 
 
+def with_digits(rows: np.ndarray) -> np.ndarray:
+    """Rows as float32, or as float64 where float32 has too few digits for some column."""
+    largest = np.abs(rows).max(axis=0)
+    if (np.finfo(np.float32).eps * largest > 1e-4 * rows.std(axis=0, dtype=np.float64)).any() or largest.max() > 1e38:
+        return rows.astype(np.float64, copy=False)
+    return rows.astype(np.float32, copy=False)
+
+
+def widened(rows: np.ndarray, seed: int) -> np.ndarray:
+    """Rows whose constant columns vary by noise of a thousandth of their value: the density of one is infinite.
+
+    A column counts as constant if its spread is below 10^-12 of its largest value.
+    """
+    largest = np.abs(rows).max(axis=0)
+    constant = np.flatnonzero(rows.std(axis=0, dtype=np.float64) <= 1e-12 * largest)
+    if not constant.size:
+        return rows
+    rows = rows.astype(np.float64)
+    noise = np.random.default_rng(seed).standard_normal((len(rows), constant.size))
+    rows[:, constant] += 1e-3 * np.where(largest[constant] > 0, largest[constant], 1.0) * noise
+    return rows
+
+
 def read_npy(path: Path) -> np.ndarray:
     """Read one array of plain numbers from a .npy file."""
     try:

@@ -115,6 +115,14 @@ def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float) -> Spli
     return _assemble(name, _take(rows, train_rows), _take(rows, valid_rows), _take(rows, test_rows))
 
 
+def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
+    """Rows (N, D) of continuous numbers, without a test part; with `valid` = 0 the training rows validate, too."""
+    n_valid = min(max(1, round(len(rows) * valid)), len(rows) - 1) if valid else 0
+    order = np.random.default_rng(seed).permutation(len(rows))
+    train = rows[order[n_valid:]]
+    return Splits(name, train, rows[order[:n_valid]] if n_valid else train, rows[:0], rows.shape[1:], None)
+
+
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:
     return rows._replace(values=rows.values[index])
 

@@ -107,7 +107,8 @@ class Rescale(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.scale))
-        return self.shift + self.scale * x, self.scale.log().sum().expand(x.shape[0]).clone()
+        y = (self.shift + self.scale * x).to(self.scale.dtype)  # numbers far from 0 come in float64 and leave near 0
+        return y, self.scale.log().sum().expand(x.shape[0]).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.scale))
