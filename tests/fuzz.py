@@ -698,6 +698,7 @@ def parquet_forged() -> list[bytes]:
     zeros, many = np.zeros(10_000_000), np.zeros(40_000_000, bool)
     long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000, np.int32)), ["x" * 500_000])
     whole = parquet_of(arrow_table())
+    aborting = parquet_of(arrow_table(), row_group_size=7, compression="zstd", write_page_index=True)
     return [
         b"",
         b"PAR1",
@@ -719,7 +720,8 @@ def parquet_forged() -> list[bytes]:
         parquet_of(pa.table({"a": many, "b": many}), compression="zstd", **ONE_PAGE),
         parquet_of(pa.table({"a": long, "b": np.arange(40_000)}), store_schema=False),
         parquet_of(pa.table({"a": pa.nulls(20_000_000), "b": pa.nulls(20_000_000)})),
-        parquet_of(pa.table({}))[:],
+        parquet_of(pa.table({})),
+        *(aborting[:at] + bytes([kind]) + aborting[at + 1 :] for at in range(2100, 2140, 4) for kind in (4, 12)),
         parquet_of(pa.table([[1], [2]], names=["a", "a"])),
         pickle.dumps(Touch()),
     ]

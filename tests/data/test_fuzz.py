@@ -146,7 +146,7 @@ def test_the_harness_sees_what_it_looks_for(tmp_path: Path) -> None:
                 while True:
                     pass
             case b"memory":
-                np.ones(1 << 25, np.uint8)
+                np.ones(1 << 27, np.uint8)  # so much that it never comes from what was freed before
             case b"code":
                 fuzz.CANARY.touch()
             case b"lines":

@@ -65,17 +65,6 @@ class TableFile:
 
         return parquet.ParquetFile(self.path, buffer_size=1 << 14, read_dictionary=list(texts))
 
-    def _repeated(self, names: list[str]) -> list[str]:
-        """The columns of texts that the file keeps as dictionaries."""
-        texts = {name for name in names if str(self.schema.field(name).type) in ("string", "large_string")}
-        if not texts:
-            return []
-        with self._parquet() as file:
-            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-        packed = {each.path_in_schema for each in chunks if any("DELTA" in encoding for encoding in each.encodings)}
-        return sorted(texts - packed)  # those Arrow cannot read so
-
     def _csv(self) -> Any:
         """All cells as text: what a column holds is known when all of it was seen."""
         import pyarrow as pa
@@ -117,15 +106,35 @@ class TableFile:
 
     def _batches(self, names: list[str], group: int | None, rows: int) -> Iterator[Any]:
         if self.suffix == ".parquet":
-            with self._parquet(self._repeated(names)) as file:
-                groups = range(file.num_row_groups)
-                for each in groups if group is None else groups[group : group + 1]:  # one by one, for memory's sake
-                    for batch in file.iter_batches(batch_size=rows, row_groups=[each], columns=names):
-                        yield batch.select(names)
+            groups = range(self.groups if self.count else 0)
+            for each in groups if group is None else groups[group : group + 1]:  # one by one, for memory's sake
+                found = 0
+                for batch in self._row_group(names, each, rows):
+                    found += batch.num_rows
+                    yield batch
+                if found != self.counts[each]:
+                    raise ValueError(f"a row group of {self.counts[each]} rows holds {found}")
             return
         with self._csv() if self.suffix == ".csv" else self._ipc() as reader:
             for batch in reader:
                 yield batch.select(names)
+
+    def _row_group(self, names: list[str], group: int, rows: int) -> Iterator[Any]:
+        texts = [name for name in names if str(self.schema.field(name).type) in ("string", "large_string")]
+        done = 0
+        try:
+            with self._parquet(texts) as file:
+                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
+                    yield batch.select(names)
+                    done += batch.num_rows
+        except OSError as error:
+            if not texts or "Not yet implemented" not in str(error):
+                raise
+            with self._parquet() as file:  # encoded in a way that Arrow cannot keep as a dictionary
+                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
+                    skipped = min(done, batch.num_rows)
+                    done -= skipped
+                    yield batch.select(names).slice(skipped)
 
 
 def require_narrow(path: Path, columns: int) -> None:
@@ -137,7 +146,7 @@ def require_modest_parquet(path: Path, metadata: Any) -> tuple[int, ...]:
     """The rows of each row group, if what the file says of itself is in proportion to its size."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     counts = tuple(group.num_rows for group in groups)
-    sizes = [group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns)]
+    sizes = [group.total_byte_size for group in groups]  # not of each column: of a damaged one Arrow ends the process
     if min((*counts, *sizes), default=0) < 0 or metadata.num_rows != sum(counts):
         raise ValueError("it says of itself what cannot be")
     require_modest(path, max(sum(sizes), sum(counts) * metadata.num_columns), REWRITE)
