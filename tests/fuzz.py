@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+import pyarrow as pa
 import safetensors
 import scipy
 import torch
@@ -39,6 +40,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from PIL import Image
+from pyarrow import csv, feather, parquet
 
 sys.path.append(str(Path(__file__).parent / "data"))  # of `published`
 
@@ -55,6 +57,8 @@ from published import (
 import nicest
 from nicest.data import Splits, download, images, load
 from nicest.data.arrays import read_npy, read_npz
+from nicest.data.columns import columns_from_json, columns_to_json, decode, encode, read_table, scan
+from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
@@ -385,6 +389,28 @@ def check_folder(path: Path, data: bytes) -> None:
     check_splits(path.parent)
 
 
+def check_table(path: Path, data: bytes) -> None:
+    """A table is trained on, scored and sampled."""
+    check_splits(path)
+    rows, columns, _ = read_table(path)
+    require(rows.shape[1] == len(columns), "columns")
+    sampled = decode(rows[:100], columns)
+    again, unknown = encode(sampled, columns, path)
+    require(not unknown.any(), "a sample of unknown values")
+    discrete = np.array([column.discrete for column in columns])
+    require((again == rows[:100])[:, discrete].all(), "other values")
+    file = TableFile(path)
+    parts = [batch.num_rows for group in range(file.groups) for batch in file.batches(file.names, group)]
+    require(file.count in (None, sum(parts)) and len(rows) <= sum(parts), "other rows")
+
+
+def check_columns(path: Path, data: bytes) -> None:
+    columns = RunFolder(path.parent).columns()
+    require(columns_from_json(columns_to_json(columns), "x") == columns, "the columns are others when written and read")
+    if columns:
+        decode(np.zeros((2, len(columns))), columns)
+
+
 def check_recipe(path: Path, data: bytes) -> None:
     same_written(load_recipe(str(path)))
 
@@ -581,6 +607,325 @@ def tfd() -> Reader:
     real = [_file(lambda path: write_tfd(path.parent, 3))]
     shaped = shaped_mat(("images", "folds"), ((3, 48, 48), (3, 5)))
     return Reader("tfd", "TFD_48x48.mat", real, mat_forged("images"), shaped, check_tfd)
+
+
+# ---- tables
+
+
+def arrow_table(n: int = 20) -> pa.Table:
+    """Numbers, texts and moments, of which some are missing."""
+    rng = np.random.default_rng(4)
+    days = pa.array(rng.integers(0, 9000, n).astype(np.int32)).cast(pa.date32())
+    return pa.table(
+        {
+            "x": rng.normal(size=n),
+            "n": pa.array([None, *range(n - 1)], pa.int16()),
+            "text": pa.array(["red", "green"] * (n // 2)),
+            "entry": pa.array(["a", "b"] * (n // 2)).dictionary_encode(),
+            "day": days,
+            "is": pa.array([True, False] * (n // 2)),
+        }
+    )
+
+
+def parquet_of(table: pa.Table, **options: Any) -> bytes:
+    return _stream(lambda file: parquet.write_table(table, file, **options))
+
+
+def ipc_of(table: pa.Table, compression: str | None = None, *, stream: bool = False, rows: int = 1 << 30) -> bytes:
+    def write(file: io.BytesIO) -> None:
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        opened = pa.ipc.new_stream if stream else pa.ipc.new_file
+        with opened(file, table.schema, options=options) as writer:
+            writer.write_table(table, rows)
+
+    return _stream(write)
+
+
+def nested(depth: int) -> pa.Table:
+    kind = pa.int8()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return pa.table({"a": pa.nulls(3, kind), "b": [1, 2, 3]})
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def thrift(*fields: tuple[int, int, bytes]) -> bytes:
+    """A struct in Thrift's compact protocol; fields are (number, type, what is written)."""
+    out, last = b"", 0
+    for number, kind, written in fields:
+        out, last = out + bytes([(number - last) << 4 | kind]) + written, number
+    return out + b"\0"
+
+
+def thrift_list(kind: int, count: int, items: bytes) -> bytes:
+    return bytes([0xF0 | kind]) + varint(count) + items
+
+
+def zigzag(value: int) -> bytes:
+    return varint((value << 1 ^ value >> 63) & (2**64 - 1))
+
+
+def footer(schema: bytes, elements: int, rows: int = 1, groups: bytes = b"", count: int = 0) -> bytes:
+    """A Parquet file of nothing but its metadata."""
+    whole = thrift(
+        (1, 5, zigzag(2)),
+        (2, 9, thrift_list(12, elements, schema)),
+        (3, 6, zigzag(rows)),
+        (4, 9, thrift_list(12, count, groups)),
+    )
+    return b"PAR1" + whole + struct.pack("<I", len(whole)) + b"PAR1"
+
+
+ONE_PAGE = {"row_group_size": 1 << 26, "data_page_size": 1 << 30, "write_batch_size": 1 << 26}
+ONE_PAGE |= {"max_rows_per_page": 1 << 26}
+
+
+def parquet_forged() -> list[bytes]:
+    def element(name: bytes, children: int = 0) -> bytes:
+        text, required = (4, 8, varint(len(name)) + name), (3, 5, zigzag(0))
+        return (
+            thrift(required, text, (5, 5, zigzag(children))) if children else thrift((1, 5, zigzag(1)), required, text)
+        )
+
+    two = element(b"r", 2) + element(b"a") + element(b"b")
+    zeros, many = np.zeros(10_000_000), np.zeros(40_000_000, bool)
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000, np.int32)), ["x" * 500_000])
+    whole = parquet_of(arrow_table())
+    aborting = parquet_of(arrow_table(), row_group_size=7, compression="zstd", write_page_index=True)
+    return [
+        b"",
+        b"PAR1",
+        b"PAR1" * 3,
+        b"PARE" + whole[4:-4] + b"PARE",
+        *(b"PAR1" + bytes(40) + struct.pack("<I", size) + b"PAR1" for size in (0, 1, 39, 2**31 - 1, 2**32 - 1)),
+        *(footer(two, 3, rows) for rows in (0, 1, -1, 2**31, 2**62, -(2**63))),
+        *(footer(two, elements) for elements in (0, 1, 2, 4, 2**20, 2**31 - 1, 2**32)),
+        *(footer(two, 3, 1, b"", count) for count in (1, 2**20, 2**31 - 1, 2**40)),
+        *(footer(element(b"r", children) + element(b"a"), 2) for children in (0, 2, 2**31 - 1)),
+        *(
+            footer(element(b"r", 1) + element(b"x", 1) * depth + element(b"a"), depth + 2)
+            for depth in (90, 9000, 300_000)
+        ),
+        footer(element(b"r", 100_000) + element(b"a") * 100_000, 100_001),
+        footer(element(b"r", 2) + element(b"a" * 1_000_000) + element(b"\xff\x1b"), 3),
+        parquet_of(nested(60)),
+        parquet_of(pa.table({"a": zeros, "b": zeros}), compression="zstd", use_dictionary=False),
+        parquet_of(pa.table({"a": many, "b": many}), compression="zstd", **ONE_PAGE),
+        parquet_of(pa.table({"a": long, "b": np.arange(40_000)}), store_schema=False),
+        parquet_of(pa.table({"a": pa.nulls(20_000_000), "b": pa.nulls(20_000_000)})),
+        parquet_of(pa.table({})),
+        *(aborting[:at] + bytes([kind]) + aborting[at + 1 :] for at in range(2100, 2140, 4) for kind in (4, 12)),
+        parquet_of(pa.table([[1], [2]], names=["a", "a"])),
+        pickle.dumps(Touch()),
+    ]
+
+
+def ipc_forged() -> list[bytes]:
+    zeros = np.zeros(10_000_000)
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(40_000, np.int32)), ["x" * 500_000])
+    forged = [
+        b"",
+        b"ARROW1",
+        b"ARROW1\0\0ARROW1",
+        b"\xff" * 4 + bytes(4),
+        b"FEA1" + bytes(40) + b"FEA1",
+        pickle.dumps(Touch()),
+    ]
+    for size in (0, 1, 8, 2**31 - 1, 2**32 - 1):
+        forged += [b"\xff" * 4 + struct.pack("<I", size) + bytes(24) + b"\xff" * 4 + bytes(4)]
+        forged += [b"ARROW1\0\0" + b"\xff" * 4 + struct.pack("<I", size) + bytes(24) + b"ARROW1"]
+    for stream in (False, True):
+        forged.append(ipc_of(pa.table({"a": zeros, "b": zeros}), "zstd", stream=stream))
+        forged.append(ipc_of(pa.table({"a": long, "b": np.arange(40_000)}), "zstd", stream=stream))
+        forged += [ipc_of(nested(60), stream=stream), ipc_of(pa.table({}), stream=stream)]
+        forged.append(ipc_of(pa.table([[1], [2]], names=["a", "a"]), stream=stream))
+        packed_rows = ipc_of(arrow_table(8), "lz4", stream=stream)
+        plain_rows = ipc_of(pa.table({"a": pa.nulls(7), "b": pa.nulls(7)}), stream=stream)
+        for size in (2**31, 2**40, 2**62, 2**63 - 1, 2**64 - 1):
+            written = struct.pack("<Q", size)
+            forged.append(plain_rows.replace(struct.pack("<Q", 7), written))  # rows of nothing
+            for before in (8, 16, 64):  # sizes of buffers
+                forged.append(packed_rows.replace(struct.pack("<Q", before), written))
+    return forged
+
+
+COLUMN_VALUES: list[st.SearchStrategy] = [
+    st.integers(-128, 127),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.sampled_from((0.5, 1.5, math.nan, math.inf, 1e300, 1e-300)),
+    st.booleans(),
+    st.text(max_size=5),
+    st.sampled_from(("1", "2", "inf", "nan", "x", "", "1_0", "1e999", "\x1b[31m")),
+    st.dates(),
+    st.datetimes(),
+    st.times(),
+    st.timedeltas(),
+    st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**9), max_value=10**9),
+    st.binary(max_size=3),
+    st.lists(st.integers(0, 9), max_size=2),
+]
+
+
+@st.composite
+def some_table(draw: Any) -> pa.Table:
+    n, columns = draw(st.integers(0, 12)), {}
+    for name in draw(st.lists(st.text(max_size=4), max_size=4, unique=True)):
+        values = draw(st.sampled_from(COLUMN_VALUES))
+        cells = draw(st.lists(st.none() | values if draw(st.booleans()) else values, min_size=n, max_size=n))
+        with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+            array = pa.array(cells)
+            with suppress(pa.ArrowException):
+                array = array.dictionary_encode() if draw(st.booleans()) else array
+            columns[name.encode("utf-8", "replace").decode()] = array
+    return pa.table(columns)
+
+
+@st.composite
+def shaped_table(draw: Any, write: Callable[..., bytes], **options: st.SearchStrategy) -> bytes:
+    """A table of anything, of which a few bytes are changed."""
+    try:
+        data = bytearray(write(draw(some_table()), **{name: draw(option) for name, option in options.items()}))
+    except pa.ArrowException:
+        return b""
+    for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
+        at, width = draw(st.integers(0, len(data))), draw(st.sampled_from((1, 2, 4, 8)))
+        data[at : at + width] = (draw(bits | st.sampled_from(EXTREMES)) % 256**width).to_bytes(width, "little")
+    return bytes(data)
+
+
+def parquet_table() -> Reader:
+    table = arrow_table()
+    real = [parquet_of(table), parquet_of(table, row_group_size=7, compression="zstd", write_page_index=True)]
+    real += [parquet_of(table, use_dictionary=False, compression="none", data_page_version="2.0", version="1.0")]
+    real += [
+        parquet_of(
+            table, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY", "n": "DELTA_BINARY_PACKED"}
+        )
+    ]
+    shaped = shaped_table(
+        parquet_of,
+        compression=st.sampled_from(("none", "snappy", "zstd", "gzip")),
+        use_dictionary=st.booleans(),
+        row_group_size=st.sampled_from((3, 100)),
+    )
+    return Reader("parquet", "x.parquet", real, parquet_forged(), shaped, check_table)
+
+
+def arrow_ipc(name: str, file: str) -> Reader:
+    table = arrow_table()
+    real = [ipc_of(table, kind, stream=stream, rows=8) for kind in (None, "lz4", "zstd") for stream in (False, True)]
+    real += [_file(lambda path: feather.write_feather(table, str(path)))]
+    shaped = shaped_table(ipc_of, compression=st.sampled_from((None, "lz4", "zstd")), stream=st.booleans())
+    return Reader(name, file, real, ipc_forged(), shaped, check_table)
+
+
+CELLS = st.sampled_from(
+    ("0", "1", "2.5", "-3", "1e3", "1e400", "inf", "NaN", "NA", "", "x", "y", '"', '"a\nb"', "\0", "9" * 400)
+)
+
+
+@st.composite
+def shaped_csv_table(draw: Any) -> bytes:
+    width = draw(st.integers(0, 4))
+    line = st.lists(
+        CELLS | st.text(max_size=4), min_size=width, max_size=draw(st.sampled_from((width, width, 5))) or width
+    )
+    header = draw(st.just([f"c{i}" for i in range(width)]) | line) if width <= 5 else []
+    lines = [header, *draw(st.lists(line, max_size=8))]
+    text = draw(st.sampled_from(("\n", "\r\n", "\r"))).join(
+        draw(st.sampled_from((",", ",", ",", ";"))).join(x) for x in lines
+    )
+    return (draw(st.sampled_from(("", "", "\ufeff"))) + text).encode("utf-8", "surrogatepass")
+
+
+def csv_table() -> Reader:
+    def write(path: Path) -> None:
+        csv.write_csv(arrow_table().cast(pa.schema([(f.name, f.type) for f in arrow_table().schema])), path)
+
+    real = [_file(write), b"a,b\r\n" + b"1,2.5\r\n3,4.5\r\n5,0.25\r\n9,0.125\r\n", "\ufeffa,b\n1,x\n2,y\n3,x".encode()]
+    real += [b'a,"b\nc"\n1,"x\ny"\n2,y\n3,x\n']
+    forged = [
+        b"",
+        b"\n" * (1 << 20),
+        b"," * 100_000 + b"\n" + b"," * 100_000,
+        ",".join(f"c{i}" for i in range(100_000)).encode() + b"\n" + (b"1," * 99_999 + b"1\n") * 3,
+        b"a,b\n" + b"1" * (1 << 25) + b",1\n",
+        b"a" * (1 << 25),
+        b'a,b\n"' + b"1,2\n" * (1 << 23),
+        b"a,b\n" + b'"1""' * (1 << 20) + b'",1\n',
+        b"a,b\n" + b"x,1\n" * (1 << 18),
+        b"a,b\n" + b"\0,\0\n" * 1000,
+        "a,b\n1,2\n".encode("utf-16"),
+        gzip.compress(b"a,b\n1,2\n"),
+        b"a,b\n\xff,2\n3,4\n5,6\n",
+        b"\xff,b\n1,2\n3,4\n5,6\n",
+        b"a,b\n" + b"".join(b"%d,%s\n" % (i, b"x" * (i % 5000)) for i in range(2000)),
+        pickle.dumps(Touch()),
+    ]
+    return Reader("csv table", "x.csv", real, forged, shaped_csv_table(), check_table)
+
+
+def columns_file() -> Reader:
+    with tempfile.TemporaryDirectory() as name:
+        parquet.write_table(arrow_table(), Path(name) / "x.parquet")
+        rows = columns_to_json(scan(Path(name) / "x.parquet"))
+    real = [json.dumps(rows).encode(), json.dumps(rows[:2], indent=2).encode(), b"[]"]
+    forged = [text.encode("utf-8", "surrogatepass") for text in (*FIGURES, *ODD)]
+    odd = [
+        None,
+        True,
+        1,
+        -1,
+        0.5,
+        math.nan,
+        math.inf,
+        10**400,
+        "",
+        "x",
+        "\x1b[31m",
+        "9" * 5000,
+        [],
+        [1],
+        ["b", "a"],
+        {},
+        [[]],
+    ]
+    for row in rows:
+        forged += [json.dumps([row | {key: value}]).encode() for key in (*row, "values", "more") for value in odd]
+    forged += [json.dumps([rows[0] | {"type": kind}]).encode() for kind in KINDS_OF_CELLS]
+    forged += [json.dumps([rows[0] | {"name": str(i)} for i in range(20_000)]).encode(), b"[" * 100_000]
+    item = st.sampled_from(rows).flatmap(
+        lambda row: st.tuples(st.sampled_from([*row, "values"]), st.sampled_from(odd)).map(
+            lambda kv: row | {kv[0]: kv[1]}
+        )
+    )
+    shaped = st.lists(item, max_size=3).map(lambda each: json.dumps(each).encode())
+    return Reader("columns", "columns.json", real, forged, shaped, check_columns)
+
+
+KINDS_OF_CELLS = [
+    "list<item: int64>",
+    "struct<>",
+    "binary",
+    "null",
+    "decimal128(0, 0)",
+    "decimal128(99, -99)",
+    "time32[ns]",
+]
+KINDS_OF_CELLS += [
+    "timestamp[s, tz=\x1b]",
+    "timestamp[s, tz=" + "x" * 9000 + "]",
+    "dictionary<values=x, indices=y, ordered=1>",
+]
+KINDS_OF_CELLS += ["dictionary<values=string, indices=string, ordered=0>", "halffloat", "bool", "string", "date64[ms]"]
 
 
 words = st.sampled_from(
@@ -1290,6 +1635,11 @@ READERS: dict[str, Callable[[], Reader]] = {
     "model": model,
     "metrics": metrics,
     "tar": tar,
+    "csv table": csv_table,
+    "parquet": parquet_table,
+    "arrow": lambda: arrow_ipc("arrow", "x.arrow"),
+    "feather": lambda: arrow_ipc("feather", "x.feather"),
+    "columns": columns_file,
 }
 
 
@@ -1316,7 +1666,7 @@ def main() -> int:
     for each in said[:100]:
         print(each)
     if asked.out:
-        versions = {each.__name__: each.__version__ for each in (np, scipy, PIL, torch, safetensors)}
+        versions = {each.__name__: each.__version__ for each in (np, scipy, PIL, pa, torch, safetensors)}
         versions |= {"python": platform.python_version()}
         result = {"seed": asked.seed, "readers": counts, "versions": versions}
         asked.out.parent.mkdir(parents=True, exist_ok=True)

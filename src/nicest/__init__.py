@@ -1,5 +1,6 @@
 """Exact-likelihood density models by invertible coupling layers (NICE, Dinh, Krueger and Bengio 2014).
 
+model = nicest.NICE().fit(X)          # a scikit-learn estimator for tables
 flow = nicest.load("runs/mnist")      # a torch module; flow(x) is flow.log_prob(x)
 flow = nicest.Flow(chain, prior)      # or build your own from nicest.flows
 """
@@ -11,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nicest.errors import NicestError
+    from nicest.estimator import NICE
     from nicest.flows import Flow
     from nicest.train.checkpoint import load
     from nicest.train.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Flow", "NicestError", "__version__", "load"]
+__all__ = ["NICE", "Engine", "Flow", "NicestError", "__version__", "load"]
 
 # torch is imported when something needs it, not before: `nicest --help` answers at once
 _HOMES = {
+    "NICE": "nicest.estimator",
     "Engine": "nicest.train.engine",
     "Flow": "nicest.flows",
     "NicestError": "nicest.errors",

@@ -52,6 +52,8 @@ latent_app = typer.Typer(
 app.add_typer(latent_app, name="latent")
 reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures, from nothing.")
 app.add_typer(reproduce_app, name="reproduce")
+compare_app = typer.Typer(no_args_is_help=True, help="NICE beside what people use for tables instead.")
+app.add_typer(compare_app, name="compare")
 
 Set = Annotated[
     list[str] | None,
@@ -252,7 +254,9 @@ def sample(
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="Multiplies the scale of the prior.")] = 1.0,
     seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="A grid (.png) or an array (.npy, .npz).")] = Path("samples.png"),
+    out: Annotated[Path, typer.Option(help="A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).")] = Path(
+        "samples.png"
+    ),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -287,6 +291,40 @@ def score(
 
     result = run_scoring(run, files, out=out, draws=draws, seed=seed, device=device)
     _emit(result, as_json, _show_scores)
+
+
+@app.command()
+@verifiable
+def impute(
+    run: Run,
+    table: Annotated[Path, typer.Argument(help="A table with missing cells.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The table filled in.")] = Path("imputed.csv"),
+    cells: Annotated[Path | None, typer.Option(help="A line for each cell: value, low, high, R-hat.")] = None,
+    draws: Annotated[int, typer.Option(min=16, help="Draws of each row, a multiple of 4.")] = 400,
+    steps: Annotated[int, typer.Option(min=4, help="Steps of each of the four chains of a row.")] = 1500,
+    interval: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability between low and high.")] = 0.9,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
+
+    Example: nicest impute runs/table holes.csv --out whole.csv --cells cells.csv
+    """
+    from nicest.tasks.impute_table import impute_table
+
+    result = impute_table(
+        run,
+        table,
+        out=out,
+        cells=cells,
+        draws=draws,
+        steps=steps,
+        interval=interval,
+        seed=seed,
+        device=device,
+    )
+    _emit(result, as_json, _show_imputation)
 
 
 @app.command()
@@ -533,6 +571,24 @@ def bench(
     _emit(run_bench(net or ["mnist"], batch or [200], **asked), as_json, _show_bench)  # type: ignore[arg-type]
 
 
+@compare_app.command("density")
+def compare_density(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Log-density of held-out rows: NICE, Gaussians, mixtures, kernels, and zuko's flows if it is installed.
+
+    Example: nicest compare density iris wine
+    """
+    from nicest.tasks.compare import compare_density as run_comparison
+    from nicest.tasks.compare import markdown
+
+    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
+    _emit(result, as_json, lambda result: print(markdown(result)))
+
+
 @reproduce_app.command("table")
 def reproduce_table(
     recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
@@ -701,6 +757,14 @@ def _show_scores(result: Mapping[str, Any]) -> None:
     if result["unknown"]:
         print(f"{result['unknown']:,} rows hold a value that training never saw: -inf")
     print(result["caveat"])
+
+
+def _show_imputation(result: Mapping[str, Any]) -> None:
+    print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows filled in, in {result['out']}")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a value that training never saw, and were left as they are")
+    if result["not_mixed"]:
+        print(f"the chains of {result['not_mixed']:,} rows did not agree (R-hat above 1.1): take more --steps")
 
 
 def _show_evaluation(result: Mapping[str, Any]) -> None:

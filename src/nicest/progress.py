@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class Bar:
-    """A progress bar with a text and the time left; off a terminal, only its notes are printed."""
+    """A progress bar with a text and the time left; off a terminal, only its notes are printed; quiet, nothing."""
 
     def __init__(self, description: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
@@ -25,7 +25,7 @@ class Bar:
             TextColumn("left"),
             TextColumn("{task.fields[text]}"),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=quiet or not self.console.is_terminal,
             transient=True,
         )
         self._task = self._progress.add_task(description, total=total, completed=done, text="")

@@ -105,7 +105,7 @@ BAD_DATA: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
         lambda p: (p.mkdir(), (p / "x.png").write_bytes(b"no image")),
         ["cannot be read as an image", "x.png", "remove"],
     ),
-    "an unknown kind of file": ("a.csv", lambda p: p.write_text("1,2\n"), ["expected .npy", "a.csv"]),
+    "an unknown kind of file": ("a.txt", lambda p: p.write_text("1,2\n"), ["expected .csv", ".npy", "a.txt"]),
     "nothing": ("a.npy", lambda p: None, ["expected a file or folder", "a.npy"]),
 }
 

@@ -36,6 +36,15 @@ def test_hostile_files(name: str) -> None:
     assert tally.counts["right"] >= len(fuzz.READERS[name]().real)
 
 
+@pytest.mark.parametrize("name", ["csv table", "parquet", "arrow", "feather"])
+def test_hostile_tables(name: str) -> None:
+    tally = short(name, 80, bombs=name == "parquet")
+    assert tally.said == []
+    assert tally.rest == 0
+    assert tally.counts["clear"] > 20
+    assert tally.counts["right"] >= len(fuzz.READERS[name]().real)
+
+
 @pytest.mark.parametrize("name", ["idx.gz", "image folder"])
 def test_more_hostile_files(name: str) -> None:
     assert short(name, 40, bombs=False).said == []
@@ -137,7 +146,7 @@ def test_the_harness_sees_what_it_looks_for(tmp_path: Path) -> None:
                 while True:
                     pass
             case b"memory":
-                np.ones(1 << 25, np.uint8)
+                np.ones(1 << 27, np.uint8)  # so much that it never comes from what was freed before
             case b"code":
                 fuzz.CANARY.touch()
             case b"lines":

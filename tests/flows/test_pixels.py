@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-from nicest.flows import Chain, Dequantize, Flow, Logit, Prior, Rescale
+from nicest.flows import Chain, Dequantize, DequantizeColumns, Flow, Gaussian, Logit, Prior, Rescale
 
 LEVELS = (2, 17, 256, 65536)
 
@@ -171,3 +172,98 @@ def test_interval_changes_the_log_det_by_d_ln_2():
     x = torch.randint(256, (5, 11))
     unit, symmetric = Chain(Dequantize()).double(), Chain(Dequantize(), Rescale(-1.0, 2.0, 11)).double()
     torch.testing.assert_close(symmetric(x)[1] - unit(x)[1], torch.full((5,), 11 * math.log(2), dtype=torch.float64))
+
+
+class TestDequantizeColumns:
+    """Columns of whole steps beside continuous ones."""
+
+    STEPS = (0.0, 1.0, 5.0, 0.25, 0.1, 86400.0, 0.0)
+
+    def layer(self, dtype: torch.dtype = torch.float64) -> DequantizeColumns:
+        return DequantizeColumns(torch.tensor(self.STEPS, dtype=dtype))
+
+    def rows(self, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Whole steps, and anything where there are none."""
+        step = torch.tensor(self.STEPS, dtype=dtype)
+        return torch.where(
+            step > 0, torch.randint(-900, 900, (n, len(step))) * step, torch.randn(n, len(step)).to(dtype)
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("noise", ["fresh", "none", "largest"])
+    def test_inverse_gives_the_steps_back(self, dtype: torch.dtype, noise: str, monkeypatch):
+        if noise != "fresh":
+            constant_noise(monkeypatch, 0.0 if noise == "none" else largest_below_one(dtype))
+        layer, x = self.layer(dtype), self.rows(2000, dtype)
+        y, log_det = layer(x)
+        assert torch.equal(layer.inverse(y), x)
+        assert (y.dtype, log_det.dtype, log_det.shape) == (dtype, dtype, (2000,))
+        assert torch.equal(y[:, [0, 6]], x[:, [0, 6]])
+        assert (y >= x).all()
+        assert (y <= x + layer.step).all()
+
+    @pytest.mark.parametrize("noise", ["none", "largest"])
+    def test_a_million_steps_in_float32(self, noise: str, monkeypatch):
+        constant_noise(monkeypatch, 0.0 if noise == "none" else largest_below_one(torch.float32))
+        x = torch.arange(1 << 20).float()[:, None]
+        layer = DequantizeColumns(torch.ones(1))
+        y = layer(x)[0]
+        assert torch.equal(layer.inverse(y), x)
+        assert (y[1:] > y[:-1]).all()
+
+    def test_log_det(self):
+        expected = sum(math.log(step) for step in self.STEPS if step)
+        torch.testing.assert_close(self.layer()(self.rows(3))[1], torch.full((3,), expected, dtype=torch.float64))
+
+    def test_a_uniform_density_over_k_steps_gives_each_one_kth(self):
+        """Prior uniform on [0, 1], cells of width 5 in a range of 20: each of the 4 has probability 1/4."""
+        layer = DequantizeColumns(torch.tensor([5.0, 0.0]))
+        flow = Flow(Chain(layer, Rescale(0.0, torch.tensor([1 / 20, 1.0]), 2)), Uniform(2)).double()
+        x = torch.tensor([[0.0, 0.5], [5.0, 0.1], [10.0, 0.9], [15.0, 0.2]], dtype=torch.float64)
+        torch.testing.assert_close(flow.log_prob(x), torch.full((4,), math.log(1 / 4), dtype=torch.float64))
+
+    def test_the_mean_bounds_the_probability_of_the_step_from_below(self):
+        """A Gaussian density: E log p(x + u) over u, by quadrature and by draws, below log of the cell's mass."""
+        step, scale = 2.0, 3.0
+        flow = Flow(Chain(DequantizeColumns(torch.tensor([step])), Rescale(0.0, 1 / scale, 1)), Gaussian(1)).double()
+        x = torch.arange(-4, 4, dtype=torch.float64)[:, None] * step
+        nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(40))
+        u = (nodes + 1) / 2
+        density = stats.norm(scale=scale)
+        mean = (torch.from_numpy(density.logpdf((x + step * u).numpy())) * weights / 2).sum(1) + math.log(step)
+        true = torch.from_numpy(np.log(density.cdf((x + step).numpy()) - density.cdf(x.numpy())))[:, 0]
+        draws = flow.log_prob(x.repeat_interleave(20_000, 0)).view(len(x), -1)
+        error = draws.std(1) / math.sqrt(draws.shape[1])
+        assert ((draws.mean(1) - mean).abs() < 5 * error).all()
+        assert (mean < true).all()
+        assert (true - mean).max() < 0.2
+        assert true.exp().sum() < 1
+
+    def test_dtype_moves_with_the_flow_and_whole_numbers_are_taken(self):
+        layer = DequantizeColumns(torch.tensor([1.0, 0.0]))
+        assert layer.double()(torch.zeros(2, 2))[0].dtype == torch.float64
+        assert layer.float()(torch.zeros(2, 2, dtype=torch.int64))[0].dtype == torch.float32
+        assert layer.to("meta")(torch.zeros(2, 2, device="meta"))[0].device.type == "meta"
+        assert list(layer.state_dict()) == ["step"]
+
+    def test_noise_is_fresh_and_uniform(self):
+        layer, x = DequantizeColumns(torch.ones(30)).double(), torch.zeros(200, 30, dtype=torch.float64)
+        draws = torch.stack([layer(x)[0], layer(x)[0]]).flatten()
+        assert draws.unique().numel() == draws.numel()
+        assert stats.kstest(draws.numpy(), "uniform").pvalue > 0.01
+
+    def test_refused(self):
+        for bad in ([-1.0], [math.nan]):
+            with pytest.raises(ValueError, match="every step must be 0 or more"):
+                DequantizeColumns(torch.tensor(bad))
+        with pytest.raises(ValueError, match="expected 7 features, got 3"):
+            self.layer()(torch.zeros(2, 3))
+        assert repr(self.layer()) == "DequantizeColumns(5 of 7)"
+
+    def test_the_continuous_flow_is_without_it(self):
+        flow = Flow(Chain(self.layer(), Rescale(0.0, 1.0, 7)), Gaussian(7)).double()
+        x = self.rows(5)
+        y, log_det = flow.chain[:1](x)
+        assert len(flow.continuous().chain) == 1
+        assert flow.continuous().log_prob(y).shape == log_det.shape
+        assert not flow.to_distribution().has_rsample

@@ -1,7 +1,7 @@
 """Every bijection and its variations, name -> constructor of dimension D, in float64 with random parameters.
 
 One new line in `ZOO` tests a new layer. A name that starts with "logit" gets its inputs from (0, 1), all others from
-R^D. `Dequantize` draws noise, so it stands apart, in `test_pixels.py`.
+R^D. `Dequantize` and `DequantizeColumns` draw noise, so they stand apart, in `test_pixels.py`.
 """
 
 import math
@@ -26,6 +26,7 @@ from nicest.flows import (
     Multiplicative,
     Partition,
     Rescale,
+    SinhArcsinh,
     Standardise,
     TriangularAffine,
     Within,
@@ -90,6 +91,13 @@ def rescale(dim: int) -> Rescale:
     return Rescale(torch.randn(dim), torch.rand(dim) + 0.5, dim).double()
 
 
+def sinh_arcsinh(dim: int) -> SinhArcsinh:
+    layer = SinhArcsinh(dim).double()
+    for buffer in layer.buffers():
+        nn.init.normal_(buffer, std=0.3)
+    return layer
+
+
 def everything(dim: int) -> Chain:
     """All linear layers and all laws in one chain."""
     linear = [ZOO[name](dim) for name in ("rescale", "zca", "triangular-fitted", "triangular", "diagonal-scaling")]
@@ -110,6 +118,8 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "zca": lambda dim: ZCA(dim).double().fit(correlated(20 * dim, dim)),
     "rescale": rescale,
     "rescale-interval": lambda dim: Rescale(-1.0, 2.0, dim).double(),
+    "sinh-arcsinh": sinh_arcsinh,
+    "sinh-arcsinh-fitted": lambda dim: SinhArcsinh(dim).double().fit(correlated(20 * dim, dim)),
     "logit": lambda dim: Logit(),
     "logit-margin": lambda dim: Logit(margin=0.05),
     "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), rescale(dim)),

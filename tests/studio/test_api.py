@@ -343,6 +343,19 @@ class TestTables:
         assert found["cells"][0] == ["170", "68", "red"]
         assert found["cells"][3][2] == "green"
 
+    def test_a_row_is_filled_in_where_it_is_empty(self, ask: Ask):
+        found = ask("POST", "/api/runs/people/impute", json={"cells": {"height": 185, "colour": "red"}}).json()
+        height, weight, colour = found["cells"]
+        assert (height["value"], height["known"], height["low"]) == (185, True, None)
+        assert (colour["value"], colour["known"]) == ("red", True)
+        assert not weight["known"]
+        assert weight["low"] <= weight["value"] <= weight["high"]
+
+    @pytest.mark.parametrize("cells", [{"nose": 1}, {"height": "tall"}, {"height": 1e999}, {"colour": "green"}])
+    def test_a_row_that_is_not_of_the_table_is_refused(self, ask: Ask, cells: dict[str, Any]):
+        answer = ask("POST", "/api/runs/people/impute", content=json.dumps({"cells": cells}).encode())
+        assert answer.status_code == 422
+
     @pytest.mark.parametrize("content", [b"", b"\0\1\2", b"a,b\n1,2\n", b"height,weight,colour\nx,y,z\n"])
     def test_what_is_not_the_table_is_refused_without_a_path(self, ask: Ask, content: bytes):
         answer = ask("POST", "/api/runs/people/table", content=content)

@@ -308,6 +308,11 @@ def test_a_table(visit: Visit, tmp_path: Path):
     page.set_input_files("#table-file", str(tmp_path / "rows.csv"))
     page.wait_for_selector("#table-scores td")
     assert page.locator("#table-scores tbody tr").count() == 2
+    page.fill("[name=height]", "185")
+    page.click("#impute button.main")
+    page.wait_for_selector("#impute-note:has-text('filled in')")
+    assert page.input_value("[name=weight]")
+    assert page.locator("#impute .found").count() == 2
     assert page.locator("nav a:visible").all_inner_texts() == ["Table", "Training"]
 
 

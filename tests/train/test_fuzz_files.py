@@ -16,7 +16,7 @@ from nicest.train.checkpoint import read_tensors
 Refusal = Callable[..., str]
 
 
-@pytest.mark.parametrize("name", ["recipe", "--set", "safetensors", "model", "metrics"])
+@pytest.mark.parametrize("name", ["recipe", "--set", "safetensors", "model", "metrics", "columns"])
 def test_hostile_files(name: str) -> None:
     reader = fuzz.READERS[name]()
     some = reader.forged if len(reader.forged) < 500 else reader.forged[::23]

@@ -111,7 +111,7 @@ class TestLearning:
         run(tmp_path, "model.preprocess=triangular", "train.epochs=1", "train.weight_decay=0.5")
         tensors, recipe, _ = read_tensors(tmp_path / LAST)
         flow = loop.build(recipe).double()
-        loop.fit_constants(flow, *loop.moments(torch.from_numpy(load_data("digits").train)))
+        loop.fit_to_rows(flow, torch.from_numpy(load_data("digits").train))
         for part in ("below", "log_diagonal", "b"):
             name = f"chain.layers.whitening.{part}"
             assert torch.equal(tensors[f"flow.{name}"], flow.state_dict()[name])
@@ -125,7 +125,7 @@ class TestAverage:
         )
         expected, theta = before.detach().double().numpy(), weights.detach().double().numpy()
         for step, decay in enumerate([0.1, 2 / 11, 3 / 12, 0.3, 0.3]):  # (1 + step)/(10 + step), up to 0.3
-            update_average(average, flow, torch.tensor(average_weight(0.3, step)))
+            update_average(list(average.parameters()), list(flow.parameters()), torch.tensor(average_weight(0.3, step)))
             expected = decay * expected + (1 - decay) * theta
             np.testing.assert_allclose(before.detach().numpy(), expected, rtol=1e-5, atol=1e-7)
 

@@ -262,7 +262,7 @@ class TestClock:
             if asking.search(line)
         }
         dated = '"date": datetime.now(UTC).isoformat(timespec="seconds"),'
-        assert found == {f"{name}.py: {dated}" for name in ("runtime", "bench", "study")}
+        assert found == {f"{name}.py: {dated}" for name in ("runtime", "bench", "study", "compare_imputation")}
 
 
 class TestTwoProcesses:

@@ -16,13 +16,14 @@ ARRAY_KEYS = ("images", "x", "data", "X")
 class Rows(NamedTuple):
     """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous).
 
-    `steps` are of the columns of a table, 0 of those that are continuous.
+    `steps` are of the columns of a table, 0 of those that are continuous; `names` are theirs.
     """
 
     values: np.ndarray
     shape: tuple[int, ...]
     levels: int | None
     steps: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def as_rows(array: np.ndarray, source: str) -> Rows:
@@ -92,7 +93,7 @@ def require_varying(rows: Rows, source: str) -> None:
         return
     constant = np.flatnonzero((rows.values == rows.values[0]).all(axis=0) & ~_stepped(rows))
     if constant.size:
-        named = ", ".join(map(str, constant[:5])) + (", ..." if constant.size > 5 else "")
+        named = ", ".join(_called(rows, each) for each in constant[:5]) + (", ..." if constant.size > 5 else "")
         raise NicestError(
             f"{source}: {constant.size} of {rows.values.shape[1]} columns are constant over the {len(rows.values)} "
             f"training rows (columns {named}): their density is infinite; drop them, or give integer levels as uint8"
@@ -108,15 +109,42 @@ def require_digits(rows: Rows, source: str) -> None:
     if coarse.size:
         column = coarse[0]
         raise NicestError(
-            f"{source}: column {column} has values near {rows.values[0, column]:g} and a spread of "
+            f"{source}: column {_called(rows, column)} has values near {rows.values[0, column]:g} and a spread of "
             f"{rows.values[:, column].std(dtype=np.float64):.2g}, for which float32 has too few digits; "
             "subtract an offset from it"
         )
 
 
+def _called(rows: Rows, column: int) -> str:
+    return called(rows.names[column]) if rows.names else str(column)
+
+
 def _stepped(rows: Rows) -> np.ndarray:
     """Which columns hold whole steps."""
     return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
+
+
+def with_digits(rows: np.ndarray) -> np.ndarray:
+    """Rows as float32, or as float64 where float32 has too few digits for some column."""
+    largest = np.abs(rows).max(axis=0)
+    if (np.finfo(np.float32).eps * largest > 1e-4 * rows.std(axis=0, dtype=np.float64)).any() or largest.max() > 1e38:
+        return rows.astype(np.float64, copy=False)
+    return rows.astype(np.float32, copy=False)
+
+
+def widened(rows: np.ndarray, seed: int) -> np.ndarray:
+    """Rows whose constant columns vary by noise of a thousandth of their value: the density of one is infinite.
+
+    A column counts as constant if its spread is below 10^-12 of its largest value.
+    """
+    largest = np.abs(rows).max(axis=0)
+    constant = np.flatnonzero(rows.std(axis=0, dtype=np.float64) <= 1e-12 * largest)
+    if not constant.size:
+        return rows
+    rows = rows.astype(np.float64)
+    noise = np.random.default_rng(seed).standard_normal((len(rows), constant.size))
+    rows[:, constant] += 1e-3 * np.where(largest[constant] > 0, largest[constant], 1.0) * noise
+    return rows
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -220,3 +248,8 @@ def brief(error: object, most: int = 200) -> str:
     """The first sentence of an error, in one line that can be printed, and not much of it."""
     text = " ".join(str(error).split()).split(". ")[0][:most] or type(error).__name__
     return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def called(name: str, most: int = 60) -> str:
+    """A name that someone gave, in quotes, and not too much of it."""
+    return repr(name) if len(name) <= most else repr(name[:most])[:-1] + "...'"

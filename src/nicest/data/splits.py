@@ -26,7 +26,7 @@ class Splits:
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
     of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
-    its numbers are whole, 0 of a continuous one.
+    its numbers are whole: 1, or 0 of a continuous one.
     """
 
     name: str
@@ -113,6 +113,14 @@ def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float) -> Spli
     order = np.random.default_rng(seed).permutation(n)
     test_rows, valid_rows, train_rows = np.split(order, [n_test, n_test + n_valid])
     return _assemble(name, _take(rows, train_rows), _take(rows, valid_rows), _take(rows, test_rows))
+
+
+def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
+    """Rows (N, D) of continuous numbers, without a test part; with `valid` = 0 the training rows validate, too."""
+    n_valid = min(max(1, round(len(rows) * valid)), len(rows) - 1) if valid else 0
+    order = np.random.default_rng(seed).permutation(len(rows))
+    train = rows[order[n_valid:]]
+    return Splits(name, train, rows[order[:n_valid]] if n_valid else train, rows[:0], rows.shape[1:], None)
 
 
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:
@@ -214,7 +222,7 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
         if "all" not in parts:
             return _from_parts(name, parts, seed, valid)
         return by_seed(name, parts["all"], seed, valid, test)
-    return by_seed(name, _read(path, fit), seed, valid, test)
+    return by_seed(name, read_rows(path, fit), seed, valid, test)
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
@@ -224,8 +232,12 @@ def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence
         share = f"{left_out} of {left_out + len(values)}"
         warnings.warn(f"{path}: {share} rows have missing cells and are not trained on", stacklevel=2)
     if len(columns) < 2:
-        raise NicestError(f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts")
-    rows = Rows(values, (len(columns),), None, tuple(column.step for column in columns))
+        commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
+        raise NicestError(
+            f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
+        )
+    rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
+    rows = rows._replace(names=tuple(column.name for column in columns))
     return replace(by_seed(path.resolve().stem, rows, seed, valid, test), columns=columns)
 
 
@@ -243,7 +255,7 @@ def _first(folder: Path, pattern: str) -> Path | None:
     return min((file for file in folder.glob(pattern) if file.is_file()), default=None)
 
 
-def _read(path: Path, fit: images.Fit) -> Rows:
+def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
     """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
     if path.is_dir():
         return _read_folder(path, fit)

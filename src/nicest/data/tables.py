@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nicest.data.arrays import brief
+from nicest.data.arrays import brief, called, require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
 CELLS = 2_000_000  # of a batch, at most
+WIDEST = 20_000  # columns
+LONGEST_LINE = 1 << 23  # bytes of a .csv file that are read at once; no line is longer than two such blocks
+MAGIC = b"ARROW1"  # of an Arrow file, first and last
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
+REWRITE = "write it again, as .csv or without compression"
 
 
 def is_table(path: Path) -> bool:
@@ -20,101 +27,193 @@ def is_table(path: Path) -> bool:
 
 
 class TableFile:
-    """A table on disk: its columns by name and type, and its rows in batches, with memory bounded whatever its size."""
+    """A table on disk: its columns by name and type, and its rows in batches, with memory bounded whatever its size.
+
+    The first line of a .csv file names its columns; empty cells, NA, NaN, null and their like are missing. Parquet is
+    read a row group at a time, and each can be read alone; every other file is one part.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.suffix = path, path.suffix.lower()
         if not path.is_file():
             raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
+        self.counts: tuple[int | None, ...] = (None,)
         with reading(path):
             self.schema = self._schema()
-        names = self.schema.names
-        if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
+            self.names: list[str] = self.schema.names
+        if twice := [name for name, count in Counter(self.names).items() if count > 1]:
             raise NicestError(f"{path}: expected columns of different names, got {listed(twice)} twice; rename one")
-        if not names:
+        if not self.names:
             raise NicestError(f"{path}: expected columns, got an empty table")
+        require_narrow(path, len(self.names))
 
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
-            from pyarrow import parquet
-
-            with parquet.ParquetFile(self.path) as file:
+            with self._parquet() as file:
+                self.counts = require_modest_parquet(self.path, file.metadata)
                 return file.schema_arrow
         if self.suffix == ".csv":
             with self._csv() as reader:
                 return reader.schema
+        require_modest_ipc(self.path)
         with self._ipc() as reader:
             return reader.schema
+
+    def _parquet(self, texts: Sequence[str] = ()) -> Any:
+        """`texts` are kept as their dictionary: a long one that stands in many rows is there once."""
+        from pyarrow import parquet
+
+        return parquet.ParquetFile(self.path, buffer_size=1 << 14, read_dictionary=list(texts))
 
     def _csv(self) -> Any:
         """All cells as text: what a column holds is known when all of it was seen."""
         import pyarrow as pa
         from pyarrow import csv
 
-        with csv.open_csv(self.path, read_options=csv.ReadOptions(block_size=1 << 24)) as reader:
+        with self.path.open("rb") as file:
+            require_narrow(self.path, file.readline(LONGEST_LINE).count(b","))
+        parse = csv.ParseOptions(newlines_in_values=True)
+        read = csv.ReadOptions(block_size=LONGEST_LINE)
+        with csv.open_csv(self.path, read_options=read, parse_options=parse) as reader:
             names = reader.schema.names
         convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
-        return csv.open_csv(self.path, read_options=csv.ReadOptions(block_size=1 << 22), convert_options=convert)
+        return csv.open_csv(self.path, read_options=read, parse_options=parse, convert_options=convert)
 
     def _ipc(self) -> Any:
         import pyarrow as pa
 
-        source = pa.memory_map(str(self.path))
-        try:
-            return pa.ipc.open_file(source)
-        except pa.ArrowInvalid:
-            source.seek(0)
-            return pa.ipc.open_stream(source)
+        return pa.ipc.open_stream(_messages(self.path))
 
     @property
     def groups(self) -> int:
         """Parts that can be read alone: the row groups of Parquet, else one."""
-        if self.suffix != ".parquet":
-            return 1
-        from pyarrow import parquet
+        return len(self.counts)
 
-        with reading(self.path), parquet.ParquetFile(self.path) as file:
-            return max(1, file.num_row_groups)
-
-    def count(self, group: int | None = None) -> int | None:
-        """Rows of the table or of one part, where the file says it."""
-        if self.suffix != ".parquet":
-            return None
-        from pyarrow import parquet
-
-        with reading(self.path), parquet.ParquetFile(self.path) as file:
-            if group is None or not file.num_row_groups:
-                return int(file.metadata.num_rows)
-            return int(file.metadata.row_group(group).num_rows)
+    @property
+    def count(self) -> int | None:
+        """Rows, where the file says it."""
+        return None if None in self.counts else sum(each or 0 for each in self.counts)
 
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
-        """Record batches of the named columns, of all rows or of one part."""
+        """Record batches of the named columns, of all rows or of one part; their bytes are checked."""
         rows = max(1, min(BATCH, CELLS // max(1, len(names))))
         with reading(self.path):
-            for batch in self._batches(list(names), group):
+            for batch in self._batches(list(names), group, rows):
                 for start in range(0, batch.num_rows, rows):
-                    yield batch.slice(start, rows)
+                    part = batch.slice(start, rows)
+                    part.validate(full=True)
+                    yield part
 
-    def _batches(self, names: list[str], group: int | None) -> Iterator[Any]:
+    def _batches(self, names: list[str], group: int | None, rows: int) -> Iterator[Any]:
         if self.suffix == ".parquet":
-            from pyarrow import parquet
+            groups = range(self.groups if self.count else 0)
+            for each in groups if group is None else groups[group : group + 1]:  # one by one, for memory's sake
+                found = 0
+                for batch in self._row_group(names, each, rows):
+                    found += batch.num_rows
+                    yield batch
+                if found != self.counts[each]:
+                    raise ValueError(f"a row group of {self.counts[each]} rows holds {found}")
+            return
+        with self._csv() if self.suffix == ".csv" else self._ipc() as reader:
+            for batch in reader:
+                yield batch.select(names)
 
-            with parquet.ParquetFile(self.path) as file:
-                groups = None if group is None or not file.num_row_groups else [group]
-                yield from file.iter_batches(batch_size=BATCH, row_groups=groups, columns=names)
-        elif self.suffix == ".csv":
-            with self._csv() as reader:
-                for batch in reader:
+    def _row_group(self, names: list[str], group: int, rows: int) -> Iterator[Any]:
+        texts = [name for name in names if str(self.schema.field(name).type) in ("string", "large_string")]
+        done = 0
+        try:
+            with self._parquet(texts) as file:
+                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
                     yield batch.select(names)
+                    done += batch.num_rows
+        except OSError as error:
+            if not texts or "Not yet implemented" not in str(error):
+                raise
+            with self._parquet() as file:  # encoded in a way that Arrow cannot keep as a dictionary
+                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
+                    skipped = min(done, batch.num_rows)
+                    done -= skipped
+                    yield batch.select(names).slice(skipped)
+
+
+def require_narrow(path: Path, columns: int) -> None:
+    if columns > WIDEST:
+        raise NicestError(f"{path}: expected at most {WIDEST} columns, got {columns}; leave some out, or save as .npy")
+
+
+def require_modest_parquet(path: Path, metadata: Any) -> tuple[int, ...]:
+    """The rows of each row group, if what the file says of itself is in proportion to its size."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    counts = tuple(group.num_rows for group in groups)
+    sizes = [group.total_byte_size for group in groups]  # not of each column: of a damaged one Arrow ends the process
+    if min((*counts, *sizes), default=0) < 0 or metadata.num_rows != sum(counts):
+        raise ValueError("it says of itself what cannot be")
+    require_modest(path, max(sum(sizes), sum(counts) * metadata.num_columns), REWRITE)
+    return counts or (0,)
+
+
+def require_modest_ipc(path: Path) -> None:
+    """Refuse an Arrow file that would unpack to far more than its size, before its buffers are unpacked."""
+    import pyarrow as pa
+
+    unpacked = columns = 0
+    for message in pa.ipc.MessageReader.open_stream(_messages(path)):
+        if message.type == "schema":
+            columns = len(pa.ipc.read_schema(message))
         else:
-            with self._ipc() as reader:
-                parts = (
-                    reader
-                    if hasattr(reader, "read_next_batch")
-                    else map(reader.get_batch, range(reader.num_record_batches))
-                )
-                for batch in parts:
-                    yield batch.select(names)
+            unpacked += _unpacked(message, columns)
+            require_modest(path, unpacked, REWRITE)
+
+
+def _messages(path: Path) -> Any:
+    """The stream in an Arrow file, or that is one; a file that was cut is told by its end."""
+    import pyarrow as pa
+
+    source = pa.memory_map(str(path))
+    whole = source.size()
+    framed = source.read(8)[:6] == MAGIC
+    source.seek(max(0, whole - 8))
+    end = source.read(8)
+    if end[2:] != MAGIC if framed else end != END:
+        raise ValueError("its end is missing: it was cut off, or is something else")
+    source.seek(8 if framed else 0)
+    return source
+
+
+def _unpacked(message: Any, columns: int) -> int:
+    """Bytes of the buffers of a message when unpacked, or its cells, if those are more (Arrow's Message.fbs)."""
+    data, body = memoryview(message.metadata), message.body
+
+    def number(form: str, at: int) -> int:
+        return int(struct.unpack_from("<" + form, data, at)[0])
+
+    def field(table: int, i: int) -> int:
+        """Where the i-th field of a table lies, 0 if it is absent."""
+        index = table - number("i", table)
+        offset = number("H", index + 4 + 2 * i) if 4 + 2 * i < number("H", index) else 0
+        return table + offset if offset else 0
+
+    def follow(at: int) -> int:
+        return at + number("I", at)
+
+    header = field(follow(0), 2)
+    if not header:
+        return 0
+    record = follow(header)
+    if message.type == "dictionary":
+        record = follow(field(record, 1))
+    rows = number("q", field(record, 0)) if field(record, 0) else 0
+    if rows < 0:
+        raise ValueError("it says of itself what cannot be")
+    total = 0
+    if field(record, 3):  # packed: every buffer begins with its size
+        buffers = follow(field(record, 2))
+        for i in range(number("I", buffers)):
+            at, length = number("q", buffers + 4 + 16 * i), number("q", buffers + 12 + 16 * i)
+            if length >= 8 and 0 <= at <= len(body) - 8:
+                total += max(length, int(struct.unpack_from("<q", body, at)[0]))
+    return max(total, rows * (columns if message.type == "record batch" else 1))
 
 
 class reading:
@@ -144,18 +243,20 @@ def require_pyarrow() -> None:
 
 def write_table(path: Path, table: Any) -> None:
     """Write an Arrow table as the file's name says."""
+    import pyarrow as pa
     from pyarrow import csv, feather, parquet
 
     with replacing(path) as temporary:
         if path.suffix.lower() == ".parquet":
             parquet.write_table(table, temporary)
         elif path.suffix.lower() == ".csv":
-            csv.write_csv(table, temporary)
+            plain = [column.cast("string") if str(column.type) == "string_view" else column for column in table.columns]
+            csv.write_csv(pa.table(plain, names=table.column_names), temporary)
         else:
             feather.write_feather(table, str(temporary), compression="uncompressed")
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Some names for a message."""
-    shown = ", ".join(repr(brief(name, 60)) for name in names[:most])
+    shown = ", ".join(map(called, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -15,6 +15,7 @@ from nicest.flows.coupling import (
 )
 from nicest.flows.flow import Flow
 from nicest.flows.linear import ZCA, DiagonalScaling, TriangularAffine, moments
+from nicest.flows.marginals import SinhArcsinh
 from nicest.flows.networks import MLP
 from nicest.flows.pixels import Dequantize, DequantizeColumns, Logit, Rescale
 from nicest.flows.priors import Gaussian, Logistic, Prior
@@ -41,6 +42,7 @@ __all__ = [
     "Partition",
     "Prior",
     "Rescale",
+    "SinhArcsinh",
     "Standardise",
     "TriangularAffine",
     "Within",

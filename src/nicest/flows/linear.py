@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -120,10 +121,13 @@ class ZCA(Whitening):
         return self
 
 
-def moments(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
-    """Mean and covariance (divided by N) of the rows of x, in float64, without a float64 copy of x."""
-    mean = sum(part.double().sum(0) for part in x.split(rows)) / len(x)
-    scatter = sum((part.double() - mean).mT @ (part.double() - mean) for part in x.split(rows))
+def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Tensor.double) -> tuple[Tensor, Tensor]:
+    """Mean and covariance (divided by N) of the rows of x, or of a function of them, in float64 without a copy."""
+    mean = torch.stack([of(part).sum(0) for part in x.split(rows)]).sum(0) / len(x)
+    scatter = torch.zeros(len(mean), len(mean)).to(mean)
+    for part in x.split(rows):
+        centred = of(part) - mean
+        scatter += centred.mT @ centred
     return mean, scatter / len(x)
 
 

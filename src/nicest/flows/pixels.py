@@ -65,18 +65,28 @@ class DequantizeColumns(Bijection):
 
     def __init__(self, step: Tensor) -> None:
         super().__init__()
+        if not bool((step >= 0).all()):
+            raise ValueError("every step must be 0 or more")
         self.register_buffer("step", step.clone())
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.step))
-        y = x + self.step * own(torch.rand(whole(len(x)), len(self.step), dtype=self.step.dtype, device=x.device))
-        log_det = torch.where(self.step > 0, self.step, 1.0).log().sum()
+        x = x.to(self.step.dtype)
+        y = x + self.step * own(torch.rand((whole(len(x)), len(self.step)), dtype=self.step.dtype, device=x.device))
+        # rounding may take y up to the next step: the largest number below that is meant
+        unit = torch.where(self.step > 0, self.step, 1.0)
+        next_step = ((x / unit).round() + 1) * unit
+        y = torch.where(self.step > 0, torch.minimum(y, torch.nextafter(next_step, x)), x)
+        log_det = unit.log().sum()
         return y, log_det.expand(len(x)).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.step))
         whole = torch.where(self.step > 0, self.step, 1.0)
-        return torch.where(self.step > 0, (y / whole).floor() * whole, y)
+        count = (y / whole).floor()
+        # where rounding took y / step across a step, y itself tells on which side it lies
+        count = count + ((count + 1) * whole <= y).to(y) - (count * whole > y).to(y)
+        return torch.where(self.step > 0, count * whole, y)
 
     def extra_repr(self) -> str:
         return f"{int((self.step > 0).sum())} of {len(self.step)}"
@@ -97,7 +107,8 @@ class Rescale(Bijection):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.scale))
-        return self.shift + self.scale * x, self.scale.log().sum().expand(x.shape[0]).clone()
+        y = (self.shift + self.scale * x).to(self.scale.dtype)  # numbers far from 0 come in float64 and leave near 0
+        return y, self.scale.log().sum().expand(x.shape[0]).clone()
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.scale))

@@ -21,6 +21,7 @@ class Prior(nn.Module, ABC):
 
     loc: Tensor
     log_scale: Tensor
+    standard_deviation: float  # of the standard law
 
     def __init__(self, dim: int, *, learned: bool = False) -> None:
         super().__init__()
@@ -63,6 +64,8 @@ class Prior(nn.Module, ABC):
 class Gaussian(Prior):
     """log p(e) = -½ (e² + log 2π) (NICE §3.4)."""
 
+    standard_deviation = 1.0
+
     def standard_log_prob(self, e: Tensor) -> Tensor:
         return -0.5 * (e.square().sum(-1) + self.dim * math.log(2 * math.pi))
 
@@ -75,6 +78,8 @@ class Logistic(Prior):
 
     Computed as 2 (log sigmoid(e) - e/2), which overflows nowhere and is exact in the tails.
     """
+
+    standard_deviation = math.pi / math.sqrt(3)
 
     def standard_log_prob(self, e: Tensor) -> Tensor:
         return 2 * torch.sub(functional.logsigmoid(e), e, alpha=0.5).sum(-1)

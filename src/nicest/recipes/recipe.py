@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -51,15 +52,21 @@ class ModelSettings:
     preprocess: Literal["none", "zca", "triangular", "logit"] = setting(
         "none", "exact ZCA, approximate whitening (App. B, closed form), or logit, as a layer of the flow"
     )
-    couplings: int = setting(4, "number of coupling layers; their roles alternate")
+    shrinkage: float = setting(0.0, "share of every correlation that whitening does not believe, against few rows")
+    marginals: Literal["none", "sinh-arcsinh"] = setting(
+        "none", "before the whitening, bend each column until its skew and tails are a Gaussian's, as a layer"
+    )
+    couplings: int = setting(4, "number of coupling layers; their roles alternate; none for a single column")
     partition: Literal["odd-even", "halves", "checkerboard"] = setting("odd-even", "how components are split")
     law: Literal["additive", "multiplicative", "affine"] = setting("additive", "the coupling law")
     bound: float = setting(2.0, "largest absolute log-scale of the multiplicative and affine laws")
     hidden_layers: tuple[int, ...] = setting((5,), "hidden layers of each coupling function, or one number for all")
     width: int = setting(1000, "units of every hidden layer")
     dropout: float = setting(0.0, "dropout after every rectifier")
-    initialisation: Literal["torch", "uniform", "zero-last"] = setting(
-        "torch", "torch's own; weights U(-0.01, 0.01) and biases 0; or torch's with the last layer 0"
+    initialisation: Literal["torch", "uniform", "zero-last", "whitened"] = setting(
+        "torch",
+        "torch's own; weights U(-0.01, 0.01) and biases 0; torch's with the last layer 0; or that, and the scaling"
+        " such that whitened data has the variance of the prior",
     )
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn location and scale of the prior in every dimension")
@@ -132,6 +139,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    def changed(self, table: Mapping[str, Any], source: str) -> Recipe:
+        """The recipe with the settings of a table of tables, such as {"train": {"epochs": 50}}, checked."""
+        return _merge(self, dict(table), source)
 
     def override(self, *assignments: str) -> Recipe:
         """The recipe with `key=value` settings changed, such as `train.epochs=50`; values are TOML, or plain words."""
@@ -257,7 +268,8 @@ def _check(recipe: Recipe) -> None:
         ("data.test", data.test, "between 0 and 1, with data.valid below 1 in all", 0 < data.test < 1 - data.valid),
         ("data.shape", list(data.shape), "sizes of at least 1", min(data.shape, default=1) >= 1),
         ("data.levels", data.levels, "0, or from 2 to 65536", data.levels == 0 or 2 <= data.levels <= 65536),
-        ("model.couplings", model.couplings, "at least 1", model.couplings >= 1),
+        ("model.shrinkage", model.shrinkage, "from 0 to 1", 0 <= model.shrinkage <= 1),
+        ("model.couplings", model.couplings, "not negative", model.couplings >= 0),
         (
             "model.hidden_layers",
             list(model.hidden_layers),

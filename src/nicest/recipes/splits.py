@@ -8,11 +8,14 @@ from nicest.data import Splits, load
 from nicest.data.images import Fit
 from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings, Recipe
+from nicest.recipes.sizes import IN_MEMORY
 
 
 def load_splits(recipe: Recipe) -> Splits:
     """The data of a recipe; where a run was trained on it before, it must still be the same."""
     data = recipe.data
+    if data.name == IN_MEMORY:
+        raise NicestError("this model was fitted to rows in memory, by nicest.NICE, and keeps none of them: bring data")
     found = load(
         data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop, fit=Fit(data.crop, data.resize)
     )

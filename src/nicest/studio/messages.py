@@ -204,6 +204,30 @@ class Columns(BaseModel):
     columns: list[ColumnInfo]
 
 
+class Row(Message):
+    """A row by its columns; what is null or left out is to be found."""
+
+    cells: Annotated[dict[str, str | bool | int | float | None], Field(max_length=500)]
+    seed: Seed = 0
+
+
+class ImputedCell(BaseModel):
+    """`low` and `high` are the ends of the interval that holds nine of ten draws."""
+
+    column: str
+    value: Any
+    low: Any
+    high: Any
+    known: bool
+
+
+class ImputedRow(BaseModel):
+    """`r_hat` is near 1 where the chains agree."""
+
+    cells: list[ImputedCell]
+    r_hat: float | None
+
+
 class Spectrum(BaseModel):
     sigma: list[float]
     deviation: float

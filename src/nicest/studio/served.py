@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.data.columns import Column, decode
+from nicest.data.columns import Column, decode, encode
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.plots import animation, image_grid
@@ -29,11 +29,14 @@ from nicest.studio.messages import (
     Between,
     ColumnInfo,
     Film,
+    ImputedCell,
+    ImputedRow,
     Inpainting,
     Metrics,
     Move,
     Moved,
     Pictures,
+    Row,
     RowScore,
     RunInfo,
     Score,
@@ -44,6 +47,7 @@ from nicest.studio.messages import (
     TableScores,
 )
 from nicest.tasks.fill import OURS, ascend
+from nicest.tasks.impute_table import fill as fill_cells
 from nicest.tasks.inpaint import spread
 from nicest.tasks.latent import Model, even_points, principal
 from nicest.tasks.masks import hidden_by
@@ -124,7 +128,7 @@ class Loaded:
             brightest=self.brightest,
             interval=list(self.data.interval) if self.data.levels else None,
             data=self.no_data,
-            imputes=False,
+            imputes=bool(self.columns),
         )
 
     @functools.cached_property
@@ -368,6 +372,29 @@ class Loaded:
             caveat=CAVEAT,
         )
 
+    def impute(self, ask: Row) -> ImputedRow:
+        """The missing cells of a row, drawn from what the model says of them given the known ones."""
+        import pyarrow as pa
+
+        columns = self.table_only()
+        if strange := [name for name in ask.cells if name not in {column.name for column in columns}]:
+            raise NicestError(f"expected columns of the model, got {strange[0][:80]!r}")
+        cells = [_typed(ask.cells.get(column.name), column) for column in columns]
+        batch = pa.record_batch(cells, names=[column.name for column in columns])
+        rows, unknown = encode(batch, columns, Path("the row"))
+        if unknown.any():
+            raise NicestError("the row holds a value that training never saw: choose one that is listed")
+        hidden = np.isnan(rows)
+        found = fill_cells(self.model.flow, rows, hidden, columns, draws=200, steps=400, interval=0.9, seed=ask.seed)
+        known = ~hidden[0]
+        tables = [_rows_of(decode(each, columns))[0] for each in (np.where(hidden, found.value, rows), *found[1:3])]
+        each = zip(columns, *tables, known.tolist(), strict=True)
+        r_hat = float(np.nan_to_num(found.r_hat, nan=1.0).max())
+        return ImputedRow(
+            cells=[ImputedCell(column=c.name, value=v, low=low, high=high, known=k) for c, v, low, high, k in each],
+            r_hat=_number(r_hat),
+        )
+
 
 class Pace:
     """When to look at an ascent: often at its start, and never later than a frame's time after the last look."""
@@ -416,7 +443,26 @@ def _rows_of(table: Any) -> list[list[Any]]:
     return [list(row) for row in itertools.zip_longest(*columns)]
 
 
+def _typed(value: Any, column: Column) -> Any:
+    """One cell as an Arrow array, of the kind that the column is of."""
+    import pyarrow as pa
+
+    if column.values and isinstance(column.values[0], str):
+        return pa.array([None if value is None else str(value)], pa.string())
+    if column.values and isinstance(column.values[0], bool):
+        if value is not None and not isinstance(value, bool):
+            raise NicestError(f"expected true or false in column {column.name!r}, got {value!r}")
+        return pa.array([value], pa.bool_())
+    try:
+        number = None if value is None else float(value)
+    except (ValueError, OverflowError):
+        number = math.inf
+    if number is not None and not math.isfinite(number):
+        raise NicestError(f"expected a number in column {column.name!r}, got {str(value)[:80]!r}")
+    return pa.array([number], pa.float64())
+
+
 def _cell(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
-    return _number(value) if isinstance(value, float) else str(value)
+    return _number(float(f"{value:.7g}")) if isinstance(value, float) else str(value)

@@ -32,6 +32,7 @@ from nicest.studio.messages import (
     Between,
     Columns,
     Film,
+    ImputedRow,
     Inpainting,
     Limits,
     Mask,
@@ -42,6 +43,7 @@ from nicest.studio.messages import (
     One,
     Pictures,
     Problem,
+    Row,
     Runs,
     Scores,
     Seed,
@@ -269,6 +271,14 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         """The log-density of every row of a table."""
         content = await request.body()
         return await quick(run, lambda model: model.score_table(content, f".{format}"))
+
+    @app.post("/api/runs/{run}/impute")
+    async def impute(run: str, ask: Row) -> ImputedRow:
+        """The missing cells of a row, found from the known ones."""
+        found = find(served, run)
+        with desk.jobs.one():
+            answer: ImputedRow = await desk.step(lambda: found.open().impute(ask))
+            return answer
 
     @app.get("/api/runs/{run}/spectrum")
     async def spectrum(run: str) -> Spectrum:

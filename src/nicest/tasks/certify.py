@@ -11,8 +11,10 @@ from torch import Tensor
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.progress import track
+from nicest.recipes.sizes import IN_MEMORY
 from nicest.recipes.splits import load_splits
 from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device, rows_to, set_precision, training_precision
 
 
@@ -28,11 +30,14 @@ def certify(
     """
     place = choose_device(device)
     recipe = load_with_recipe(run)[1]
-    splits = load_splits(recipe)
     torch.manual_seed(seed)
-    chosen = torch.randperm(len(splits.test))[: max(1, n // 2)]
     flow = load_with_recipe(run, dtype=torch.float64, device=place)[0]
-    x = examples(flow, rows_to(splits.test[chosen.numpy()], place), n)
+    if recipe.data.name == IN_MEMORY:  # of which nothing is kept: samples alone
+        rows = Engine(flow).sample(1)
+    else:
+        test = load_splits(recipe).test
+        rows = rows_to(test[torch.randperm(len(test))[: max(1, n // 2)].numpy()], place)
+    x = examples(flow, rows, n)
     picked = torch.linspace(0, len(x) - 1, jacobians).round().long()  # from the real half and the sampled half
 
     result: dict[str, Any] = {"dtype": [], "max_roundtrip": [], "max_logdet_error": [], "n": len(x)}

@@ -147,12 +147,14 @@ class Ascent:
         box: tuple[Tensor, Tensor],
         schedule: Schedule,
         generator: torch.Generator,
+        start: Tensor | None = None,
     ) -> None:
         self.flow, self.hidden, self.schedule, self.generator = flow, hidden, schedule, generator
         self.lower, self.upper = box
         self.noise, self.mean, self.square = (torch.zeros_like(y) for _ in range(3))
         self.i = y.new_zeros(())
-        self.y = torch.where(hidden, self.draw(y), y).requires_grad_()
+        begin = self.draw(y) if start is None else start.clamp(self.lower, self.upper)
+        self.y = torch.where(hidden, begin, y).requires_grad_()
 
     def draw(self, y: Tensor) -> Tensor:
         """Where the hidden start: uniform between finite bounds, as the authors' do, else N(0, 1)."""

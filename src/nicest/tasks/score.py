@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,13 +15,14 @@ import torch
 from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.columns import Column, encode, require_columns
+from nicest.data.splits import read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.splits import load_splits
-from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device, rows_to
 
@@ -59,16 +60,21 @@ def score(
     `log_density` is in nats, the mean over `draws` of the noise where the data has levels or whole steps; it is missing
     where a cell is, and -inf where a cell holds a value that training never saw. `outlier_score` is the share of
     training rows that are denser: near 1 for what is rarer than nearly all of them. Under torchrun every process
-    writes a part of its own, named after its rank; the parts, one after the other, are what one process writes.
+    writes a part of its own, named after its rank; the parts, one after the other, are what one process writes. What
+    is shared out are the row groups of Parquet, and whole files of every other kind: a large .csv or Arrow file is
+    scored by one process. The noise of a row depends on `seed`, on its file and its row group, and on nothing else.
     """
-    place = choose_device(device)
-    flow, recipe, figures = load_with_recipe(run, device=place)
-    columns = RunFolder(run).columns()
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    parts = list(share(plan([Path(file) for file in files], columns), rank, size))
     path = part_path(Path(out), rank, size)
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
+    paths = [Path(file) for file in files]
+    if path.exists() and any(file.exists() and path.samefile(file) for file in paths):
+        raise NicestError(f"expected --out to be a file of its own, got {out}, which is to be scored")
+    place = choose_device(_own_device(device))
+    flow, recipe, figures = load_with_recipe(run, device=place)
+    columns = _columns(run, recipe)
+    parts = list(share(plan(paths, columns), rank, size))
     engine = Engine(flow)
     noisy = bool(recipe.data.levels or recipe.data.discrete)
     reference = training_quantiles(run, recipe, int(figures.get("step", 0)), engine, draws if noisy else 1)
@@ -83,7 +89,7 @@ def score(
             row = part.first_row
             for chunk in chunks(part, columns, recipe):
                 nats = log_densities(engine, chunk, draws if noisy else 1)
-                writer.write(str(part.path), row, nats, outlier_scores(nats, reference))
+                writer.write(_name(part.path), row, nats, outlier_scores(nats, reference))
                 row += len(nats)
                 known = nats[np.isfinite(nats)]
                 total += float(known.sum())
@@ -104,6 +110,22 @@ def score(
     }
 
 
+def _own_device(device: str) -> str:
+    """Under torchrun every process of a machine takes a GPU of its own, where there are some."""
+    if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
+        return device
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+
+
+def _columns(run: str | Path, recipe: Recipe) -> tuple[Column, ...]:
+    """The columns of the table that a model is of, which fit it; none where it is of something else."""
+    columns = RunFolder(run).columns()
+    fits = len(columns) == recipe.data.dim and sum(column.discrete for column in columns) == recipe.data.discrete
+    if columns and not fits:
+        raise NicestError(f"{RunFolder(run).path}: {COLUMNS} is not of this model: take a copy of it, or train again")
+    return columns
+
+
 def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
     """The parts of all files, in order."""
     for i, path in enumerate(paths):
@@ -111,13 +133,15 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
             raise NicestError(f"expected a file or folder to score, found no {path}; looked from {Path.cwd()}")
         if is_table(path):
             if not columns:
-                raise NicestError(f"{path} is a table, and the model is not of one: train it on a table first")
+                raise NicestError(
+                    f"{path} is a table, and the model is not of one, or lacks its {COLUMNS}: train it on a table first"
+                )
             file, first = TableFile(path), 0
             if extra := require_columns(file, columns):
                 Bar("", 1).note(f"{path}: leaving aside {listed(extra)}, which training had not")
             for group in range(file.groups):
                 yield Part(i, path, group, first)
-                first += file.count(group) or 0
+                first += file.counts[group] or 0
         elif columns:
             raise NicestError(f"{path}: the model is of a table; expected {', '.join(SUFFIXES)}")
         else:
@@ -150,14 +174,16 @@ def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Ch
 
 def _read_rows(path: Path, recipe: Recipe) -> np.ndarray:
     """The rows of an array, an image or a folder of images, which must be of the kind the model is of."""
-    if path.suffix == ".npy":
-        rows = as_rows(read_npy(path), str(path))
-    elif path.suffix == ".npz":
-        arrays = read_npz(path)
-        rows = as_rows(np.concatenate(list(arrays.values())), str(path))
+    fit = images.Fit(recipe.data.crop, recipe.data.resize) if path.suffix not in (".npy", ".npz") else images.Fit()
+    if path.suffix == ".npz":
+        every = [as_rows(array, f"{path} [{name}]") for name, array in read_npz(path).items()]
+        if any(rows[1:] != every[0][1:] for rows in every):
+            raise NicestError(f"{path}: expected arrays of one shape and type, got {[rows.shape for rows in every]}")
+        rows = every[0]._replace(values=np.concatenate([rows.values for rows in every]))
+    elif path.suffix.lower() in images.IMAGE_SUFFIXES:
+        rows = as_rows(images.read_images([path], fit), str(path))
     else:
-        found = images.image_files(path) if path.is_dir() else [path]
-        rows = as_rows(images.read_images(found, images.Fit(recipe.data.crop, recipe.data.resize)), str(path))
+        rows = read_rows(path, fit)
     data = recipe.data
     if rows.shape != data.shape or bool(rows.levels) != bool(data.levels):
         kind = f"{data.levels} levels" if data.levels else "continuous numbers"
@@ -176,7 +202,10 @@ def log_densities(engine: Engine, chunk: Chunk, draws: int) -> np.ndarray:
     nats[chunk.unknown & ~missing] = -np.inf
     if whole.any():
         rows = rows_to(chunk.rows[whole], engine.device)
-        nats[whole] = sum(engine.log_prob(rows).double().cpu().numpy() for _ in range(draws)) / draws
+        # all draws of a row, then those of the next: so its noise does not depend on how many rows come at once
+        drawn = [engine.log_prob(part.repeat_interleave(draws, 0)).view(-1, draws) for part in rows.split(engine.batch)]
+        mean = torch.cat(drawn).double().mean(1).cpu().numpy()
+        nats[whole] = np.where(np.isnan(mean), -np.inf, mean)  # so far off that float32 has no number for it
     return nats
 
 
@@ -193,13 +222,15 @@ def ledgers(engine: Engine, rows: np.ndarray, draws: int) -> dict[str, np.ndarra
 def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engine, draws: int) -> np.ndarray | None:
     """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone.
 
-    They are named after the step of the model, since a training that goes on finds a better one.
+    They are kept with the step of the model, since a training that goes on finds a better one. Processes that find
+    none each compute them, and write the same file.
     """
-    path = RunFolder(run).path / f"training-scores-{step}.npy"
+    path = RunFolder(run).path / "training-scores.npy"
     if path.is_file():
-        kept = read_npy(path)
-        if kept.shape == (QUANTILES,):
-            return kept
+        with suppress(NicestError):  # what cannot be read is computed again
+            kept = read_npy(path)
+            if kept.shape == (2 + QUANTILES,) and kept.dtype == np.float64 and tuple(kept[:2]) == (draws, step):
+                return kept[2:]
     try:
         rows = load_splits(recipe).train
     except NicestError as error:
@@ -211,7 +242,7 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, quantiles)
+            np.save(file, np.array([draws, step, *quantiles]))
     except NicestError as error:  # a folder that may only be read
         Bar("", 1).note(f"the training scores are not kept: {error}")
     return quantiles
@@ -240,7 +271,7 @@ class CsvWriter:
         self.path, self.several = path, several
 
     def __enter__(self) -> CsvWriter:
-        self.file = self.path.open("w", newline="")
+        self.file = self.path.open("w", newline="", encoding="utf-8")
         self.file.write(("file," if self.several else "") + "row,log_density,outlier_score\n")
         return self
 
@@ -253,12 +284,17 @@ class CsvWriter:
             self.file.write(f"{name}{row},{_cell(value)},{_cell(share)}\n")
 
 
+def _name(path: Path) -> str:
+    """A path as text that UTF-8 can write."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
 def _cell(value: float) -> str:
     return "" if value != value else f"{value:.6g}" if abs(value) < 1 else f"{value:.6f}"
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(each in text for each in ',"\n') else text
+    return '"' + text.replace('"', '""') + '"' if any(each in text for each in ',"\r\n') else text
 
 
 class ParquetWriter:

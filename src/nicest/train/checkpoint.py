@@ -260,7 +260,7 @@ def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> 
 def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights that are far too few for the recipe, before a flow of its size is built."""
     dim, model = recipe.data.dim, recipe.model
-    if dim < 2:
+    if not recipe.data.shape:
         raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")
     half, width, depths = dim // 2, model.width, model.hidden_layers
     times = model.couplings if len(depths) == 1 else 1

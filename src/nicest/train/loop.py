@@ -19,10 +19,10 @@ from nicest.data import Splits
 from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.files import to_json
-from nicest.flows import Flow, moments
+from nicest.flows import Flow
 from nicest.progress import Bar
 from nicest.recipes import Recipe
-from nicest.recipes.build import build, fit_constants, needs_moments
+from nicest.recipes.build import build, fit_to_rows, needs_moments
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
@@ -80,7 +80,7 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.steps).double()
     if needs_moments(flow) and world.rank == 0:
-        fit_constants(flow, *moments(rows_to(splits.train, device)))
+        fit_to_rows(flow, rows_to(splits.train, device), recipe.model.shrinkage)
     if world.joined:
         flow.load_state_dict(world.sent(flow.state_dict()))
     return State(recipe, flow, device, world)
@@ -111,7 +111,7 @@ def read_last(run: RunFolder, world: World) -> tuple[dict[str, Tensor], Recipe, 
 
 
 @explaining_memory
-def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
+def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) -> dict[str, Any]:
     """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
     settings, flow, counters, world = state.recipe.train, state.flow, state.counters, state.world
     rows, valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
@@ -129,7 +129,7 @@ def fit(state: State, splits: Splits, run: RunFolder) -> dict[str, Any]:
     listens = not world.joined or state.device.type == "cpu"  # at every step: on a GPU it would wait for the others
 
     with (
-        Bar(state.recipe.name, total, counters.step, quiet=world.rank > 0) as bar,
+        Bar(state.recipe.name, total, counters.step, quiet=quiet or world.rank > 0) as bar,
         interruptible(once=not world.joined) as interrupted,
     ):
         flow.train()

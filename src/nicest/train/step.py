@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nicest.flows import Flow
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
 from nicest.train.engine import capture
@@ -34,6 +33,7 @@ class TrainingStep:
         self.weight = torch.ones((), device=state.device)  # of the new weights in their average
         augment, data = state.recipe.augment, state.recipe.data
         self.warp = Warp(data.shape, data.levels, augment).to(state.device) if augment.share else nn.Identity()
+        self.trained, self.averaged = list(state.flow.parameters()), list(state.average.parameters())
         self.watched = state.counters.rolled_back
         on_gpu = state.device.type == "cuda"
         fused = on_gpu and not state.sharded and state.precision != torch.float32 and FusedUpdate.fits(state)
@@ -91,10 +91,10 @@ class TrainingStep:
             self.fused(self.weight)
             return
         if settings.clip:
-            torch.nn.utils.clip_grad_norm_(state.flow.parameters(), settings.clip)
+            torch.nn.utils.clip_grad_norm_(self.trained, settings.clip)
         state.optimizer.step()
         if settings.ema:
-            update_average(state.average, state.flow, self.weight)
+            update_average([local(p) for p in self.averaged], [local(p) for p in self.trained], self.weight)
 
     def captured(self) -> Callable[[], None]:
         """The lines as graphs."""
@@ -112,10 +112,9 @@ class TrainingStep:
 
 
 @torch.no_grad()
-def update_average(average: Flow, flow: Flow, weight: Tensor) -> None:
-    """average <- average + weight · (flow - average)."""
-    averages: list[Tensor] = [local(p) for p in average.parameters()]
-    torch._foreach_lerp_(averages, [local(p) for p in flow.parameters()], [weight] * len(averages))
+def update_average(averages: Sequence[Tensor], weights: Sequence[Tensor], weight: Tensor) -> None:
+    """average <- average + weight · (new - average)."""
+    torch._foreach_lerp_(list(averages), list(weights), [weight] * len(averages))
 
 
 def captured_parts(

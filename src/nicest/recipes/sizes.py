@@ -1,0 +1,70 @@
+"""A recipe for a table, chosen from its size: from a hundred rows of two columns to a million of a hundred."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nicest.recipes.recipe import DataSettings, Recipe
+
+IN_MEMORY = "rows in memory"  # data.name of a model that was fitted to an array and not to a file
+FEW = 50  # rows below which nothing is held out and no coupling is trained
+WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
+
+
+def recipe_for(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Recipe:
+    """The recipe for n rows of D columns, with what is `given` in place of what would be chosen.
+
+    Width, batch and steps grow with the rows; dropout is for tables with few rows for their columns. `patience` and
+    `evaluate_every` are counted in epochs, and an epoch of a small table is a step or two: a validation comes every
+    20 steps or once an epoch, and training ends after 10 of them without a better one.
+    """
+    model = Recipe().changed({"model": _model(n, dim)}, "").changed({"model": given["model"]}, "NICE").model
+    if dim < 2:
+        model = replace(model, couplings=0)
+    batch = min(1024, max(64, 1 << round(math.log2(max(10, n) / 10))))
+    batch = Recipe().changed({"train": {"batch": batch} | dict(given["train"])}, "NICE").train.batch
+    recipe = Recipe("table", "a table of continuous columns", data=DataSettings(name=IN_MEMORY), model=model)
+    return recipe.changed({"train": _train(n, batch, model.couplings)}, "").changed({"train": given["train"]}, "NICE")
+
+
+def _model(n: int, dim: int) -> dict[str, Any]:
+    return {
+        "preprocess": "zca" if dim <= WIDEST_WHITENING else "none",
+        "couplings": 0 if n < FEW else 4 if n < 500 else 6,
+        "hidden_layers": 2,
+        "width": 32 if n < 500 else 64 if n < 5_000 else 128 if n < 50_000 else 256,
+        "dropout": 0.2 if n < 50 * dim else 0.0,
+        "initialisation": "whitened",
+    }
+
+
+def _train(n: int, batch: int, couplings: int) -> dict[str, Any]:
+    per_epoch = max(1, round(n * (1 - held_out(n))) // batch)
+    steps = min(10_000, round(1_500 * max(1.0, n / 1_000) ** 0.4)) if couplings else 1
+    every = max(1, round(20 / per_epoch))
+    return {
+        "epochs": math.ceil(steps / per_epoch),
+        "batch": batch,
+        "lr": 3e-3 if n < 10_000 else 1e-3,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "weight_decay": 0.01,
+        "schedule": "cosine",
+        "warmup": min(50, steps - 1),
+        "loss": "nats-per-dim",
+        "clip": 1.0,
+        "ema": 0.99,
+        "precision": "float32",
+        "evaluate_every": every,
+        "patience": 10 * every,
+    }
+
+
+def held_out(n: int) -> float:
+    """The share of n rows that validates, unless it is given: none of very few, a quarter of few, 10,000 of many."""
+    if n < FEW:
+        return 0.0
+    return 0.25 if n < 1_000 else min(0.1, 10_000 / n)

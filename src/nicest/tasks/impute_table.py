@@ -1,0 +1,220 @@
+"""The missing cells of a table, filled in from a model of it; observed cells stay as they are (NICE §5.2)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nicest.data.columns import Column, decode, encode, require_columns
+from nicest.data.tables import SUFFIXES, TableFile
+from nicest.errors import NicestError
+from nicest.files import replacing
+from nicest.flows import Flow
+from nicest.progress import Bar
+from nicest.tasks.impute import MIXED, impute_rows
+from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.train.runtime import choose_device
+
+
+class Cells(NamedTuple):
+    """What was found for the hidden cells of some rows, each (N, D): NaN where nothing was hidden."""
+
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    r_hat: np.ndarray
+
+
+def impute_table(
+    run: str | Path,
+    table: str | Path,
+    *,
+    out: str | Path = "imputed.csv",
+    cells: str | Path | None = None,
+    draws: int = 400,
+    steps: int = 1500,
+    interval: float = 0.9,
+    seed: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Write the table again with its missing cells filled in, and if asked a line for each of those cells.
+
+    A continuous cell gets the mean of its draws, one of whole steps or of few values the most frequent of them; `cells`
+    gets row, column, value, low and high, the ends of the interval, and R-hat, which is near 1 where the chains of the
+    row agree. Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
+    """
+    path, target = Path(table), Path(out)
+    for each in [target, *([Path(cells)] if cells else [])]:
+        if each.suffix.lower() not in SUFFIXES:
+            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
+        if each.exists() and path.exists() and each.samefile(path):
+            raise NicestError(f"expected a file of its own for the result, got {each}, which is to be filled in")
+    columns = RunFolder(run).columns()
+    if not columns:
+        raise NicestError(f"{run} is no model of a table: train one with `nicest train table --data FILE`")
+    flow, _, _ = load_with_recipe(run, device=choose_device(device))
+    file = TableFile(path)
+    require_columns(file, columns)
+    counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
+    with ExitStack() as stack:
+        write = stack.enter_context(writing(target))
+        write_cells = stack.enter_context(writing(Path(cells))) if cells else None
+        bar = stack.enter_context(Bar("filling in", file.count or 0))
+        for batch in file.batches(file.names):
+            encoded = encode(batch, columns, path)
+            hidden = np.isnan(encoded.rows) & ~encoded.unknown[:, None]
+            found = fill(flow, encoded.rows, hidden, columns, draws=draws, steps=steps, interval=interval, seed=seed)
+            write(filled(batch, columns, found, hidden))
+            if write_cells and hidden.any():
+                write_cells(listed_cells(columns, found, hidden, counts["rows"]))
+            counts["rows"] += batch.num_rows
+            counts["filled"] += int(hidden.sum())
+            counts["rows_filled"] += int(hidden.any(1).sum())
+            counts["unknown"] += int((encoded.unknown & np.isnan(encoded.rows).any(1)).sum())
+            counts["not_mixed"] += int((np.nan_to_num(found.r_hat, nan=1.0).max(1, initial=1.0) >= MIXED).sum())
+            bar.update(counts["rows"], f"{counts['filled']:,} cells")
+    return {"out": str(target), "cells": str(cells) if cells else None, "interval": interval, "seed": seed, **counts}
+
+
+def fill(
+    flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
+) -> Cells:
+    """The hidden cells of rows of the model's numbers, which may be NaN there."""
+    found = Cells(*(np.full(rows.shape, np.nan) for _ in Cells._fields))
+    index = np.flatnonzero(hidden.any(1))
+    if not len(index):
+        return found
+    discrete = np.array([column.discrete for column in columns])
+    most = np.array([column_steps(column) for column in columns])
+    noise = np.random.default_rng(seed).random(rows[index].shape)  # as training has it in what is observed
+    x = rows[index] + np.where(discrete, noise, 0.0).astype(np.float32)
+    device, dtype = flow.prior.loc.device, flow.prior.loc.dtype
+    bounds = [torch.tensor(each, device=device, dtype=dtype) for each in ends(discrete, most)]
+    imputed = impute_rows(
+        flow.continuous(),
+        torch.from_numpy(x).to(device, dtype),
+        torch.from_numpy(hidden[index]).to(device),
+        bounds=(bounds[0], bounds[1]),
+        seed=seed,
+        **how,
+    )
+    drawn = imputed.draws.cpu().double().numpy()
+    drawn = np.where(discrete, np.floor(drawn).clip(0, np.where(discrete, most, np.inf)), drawn)
+    low, high = imputed.low.cpu().numpy(), imputed.high.cpu().numpy()
+    value = np.where(discrete, most_frequent(drawn), imputed.mean.cpu().numpy())
+    agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
+    whole = np.where(discrete, most, np.inf)
+    low, high = (np.where(discrete, np.floor(each).clip(0, whole), each) for each in (low, high))
+    for target, each in zip(found, (value, low, high, agree), strict=True):
+        target[index] = np.where(hidden[index], each, np.nan)
+    return found
+
+
+def column_steps(column: Column) -> float:
+    """The largest number of a column of whole steps or few values."""
+    if column.values:
+        return len(column.values) - 1
+    return (column.high - column.low) / column.step if column.step else np.inf
+
+
+def ends(discrete: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where hidden cells may lie: any number, or from the first step to the end of the last."""
+    return np.where(discrete, 0.0, -np.inf), np.where(discrete, most + 1 - 1e-3, np.inf)
+
+
+def most_frequent(draws: np.ndarray) -> np.ndarray:
+    """The most frequent number of every cell, over draws (draws, N, D); the smallest of equals."""
+    ordered = np.sort(draws, 0)
+    best, count = ordered[0].copy(), np.zeros(ordered.shape[1:], dtype=int)
+    run = np.zeros(ordered.shape[1:], dtype=int)
+    for before, now in zip(np.concatenate((ordered[:1], ordered[:-1])), ordered, strict=True):
+        run = np.where(now == before, run + 1, 1)
+        best, count = np.where(run > count, now, best), np.maximum(run, count)
+    return best
+
+
+def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarray) -> Any:
+    """The batch with its hidden cells filled in; all others, and all other columns, are what they were."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    new = decode(found.value, columns)
+    for i, column in enumerate(columns):
+        if hidden[:, i].any():
+            place = batch.schema.get_field_index(column.name)
+            old = batch.column(place)
+            kind = old.type.value_type if pa.types.is_dictionary(old.type) else old.type
+            cells = new.column(column.name).combine_chunks()
+            cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
+            old = old.dictionary_decode() if pa.types.is_dictionary(old.type) else old
+            whole = compute.if_else(pa.array(hidden[:, i]), cells.cast(kind), old)
+            if pa.types.is_dictionary(batch.schema.field(place).type):
+                whole = whole.dictionary_encode()
+            batch = batch.set_column(place, batch.schema.field(place).with_type(whole.type), whole)
+    return pa.Table.from_batches([batch])
+
+
+def listed_cells(columns: Sequence[Column], found: Cells, hidden: np.ndarray, first_row: int) -> Any:
+    """A line for every cell that was filled in."""
+    import pyarrow as pa
+
+    rows, places = np.nonzero(hidden)
+    texts = {name: decode(getattr(found, name), columns) for name in ("value", "low", "high")}
+    columns_of = {
+        name: pa.array([str(table.column(int(d))[int(n)].as_py()) for n, d in zip(rows, places, strict=True)])
+        for name, table in texts.items()
+    }
+    names = pa.array([columns[int(d)].name for d in places], pa.string())
+    return pa.table(
+        {"row": pa.array(rows + first_row), "column": names, **columns_of, "r_hat": pa.array(found.r_hat[hidden])}
+    )
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Any]:
+    """A function that appends Arrow tables of one schema to a new file, which takes its place when all are written."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with replacing(path) as temporary, ExitStack() as stack:
+        opened: list[Any] = []
+
+        def write(table: Any) -> None:
+            if not opened:
+                suffix, schema = path.suffix.lower(), table.schema
+                if suffix == ".parquet":
+                    opened.append(stack.enter_context(parquet.ParquetWriter(temporary, schema)))
+                elif suffix == ".csv":
+                    opened.append(stack.enter_context(TextWriter(temporary, schema)))
+                else:
+                    opened.append(stack.enter_context(pa.ipc.new_file(str(temporary), schema)))
+            opened[0].write_table(table.cast(opened[0].schema) if hasattr(opened[0], "schema") else table)
+
+        yield write
+        if not opened:
+            temporary.touch()
+
+
+class TextWriter:
+    """Arrow tables as lines of a .csv file; cells that are text stay as they are, and only those in need are quoted."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self.file = path.open("w", newline="", encoding="utf-8")
+        self.lines = csv.writer(self.file, lineterminator="\n")
+        self.lines.writerow(schema.names)
+
+    def __enter__(self) -> TextWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write_table(self, table: Any) -> None:
+        columns = [column.to_pylist() for column in table.columns]
+        self.lines.writerows(zip(*columns, strict=True))

@@ -1,0 +1,334 @@
+"""Tables on disk: every kind of file, in batches; every broken one is refused in one line."""
+
+import io
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import csv, feather, parquet
+
+import fuzz
+from nicest.data import tables
+from nicest.data.columns import read_table, scan
+from nicest.data.tables import TableFile, is_table, write_table
+
+Refusal = Callable[..., str]
+TABLE = pa.table(
+    {
+        "x": np.random.default_rng(0).normal(size=300),
+        "n": pa.array([None, *range(299)], pa.int16()),
+        "c": pa.array(["red", "green", None] * 100).dictionary_encode(),
+    }
+)
+
+
+def write_stream(table: pa.Table, path: Path, compression: str | None = None, rows: int | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(path, table.schema, options=options) as writer:
+        writer.write_table(table, rows)
+
+
+def write_ipc(table: pa.Table, path: Path, compression: str | None = None, rows: int | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(path, table.schema, options=options) as writer:
+        writer.write_table(table, rows)
+
+
+WRITERS: dict[str, tuple[str, Callable[[pa.Table, Path], object]]] = {
+    "parquet": ("t.parquet", lambda t, p: parquet.write_table(t, p)),
+    "parquet in row groups": ("t.parquet", lambda t, p: parquet.write_table(t, p, row_group_size=70)),
+    "parquet plain": ("t.PARQUET", lambda t, p: parquet.write_table(t, p, compression="none", use_dictionary=False)),
+    "parquet zstd": ("t.parquet", lambda t, p: parquet.write_table(t, p, compression="zstd", version="2.6")),
+    "parquet delta": (
+        "t.parquet",
+        lambda t, p: parquet.write_table(
+            t.set_column(2, "c", t["c"].cast("string")),
+            p,
+            use_dictionary=False,
+            column_encoding={"c": "DELTA_BYTE_ARRAY", "n": "DELTA_BINARY_PACKED"},
+        ),
+    ),
+    "parquet by pandas": ("t.parquet", lambda t, p: t.to_pandas().to_parquet(p)),
+    "stream": ("t.arrow", lambda t, p: write_stream(t, p)),
+    "stream lz4 in batches": ("t.arrow", lambda t, p: write_stream(t, p, "lz4", 70)),
+    "file": ("t.arrow", lambda t, p: write_ipc(t, p)),
+    "file zstd in batches": ("t.arrow", lambda t, p: write_ipc(t, p, "zstd", 70)),
+    "feather": ("t.feather", lambda t, p: feather.write_feather(t, str(p))),
+    "feather zstd": ("t.feather", lambda t, p: feather.write_feather(t, str(p), compression="zstd")),
+    "feather plain": ("t.feather", lambda t, p: feather.write_feather(t, str(p), compression="uncompressed")),
+    "feather by pandas": ("t.feather", lambda t, p: t.to_pandas().to_feather(p)),
+}
+
+
+def all_rows(path: Path, names: list[str] | None = None) -> dict[str, list]:
+    file = TableFile(path)
+    batches = list(file.batches(names or file.names))
+    return {name: [cell for b in batches for cell in b.column(name).to_pylist()] for name in names or file.names}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_kind_of_file_gives_its_rows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BATCH", 64)
+    name, write = WRITERS[kind]
+    write(TABLE, tmp_path / name)
+    file = TableFile(tmp_path / name)
+    assert is_table(file.path)
+    assert file.names == ["x", "n", "c"]
+    got = all_rows(tmp_path / name)
+    assert got["x"] == TABLE["x"].to_pylist()
+    assert got["c"] == TABLE["c"].to_pylist()
+    if "pandas" not in kind:  # who has no whole numbers with gaps
+        assert got["n"] == TABLE["n"].to_pylist()
+    assert all(batch.num_rows <= 64 for batch in file.batches(["x"]))
+    assert all_rows(tmp_path / name, ["c", "x"]).keys() == {"c", "x"}
+
+
+def test_the_parts_of_a_file_are_its_rows(tmp_path: Path) -> None:
+    parquet.write_table(TABLE, tmp_path / "t.parquet", row_group_size=70)
+    file = TableFile(tmp_path / "t.parquet")
+    assert file.counts == (70, 70, 70, 70, 20)
+    assert (file.groups, file.count) == (5, 300)
+    parts = [cell for g in range(5) for b in file.batches(["x"], g) for cell in b.column("x").to_pylist()]
+    assert parts == TABLE["x"].to_pylist()
+    csv.write_csv(TABLE, tmp_path / "t.csv")
+    assert (TableFile(tmp_path / "t.csv").groups, TableFile(tmp_path / "t.csv").count) == (1, None)
+
+
+def test_texts_whose_encoding_changes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BATCH", 10)
+    texts = {"a": [f"t{i}" for i in range(40)], "b": range(40)}
+    parquet.write_table(pa.table(texts), tmp_path / "t.parquet")
+    real, asked = TableFile._parquet, []
+
+    class Broken:
+        """Gives two batches, then says what Arrow says."""
+
+        def __init__(self, file: parquet.ParquetFile) -> None:
+            self.file = file
+
+        def __enter__(self) -> "Broken":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def iter_batches(self, **options: object) -> Iterator[pa.RecordBatch]:
+            yield from itertools.islice(self.file.iter_batches(**options), 2)
+            raise OSError("Not yet implemented: DictAccumulator")
+
+    def opened(self: TableFile, names: Sequence[str] = ()) -> object:
+        asked.append(names)
+        return Broken(real(self, names)) if names else real(self)
+
+    monkeypatch.setattr(TableFile, "_parquet", opened)
+    assert all_rows(tmp_path / "t.parquet")["a"] == texts["a"]
+    assert ["a"] in asked
+
+
+def test_a_wide_table_comes_in_fewer_rows_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "CELLS", 60)
+    parquet.write_table(TABLE, tmp_path / "t.parquet")
+    assert {batch.num_rows for batch in TableFile(tmp_path / "t.parquet").batches(["x", "n", "c"])} == {20}
+
+
+def test_names_with_dots_and_odd_characters(tmp_path: Path) -> None:
+    odd = {"a": [1, 2], "a.b": [3, 4], "é \U0001f600": [5, 6], "": [7, 8], 'q",\n': [9, 10], " ": [11, 12]}
+    for name in ("t.parquet", "t.arrow", "t.csv"):
+        if name == "t.csv":
+            (tmp_path / name).write_text('a,a.b,é \U0001f600,,"q"",\n", \n1,3,5,7,9,11\n2,4,6,8,10,12\n')
+        else:
+            write_table(tmp_path / name, pa.table(odd))
+        assert all_rows(tmp_path / name, ["a.b", "a"]).keys() == {"a.b", "a"}
+        got = all_rows(tmp_path / name)
+        assert {key: [int(cell) for cell in cells] for key, cells in got.items()} == odd
+
+
+# ---- .csv: text, and what people write
+
+
+def text_rows(path: Path, text: str | bytes) -> dict[str, list]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return all_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("a,b\r\n1,2\r\n", {"a": ["1"], "b": ["2"]}),
+        ("\ufeffa,b\n1,2\n", {"a": ["1"], "b": ["2"]}),
+        ("a,b\n1,2", {"a": ["1"], "b": ["2"]}),
+        ("a,b\n\n1,2\n\n\n3,4\n", {"a": ["1", "3"], "b": ["2", "4"]}),
+        ('a,b\n"x\ny",2\n"q""r",4\n', {"a": ["x\ny", 'q"r'], "b": ["2", "4"]}),
+        ('a,b\n"1,234",2\n', {"a": ["1,234"], "b": ["2"]}),
+        ("a,b\nNA,nan\nNaN,null\n,N/A\n", {"a": [None] * 3, "b": [None] * 3}),
+        ("a,b\ninf,-Infinity\n", {"a": ["inf"], "b": ["-Infinity"]}),
+        ("a,\n1,2\n", {"a": ["1"], "": ["2"]}),
+        ("ä,日\n1,é\n", {"ä": ["1"], "日": ["é"]}),
+        ("a,b\n", {"a": [], "b": []}),
+    ],
+)
+def test_csv(tmp_path: Path, text: str, rows: dict) -> None:
+    assert text_rows(tmp_path / "t.csv", text) == rows
+
+
+def test_quoted_newlines_at_the_edge_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "LONGEST_LINE", 64)
+    cells = [f"line\n{i}" for i in range(100)]
+    text = "a,b\n" + "".join(f'"{cell}",{i}\n' for i, cell in enumerate(cells))
+    assert text_rows(tmp_path / "t.csv", text)["a"] == cells
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["expected a whole .csv table, got 0 bytes", "Empty CSV"]),
+        ("\n\n", ["expected a whole .csv table"]),
+        ("a,b\n1,2\n1,2,3\n", ["Expected 2 columns, got 3"]),
+        ("a,b\n1\n", ["Expected 2 columns, got 1"]),
+        ("a,b,a\n1,2,3\n", ["columns of different names", "'a' twice", "rename one"]),
+        ("a,,\n1,2,3\n", ["columns of different names", "'' twice"]),
+        (b"a,b\n\xff\xfe,2\n", ["invalid UTF8"]),
+        ("a,b\n" + "x" * 17_000_000 + ",1\n", ["expected a whole .csv table"]),
+        ('a,b\n"x,1\n' + "y,2\n" * 3_000_000, ["expected a whole .csv table"]),
+    ],
+)
+def test_csv_that_is_no_table(tmp_path: Path, refusal: Refusal, text: str | bytes, words: list[str]) -> None:
+    message = refusal(text_rows, tmp_path / "t.csv", text)
+    assert all(word in message for word in words), message
+
+
+# ---- refused
+
+
+def cut(path: Path, share: float = 0.5) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.97])
+def test_a_file_that_was_cut(kind: str, share: float, tmp_path: Path, refusal: Refusal) -> None:
+    name, write = WRITERS[kind]
+    write(TABLE, tmp_path / name)
+    cut(tmp_path / name, share)
+    message = refusal(read_table, tmp_path / name)
+    assert f"{tmp_path / name}: expected a whole {(tmp_path / name).suffix} table" in message
+    assert f"got {(tmp_path / name).stat().st_size} bytes" in message
+
+
+def test_a_stream_that_was_cut_between_two_batches(tmp_path: Path, refusal: Refusal) -> None:
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+        (tmp_path / "t.arrow").write_bytes(buffer.getvalue())
+    assert "its end is missing" in refusal(TableFile, tmp_path / "t.arrow")
+
+
+@pytest.mark.parametrize("suffix", tables.SUFFIXES)
+def test_what_is_no_table(suffix: str, tmp_path: Path, refusal: Refusal) -> None:
+    path = tmp_path / f"t{suffix}"
+    assert f"found no {path}" in refusal(TableFile, path)
+    path.mkdir()
+    assert f"found no {path}" in refusal(TableFile, path)
+    path.rmdir()
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9)
+    assert "expected a whole" in refusal(read_table, path)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "t.feather", "t.csv"])
+def test_empty_tables(name: str, tmp_path: Path, refusal: Refusal) -> None:
+    write_table(tmp_path / name, TABLE.slice(0, 0))
+    assert "expected rows, got none beside the names of 3 columns" in refusal(scan, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_tables_without_columns_or_with_two_of_a_name(name: str, tmp_path: Path, refusal: Refusal) -> None:
+    write_table(tmp_path / name, pa.table({}))
+    assert "expected columns, got an empty table" in refusal(TableFile, tmp_path / name)
+    write_table(tmp_path / name, pa.table([[1], [2], [3]], names=["a", "b", "a"]))
+    assert "'a' twice" in refusal(TableFile, tmp_path / name)
+
+
+def test_many_columns_of_one_name_are_told_at_once(tmp_path: Path, refusal: Refusal) -> None:
+    (tmp_path / "t.csv").write_text(",".join(f"c{i // 2}" for i in range(20_000)) + "\n")
+    message = refusal(TableFile, tmp_path / "t.csv")
+    assert "'c0', 'c1', 'c2', 'c3', 'c4' and 9995 more twice" in message
+
+
+def test_without_pyarrow(tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    assert "pip install 'nicest[tables]'" in refusal(TableFile, tmp_path / "t.csv")
+
+
+# ---- bombs
+
+
+def test_a_column_that_unpacks_to_gigabytes(tmp_path: Path, refusal: Refusal) -> None:
+    zeros = pa.table({"a": np.zeros(40_000_000), "b": np.zeros(40_000_000, bool)})
+    parquet.write_table(zeros, tmp_path / "t.parquet", compression="zstd", use_dictionary=False)
+    write_ipc(zeros, tmp_path / "t.arrow", "zstd")
+    for name in ("t.parquet", "t.arrow"):
+        message = refusal(TableFile, tmp_path / name)
+        assert f"bytes from a file of {(tmp_path / name).stat().st_size}" in message
+        assert "write it again, as .csv or without compression" in message
+
+
+def test_rows_of_which_the_file_holds_next_to_nothing(tmp_path: Path, refusal: Refusal) -> None:
+    many = pa.table({name: np.zeros(40_000_000, bool) for name in "ab"})
+    parquet.write_table(many, tmp_path / "t.parquet", compression="zstd", **fuzz.ONE_PAGE)
+    assert (tmp_path / "t.parquet").stat().st_size < 2000
+    assert "from a file of" in refusal(TableFile, tmp_path / "t.parquet")
+
+
+def test_a_long_text_in_many_rows_is_not_repeated(tmp_path: Path, refusal: Refusal) -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50_000, np.int32)), ["x" * 1_000_000])
+    table = pa.table({"a": texts, "b": np.arange(50_000)})
+    parquet.write_table(table, tmp_path / "t.parquet", store_schema=False)
+    assert str(TableFile(tmp_path / "t.parquet").schema.field("a").type) == "string"
+    write_ipc(table, tmp_path / "t.arrow", "lz4")
+    for name in ("t.parquet", "t.arrow"):
+        before = pa.total_allocated_bytes()
+        assert "texts of more than 1000 characters" in refusal(scan, tmp_path / name)
+        assert pa.total_allocated_bytes() - before < 1 << 24
+
+
+def test_what_packs_well_is_read(tmp_path: Path) -> None:
+    rows = pa.table({"a": np.repeat(np.arange(4), 500_000), "b": np.zeros(2_000_000, np.int8)})
+    parquet.write_table(rows, tmp_path / "t.parquet", compression="zstd")
+    write_ipc(rows, tmp_path / "t.feather", "zstd")
+    assert rows.nbytes > 200 * (tmp_path / "t.parquet").stat().st_size
+    for name in ("t.parquet", "t.feather"):
+        assert sum(batch.num_rows for batch in TableFile(tmp_path / name).batches(["a", "b"])) == 2_000_000
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("kind", ["parquet in row groups", "stream lz4 in batches", "feather plain"])
+def test_arrow_holds_but_some_rows_at_once(kind: str, tmp_path: Path) -> None:
+    name, _ = WRITERS[kind]
+    table = pa.table({f"c{i}": np.random.default_rng(i).normal(size=400_000) for i in range(8)})
+    writers = {
+        "t.parquet": lambda: parquet.write_table(table, tmp_path / name, row_group_size=20_000),
+        "t.arrow": lambda: write_stream(table, tmp_path / name, "lz4", 20_000),
+        "t.feather": lambda: feather.write_feather(table, str(tmp_path / name), compression="uncompressed"),
+    }
+    writers[name]()
+    before, most, rows = pa.total_allocated_bytes(), 0, 0
+    for batch in TableFile(tmp_path / name).batches(table.column_names):
+        most, rows = max(most, pa.total_allocated_bytes() - before), rows + batch.num_rows
+    assert rows == 400_000
+    assert most < table.nbytes / 3
+
+
+def test_pandas_reads_what_is_written(tmp_path: Path) -> None:
+    for name in ("t.csv", "t.parquet", "t.feather"):
+        write_table(tmp_path / name, TABLE)
+    for read, name in ((pd.read_csv, "t.csv"), (pd.read_parquet, "t.parquet"), (pd.read_feather, "t.feather")):
+        frame = read(tmp_path / name)
+        assert frame["x"].tolist() == pytest.approx(TABLE["x"].to_pylist())
+        assert frame["c"].dropna().tolist() == [c for c in TABLE["c"].to_pylist() if c]

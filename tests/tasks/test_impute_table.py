@@ -1,0 +1,135 @@
+"""Tables with their missing cells filled in: observed cells as they were, hidden ones as the model has them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nicest.recipes import load_recipe
+from nicest.tasks.impute_table import impute_table, most_frequent
+from nicest.train.loop import train
+
+QUICK = {"draws": 80, "steps": 120, "device": "cpu"}
+
+
+def frame(n: int, seed: int = 0) -> pd.DataFrame:
+    """y follows x; kind is the sign of x; count is about 3 z."""
+    random = np.random.default_rng(seed)
+    x, z = 2 * random.choice([-1, 1], n) + 0.5 * random.standard_normal(n), random.random(n)
+    return pd.DataFrame(
+        {
+            "x": x,
+            "y": 100 + 20 * x + random.standard_normal(n),
+            "kind": np.where(x > 0, "plus", "minus"),
+            "count": np.floor(12 * z).astype(int),
+            "z": z + 0.01 * random.standard_normal(n),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("impute")
+    frame(1500).to_parquet(folder / "rows.parquet")
+    settings = ("train.epochs=25", "model.couplings=4", "model.width=48", "train.lr=3e-3", "train.patience=0")
+    train(load_recipe("table"), folder / "run", overrides=(f"data.name={folder / 'rows.parquet'}", *settings))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def holes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, pd.DataFrame]:
+    """A table with holes, in all formats, and what was there before; one column more than the model has."""
+    whole = frame(60, 1).assign(note=[f"row {i}, {i}" for i in range(60)])
+    hidden = pd.DataFrame(False, index=whole.index, columns=whole.columns)
+    for i, name in enumerate(("x", "y", "kind", "count")):
+        hidden.loc[i::6, name] = True
+    holed = whole.mask(hidden)
+    folder = tmp_path_factory.mktemp("holes")
+    holed = holed.assign(count=holed["count"].astype("Int64"))
+    holed.to_csv(folder / "holes.csv", index=False)
+    holed.to_parquet(folder / "holes.parquet")
+    holed.to_feather(folder / "holes.feather")
+    return folder, whole, hidden
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".feather"])
+def test_hidden_cells_are_near_the_truth_and_the_rest_is_as_it_was(
+    run: Path, holes: tuple[Path, pd.DataFrame, pd.DataFrame], tmp_path: Path, suffix: str
+):
+    folder, whole, hidden = holes
+    out, cells = tmp_path / f"whole{suffix}", tmp_path / "cells.csv"
+    result = impute_table(run, folder / f"holes{suffix}", out=out, cells=cells, **QUICK)
+    assert (result["rows"], result["rows_filled"], result["filled"]) == (60, 40, 40)
+    read = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".feather": pd.read_feather}[suffix]
+    before, after = read(folder / f"holes{suffix}"), read(out)
+    assert list(after) == list(before)
+    for name in after:
+        kept = ~hidden[name]
+        assert after.loc[kept, name].tolist() == before.loc[kept, name].tolist()  # bit for bit
+        assert not after[name].isna().any()
+    assert np.abs(after["y"] - whole["y"])[hidden["y"]].mean() < 5  # 20 by guessing the mean
+    assert (after["kind"] == whole["kind"])[hidden["kind"]].mean() > 0.8
+    assert np.abs(after["count"].astype(float) - whole["count"])[hidden["count"]].mean() < 1.5
+    lines = pd.read_csv(cells)
+    assert len(lines) == 40
+    numbers = lines[lines["column"].isin(["x", "y", "count"])]
+    assert (numbers["low"].astype(float) <= numbers["high"].astype(float)).all()
+    truth = np.array([float(whole.loc[row, name]) for row, name in zip(numbers["row"], numbers["column"], strict=True)])
+    inside = (numbers["low"].astype(float) <= truth) & (truth <= numbers["high"].astype(float))
+    assert inside.mean() > 0.6
+
+
+def test_text_of_observed_cells_is_untouched(run: Path, tmp_path: Path):
+    (tmp_path / "a.csv").write_text("x,y,kind,count,z\n1.50,,plus,7,0.600\n-.5,90e0,minus,,.25\n")
+    impute_table(run, tmp_path / "a.csv", out=tmp_path / "b.csv", **QUICK)
+    first, second = (line.split(",") for line in (tmp_path / "b.csv").read_text().splitlines()[1:])
+    assert [*first[:1], *first[2:]] == ["1.50", "plus", "7", "0.600"]
+    assert [*second[:3], second[4]] == ["-.5", "90e0", "minus", ".25"]
+    assert 100 < float(first[1]) < 160
+    assert 0 <= int(float(second[3])) <= 11
+
+
+def test_same_seed_same_cells(run: Path, holes: tuple, tmp_path: Path):
+    for name in ("one.csv", "two.csv"):
+        impute_table(run, holes[0] / "holes.csv", out=tmp_path / name, seed=3, **QUICK)
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+
+
+def test_rows_of_values_never_seen_are_left_as_they_are(run: Path, tmp_path: Path):
+    (tmp_path / "a.csv").write_text("x,y,kind,count,z\n1.5,,never,7,0.6\n1.5,,plus,7,0.6\n")
+    result = impute_table(run, tmp_path / "a.csv", out=tmp_path / "b.csv", **QUICK)
+    assert (result["unknown"], result["filled"]) == (1, 1)
+    assert (tmp_path / "b.csv").read_text().splitlines()[1] == "1.5,,never,7,0.6"
+
+
+class TestRefused:
+    def test_other_columns(self, run: Path, tmp_path: Path, refusal: Callable[..., str]):
+        (tmp_path / "a.csv").write_text("x,y\n1,\n")
+        assert "lacks 'kind'" in refusal(impute_table, run, tmp_path / "a.csv", out=tmp_path / "b.csv")
+
+    def test_a_model_that_is_not_of_a_table(self, tmp_path: Path, refusal: Callable[..., str]):
+        assert "is no model of a table" in refusal(impute_table, tmp_path, "a.csv")
+
+    def test_a_result_in_the_place_of_the_table(self, run: Path, holes: tuple, refusal: Callable[..., str]):
+        path = holes[0] / "holes.csv"
+        assert "a file of its own" in refusal(impute_table, run, path, out=path)
+
+    def test_what_is_no_table(self, run: Path, holes: tuple, refusal: Callable[..., str]):
+        assert "ends in .csv" in refusal(impute_table, run, holes[0] / "holes.csv", out="x.png")
+
+
+def test_on_the_command_line(run: Path, holes: tuple, tmp_path: Path):
+    words = ["impute", str(run), str(holes[0] / "holes.csv"), "--out", str(tmp_path / "b.csv"), "--json"]
+    words += ["--draws", "40", "--steps", "40", "--device", "cpu"]
+    end = subprocess.run([sys.executable, "-m", "nicest", *words], capture_output=True, text=True, check=True)
+    assert json.loads(end.stdout)["filled"] == 40
+
+
+def test_most_frequent():
+    draws = np.array([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, 5.0]], [[1.0, 5.0]], [[3.0, 5.0]]])
+    assert most_frequent(draws).tolist() == [[3.0, 5.0]]
