@@ -158,9 +158,10 @@ class Scores(BaseModel):
 
 
 class TrainingScores(BaseModel):
-    """Quantiles of the nats of the training rows, from the lowest; none where the data is gone."""
+    """Quantiles of the nats of the training rows, from the lowest; none while they are counted, or without the data."""
 
     quantiles: list[float]
+    counting: bool
 
 
 class Film(Message):

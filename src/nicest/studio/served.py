@@ -7,10 +7,12 @@ import binascii
 import functools
 import itertools
 import math
+import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from torch import Tensor
 from nicest.data.columns import Column, decode, encode
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
+from nicest.flows import Flow
 from nicest.plots import animation, image_grid
 from nicest.recipes.units import INPUT_LAYERS, bits_per_dim, interval_nats
 from nicest.studio import limits
@@ -45,6 +48,7 @@ from nicest.studio.messages import (
     Sphere,
     Table,
     TableScores,
+    TrainingScores,
 )
 from nicest.tasks.fill import OURS, ascend
 from nicest.tasks.impute_table import fill as fill_cells
@@ -76,8 +80,13 @@ class Served:
             found = self.folder.model
             stamp = found.stat().st_mtime_ns if found.is_file() else 0
             if self.loaded is None or self.loaded.stamp != stamp:
+                self.close()
                 self.loaded = Loaded(self.folder, stamp)
             return self.loaded
+
+    def close(self) -> None:
+        if self.loaded:
+            self.loaded.close()
 
     def info(self) -> RunInfo:
         try:
@@ -107,6 +116,10 @@ class Loaded:
         self.data, self.columns = self.model.data, folder.columns()
         self.engine = Engine(self.model.flow)
         self.lock = threading.Lock()
+        self.closed, self.idle, self.climbing = threading.Event(), threading.Event(), 0
+        self.idle.set()
+        self.counter: threading.Thread | None = None
+        self.quantiles: np.ndarray | None = None
         self.dtype: Any = "float32" if not self.data.levels else "uint8" if self.data.levels <= 256 else "uint16"
         self.kind = np.dtype(self.dtype).newbyteorder("<")
         self.draws = DRAWS if self.data.levels or self.data.discrete else 1
@@ -214,13 +227,23 @@ class Loaded:
         return self._events(looks, pace, truth, ask.steps)
 
     def _events(self, looks: Any, pace: Pace, truth: float, steps: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield "start", {"truth_nats": truth, "steps": steps}
-        unit = interval_nats(self.data)
-        for filled in looks:
-            nats = [round(each + unit, 3) for each in filled.nats[0, :, 0].tolist()]
-            yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": self.packed(filled.result[:, 0])}
-            pace.go_on()
-        yield "end", {"steps": steps}
+        self._climbers(+1)
+        try:
+            yield "start", {"truth_nats": truth, "steps": steps}
+            unit = interval_nats(self.data)
+            for filled in looks:
+                nats = [round(each + unit, 3) for each in filled.nats[0, :, 0].tolist()]
+                yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": self.packed(filled.result[:, 0])}
+                pace.go_on()
+            yield "end", {"steps": steps}
+        finally:
+            self._climbers(-1)
+
+    def _climbers(self, change: int) -> None:
+        """Count the ascents; while there are any, the counting of training scores rests."""
+        with self.lock:
+            self.climbing += change
+            self.idle.clear() if self.climbing else self.idle.set()
 
     def move(self, ask: Move) -> Moved:
         self.images_only()
@@ -267,7 +290,7 @@ class Loaded:
             torch.manual_seed(0)
             terms = ledgers(self.engine, rows, self.draws)
         level_nats = np.sum(list(terms.values()), axis=0)
-        shares = outlier_scores(level_nats, self.quantiles)
+        shares = outlier_scores(level_nats, self.reference())
         scores = []
         for i, nats in enumerate(level_nats.tolist()):
             each = {name: _number(float(values[i])) for name, values in terms.items()}
@@ -288,17 +311,39 @@ class Loaded:
         low, high = self.data.interval
         return f"nats on [{low:g}, {high:g}]" if self.data.levels else "nats in the units of the data"
 
-    @functools.cached_property
-    def quantiles(self) -> np.ndarray | None:
-        """Of the nats of the training rows, in the data's own space; counted once, and kept in the run folder."""
-        with self.lock:
-            step = int(self.model.figures.get("step", 0))
-            return training_quantiles(self.folder.path, self.model.recipe, step, self.engine, self.draws)
+    def reference(self) -> np.ndarray | None:
+        """Quantiles of the nats of the training rows; None while they are counted, and where the data is gone.
 
-    def training_scores(self) -> list[float]:
-        if self.quantiles is None:
-            return []
-        return [float(each) for each in self.quantiles[::10] + interval_nats(self.data)]
+        Of many rows and a large network that takes minutes, once in the life of a model: who asks first starts it.
+        """
+        with self.lock:
+            first = self.counter is None
+            if first:
+                self.counter = threading.Thread(target=self._count)
+                self.counter.start()
+        if first and self.counter:
+            self.counter.join(2)
+        return self.quantiles
+
+    def _count(self) -> None:
+        with suppress(OSError, AttributeError):  # behind all who wait for an answer, where threads may be told so
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        engine, step = Patient(self.model.flow, self.closed, self.idle), int(self.model.figures.get("step", 0))
+        with suppress(Closed):
+            self.quantiles = training_quantiles(self.folder.path, self.model.recipe, step, engine, self.draws)
+
+    def close(self) -> None:
+        """Break off what is going on behind the requests."""
+        self.closed.set()
+        self.idle.set()
+        if self.counter:
+            self.counter.join()
+
+    def training_scores(self) -> TrainingScores:
+        found = self.reference()
+        counting = found is None and self.counter is not None and self.counter.is_alive()
+        kept = [] if found is None else (found[::10] + interval_nats(self.data)).tolist()
+        return TrainingScores(quantiles=kept, counting=counting)
 
     def spectrum(self) -> Spectrum:
         model = self.model
@@ -359,7 +404,7 @@ class Loaded:
         with _noise:
             torch.manual_seed(0)
             nats = np.concatenate([log_densities(self.engine, part, self.draws) for part in parts] or [np.zeros(0)])
-        shares = outlier_scores(nats, self.quantiles)
+        shares = outlier_scores(nats, self.reference())
         scores = [
             RowScore(row=i, nats=_number(value), denser_share=_number(share), why=_why(value))
             for i, (value, share) in enumerate(zip(nats.tolist(), shares.tolist(), strict=True))
@@ -394,6 +439,25 @@ class Loaded:
             cells=[ImputedCell(column=c.name, value=v, low=low, high=high, known=k) for c, v, low, high, k in each],
             r_hat=_number(r_hat),
         )
+
+
+class Closed(Exception):
+    """The server ends."""
+
+
+class Patient(Engine):
+    """An engine for work behind the scenes: it rests while someone watches an ascent, and ends with the server."""
+
+    def __init__(self, flow: Flow, closed: threading.Event, idle: threading.Event) -> None:
+        super().__init__(flow, batch=200)
+        self.closed, self.idle = closed, idle
+
+    def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
+        for result in super().each(method, x, batch):
+            self.idle.wait(60)
+            if self.closed.is_set():
+                raise Closed
+            yield result
 
 
 class Pace:

@@ -83,8 +83,11 @@ def create_app(runs: Sequence[Path], *, hosts: tuple[str, ...] = LOOPBACK, jobs:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        threading.Thread(target=warm, args=(served.values(),), daemon=True).start()
+        warming = threading.Thread(target=warm, args=(list(served.values()),))
+        warming.start()
         yield
+        for each in served.values():
+            each.close()
 
     app = FastAPI(
         title="nicest studio",
@@ -123,7 +126,7 @@ def warm(runs: Any) -> None:
     for run in runs:
         try:
             run.open().info(run.id, run.name)
-            run.open().quantiles  # noqa: B018
+            run.open().reference()
         except Exception as error:  # whoever asks is told
             log.debug("%s: %s", run.id, error)
 
@@ -249,7 +252,7 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     @app.get("/api/runs/{run}/training-scores")
     async def training_scores(run: str) -> TrainingScores:
         """Quantiles of the nats of the training rows."""
-        return await quick(run, lambda model: TrainingScores(quantiles=model.training_scores()))
+        return await quick(run, lambda model: model.training_scores())
 
     @app.post("/api/runs/{run}/film", response_class=Response, responses={200: {"content": {"image/gif": {}}}})
     async def film(run: str, ask: Film) -> Response:

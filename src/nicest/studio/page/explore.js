@@ -38,7 +38,7 @@ async function wall() {
   const mine = ++drawing;
   note("wall-note", "Drawing …");
   try {
-    const given = { n: 48, temperature: $("temperature").value, seed: Math.max(0, Number($("seed").value) || 0) };
+    const given = { n: 64, temperature: $("temperature").value, seed: Math.max(0, Number($("seed").value) || 0) };
     const found = await get(`/api/runs/${run.id}/samples`, given);
     if (mine !== drawing) return;
     $("wall").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `sample ${i + 1}, ${nats(found.nats[i])}`, pick)));

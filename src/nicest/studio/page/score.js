@@ -2,7 +2,7 @@
 import { get, post, send } from "./api.js";
 import { $, dropping, el, note, paint, Plot, svg } from "./draw.js";
 
-let studio, run = null, plot, quantiles = [], shown = [], drawn = false;
+let studio, run = null, plot, quantiles = [], shown = [], drawn = false, timer = 0;
 
 export function setup(given) {
   studio = given;
@@ -15,19 +15,28 @@ export function setup(given) {
   sketching();
 }
 
-export function choose() { run = null; shown = []; quantiles = []; plot.show([]); cards(); }
+export function choose() { clearTimeout(timer); run = null; shown = []; quantiles = []; plot.show([]); cards(); }
 
 export async function enter(chosen) {
   if (run === chosen) return;
   run = chosen;
   clear();
   $("score-tests").disabled = Boolean(run.data);
-  note("score-note", "Counting the scores of the training set …");
+  await reference();
+}
+
+/** The scores of the training set; of a large model they are counted for a while, and asked for again. */
+async function reference() {
+  const asked = run;
+  clearTimeout(timer);
   try {
-    quantiles = (await get(`/api/runs/${run.id}/training-scores`)).quantiles;
-    note("score-note", quantiles.length ? "" : "The training data is gone: scores stand alone.");
+    const found = await get(`/api/runs/${run.id}/training-scores`);
+    if (asked !== run) return;
+    quantiles = found.quantiles;
+    note("reference-note", found.counting ? "Counting the scores of the training set, for comparison; yours do not wait for it …" : quantiles.length ? "" : "The training data is gone: scores stand alone.");
+    if (found.counting) timer = setTimeout(reference, 3000);
     density();
-  } catch (error) { note("score-note", error.message, true); }
+  } catch (error) { note("reference-note", error.message, true); }
 }
 
 async function files(given) {
@@ -69,8 +78,8 @@ function cards() {
 
 function card(each) {
   const numbers = el("div", { className: "numbers" },
-    el("b", {}, each.nats === null ? "not finite" : each.nats.toFixed(2)), el("span", {}, each.unit),
-    el("b", {}, each.bits_per_dim === null ? "–" : each.bits_per_dim.toFixed(3)), el("span", {}, "bits/dim"));
+    el("div", {}, el("b", {}, each.nats === null ? "not finite" : each.nats.toFixed(2)), el("span", {}, each.unit)),
+    el("div", {}, el("b", {}, each.bits_per_dim === null ? "–" : each.bits_per_dim.toFixed(3)), el("span", {}, "bits/dim")));
   const picture = paint(el("canvas", { className: "picture" }), run, each.picture);
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", each.name);
