@@ -21,7 +21,7 @@ from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Log
 from nicest.plots import image_grid
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, Space, fill, frozen
+from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, Space, ascend, fill, frozen
 from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE
 from nicest.train.checkpoint import load_with_recipe
@@ -51,6 +51,22 @@ class TestFill:
         assert (filled.states.shape, filled.states.dtype) == ((4, 3, 6, 64), torch.uint8)
         assert (filled.states[..., ~hidden] == x[~hidden]).all()
         assert (filled.result[..., hidden] != x[hidden]).any()
+
+    def test_look_by_look_it_is_the_same_ascent(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        whole = fill(flow, x[:1], half(x[:1]), schedule=SHORT, chains=3, looks=(20, 40), seed=5)
+        looks = list(ascend(flow, x[:1], half(x[:1]), lambda i: i % 20 == 0, schedule=SHORT, chains=3, seed=5))
+        assert [each.looks for each in looks] == [(0,), (20,), (40,), (60,)]
+        assert (torch.cat([each.states for each in looks]) == whole.states).all()
+        assert (torch.cat([each.nats for each in looks]) == whole.nats).all()
+
+    def test_an_ascent_that_is_left_leaves_the_flow_as_it_was(self, digits: tuple[Flow, Tensor]):
+        flow, x = digits
+        before = [parameter.requires_grad for parameter in flow.parameters()]
+        looks = ascend(flow, x[:1], half(x[:1]), lambda i: True, schedule=SHORT)
+        next(looks)
+        looks.close()  # type: ignore[attr-defined]
+        assert [parameter.requires_grad for parameter in flow.parameters()] == before
 
     @pytest.mark.parametrize("schedule", [SHORT, replace(SHORT, direction="gradient", gradient_scale=50, noise=9)])
     def test_the_hidden_stay_in_the_interval(self, digits: tuple[Flow, Tensor], schedule: Schedule):

@@ -16,6 +16,7 @@ from nicest.recipes.splits import load_splits
 from nicest.tasks.latent import (
     BASES,
     WAYS,
+    even_points,
     interpolate,
     rotation,
     spectrum,
@@ -187,6 +188,13 @@ class TestSphere:
         assert (np.diff(points[:, 0, 2]) < 0).all()
         turns = np.linalg.norm(points - np.roll(points, 1, axis=1), axis=-1)  # the last column is the first's neighbour
         np.testing.assert_allclose(turns, turns[:, :1] * np.ones(40))
+
+    def test_even_points_are_far_from_one_another(self):
+        points = even_points(200)
+        np.testing.assert_allclose(np.linalg.norm(points, axis=-1), 1)
+        np.testing.assert_allclose(points.mean(0), 0, atol=0.01)
+        apart = np.linalg.norm(points[:, None] - points, axis=-1) + 9 * np.eye(200)
+        assert apart.min() > 0.7 * np.sqrt(4 * np.pi / 200)
 
     def test_rotations_are_uniform(self):
         axes = np.stack([rotation(4, seed) for seed in range(2000)])

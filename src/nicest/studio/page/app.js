@@ -52,7 +52,10 @@ function route() {
   const name = links.some((each) => each.hash === `#${asked}`) ? asked : links[0].hash.slice(1);
   if (shown && shown !== name) views[shown].leave?.();
   for (const each of Object.keys(views)) $(each).hidden = each !== name;
-  for (const link of $("views").children) link.toggleAttribute("aria-current", link.hash === `#${name}`);
+  for (const link of $("views").children) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
   note("state", studio.run.ready ? "" : `${studio.run.why}. The curves are shown as they grow.`);
   shown = name;
   views[name].enter(studio.run);
