@@ -135,7 +135,7 @@ export class Plot {
     this.sx = (x) => box.left + (box.right - box.left) * (x - x0) / (x1 - x0);
     this.sy = (y) => box.bottom - (box.bottom - box.top) * Math.min(1, Math.max(0, (ease(y) - ease(y0)) / (ease(y1) - ease(y0) || 1)));
     Object.assign(this, { box, x0, x1 });
-    const rows = this.log ? ticks(Math.log10(y0), Math.log10(y1), 3).map((each) => 10 ** each) : ticks(y0, y1, 4);
+    const rows = this.log ? ticks(Math.log10(y0), Math.log10(y1), 3).map((each) => 10 ** each) : ticks(y0, y1, Math.max(3, height / 50));
     if (this.yName !== null) for (const at of rows) {
       this.view.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: this.sy(at), y2: this.sy(at) }));
       this.view.append(this.word(box.left - 6, this.sy(at) + 4, this.log ? Number(at.toPrecision(2)) : short(at), "end"));

@@ -32,8 +32,8 @@ async function poll() {
     if (found.rows.length) { rows.push(...found.rows); draw(); }
     const last = rows.at(-1), live = found.idle_seconds !== null && found.idle_seconds < 60;
     wait = live ? 2000 : 10_000;
-    const where = last ? `epoch ${last.epoch}${found.epochs ? ` of ${found.epochs}` : ""}, ${last.valid_nats?.toFixed(2) ?? "–"} nats on validation` : "No figures yet: the first come with the first validation.";
-    note("curves-note", last ? `${live ? "Training, or just done: " : ""}${where}.` : where);
+    const where = last ? `Epoch ${last.epoch}${found.epochs ? ` of ${found.epochs}` : ""}, ${last.valid_nats?.toFixed(2) ?? "–"} nats on validation` : "No figures yet: the first come with the first validation.";
+    note("curves-note", last ? `${where}${live ? "; still training, or just done" : ""}.` : where);
   } catch (error) { note("curves-note", error.message, true); wait = 5000; }
   timer = setTimeout(poll, wait);
 }
