@@ -81,8 +81,9 @@ async function impute(event) {
       const box = fields[i].closest("div");
       box.classList.toggle("found", !each.known);
       if (each.known) { box.querySelector(".hint").textContent = ""; return; }
-      fields[i].value = columns[i].kind === "values" ? String(columns[i].values.indexOf(each.value)) : cell(each.value);
-      box.querySelector(".hint").textContent = each.low === null ? "found" : `found; 90 % between ${cell(each.low)} and ${cell(each.high)}`;
+      const ordered = columns[i].kind !== "values", plain = (value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(4)) : value);
+      fields[i].value = ordered ? plain(each.value) : String(columns[i].values.indexOf(each.value));
+      box.querySelector(".hint").textContent = ordered && each.low !== null ? `found; 90 % between ${plain(each.low)} and ${plain(each.high)}` : "found; the most frequent";
     });
     note("impute-note", "What was empty is filled in. Clear starts anew.");
   } catch (error) { note("impute-note", error.message, true); }
