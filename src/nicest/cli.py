@@ -223,6 +223,10 @@ def train(
     result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
     if not result["finished"]:
         _interrupted(result, as_json)
+    if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
+        from nicest.tasks.score import remember_scores
+
+        remember_scores(folder, device=device)
     _emit(result, as_json, _show_training)
 
 
