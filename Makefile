@@ -13,7 +13,8 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 	$(BIN)/nicest reproduce figures --recipe digits --runs runs/reproduce --out runs/demo/figures
 
 test: lint types  ## lint, types, import contracts and all tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 crash-test: $(VENV)/.dev  ## kill real trainings 60 times, resume them, compare their ends; ten minutes
 	PYTHONPATH=tests/train $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
