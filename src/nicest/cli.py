@@ -555,6 +555,24 @@ def compare_density(
     _emit(result, as_json, lambda result: print(markdown(result)))
 
 
+@compare_app.command("outliers")
+def compare_outliers(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Outliers found, as ROC AUC: NICE's density and typicality, and four detectors of scikit-learn.
+
+    Example: nicest compare outliers wine moons
+    """
+    from nicest.tasks.compare_outliers import compare_outliers as run_comparison
+    from nicest.tasks.compare_outliers import markdown, verdict
+
+    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
+    _emit(result, as_json, lambda result: print(markdown(result), verdict(result), result["caveat"], sep="\n\n"))
+
+
 @reproduce_app.command("table")
 def reproduce_table(
     recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
