@@ -31,6 +31,7 @@ COMMANDS = [
     ["reproduce", "vae"],
     ["compare"],
     ["compare", "density"],
+    ["compare", "imputation"],
     ["compare", "outliers"],
     ["data"],
     ["data", "list"],

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from nicest import NICE
+from nicest.cli import app
 from nicest.tasks import compare_outliers as module
 from nicest.tasks.compare_outliers import (
     DENSITY,
@@ -83,6 +85,13 @@ def test_the_best_is_bold_and_so_are_its_equals():
         "NICE, density: the best on 0 of 1 tables; not on a.",
         "NICE, typicality: the best on 1 of 1 tables.",
     ]
+
+
+def test_the_command_prints_table_verdict_and_caveat(monkeypatch: pytest.MonkeyPatch):
+    result = json.loads((ROOT / "results" / "tables-outliers.json").read_text())
+    monkeypatch.setattr(module, "compare_outliers", lambda **_: result)
+    end = CliRunner().invoke(app, ["compare", "outliers", "iris"])
+    assert all(part in end.output for part in (markdown(result), verdict(result), result["caveat"]))
 
 
 def test_an_unknown_table(refusal: Callable[..., str]):
