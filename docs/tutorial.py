@@ -1,4 +1,4 @@
-"""Run the code of docs/tutorial-tables.md from top to bottom, in a folder of its own; `--pictures` keeps what it draws."""
+"""Run the code of docs/tutorial-tables.md in a folder of its own; `--pictures` keeps what it draws."""
 
 from __future__ import annotations
 
