@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test fuzz crash-test lint format types docs lock clean
+.PHONY: help demo test fuzz crash-test lint format types tutorial docs lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ types: $(VENV)/.dev
 format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tutorial: $(VENV)/.dev  ## run docs/tutorial-tables.md and draw its pictures
+	$(BIN)/python docs/tutorial.py --pictures
 
 docs: $(VENV)/.dev  ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py

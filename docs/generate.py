@@ -31,6 +31,8 @@ COMMANDS = [
     ["reproduce", "vae"],
     ["compare"],
     ["compare", "density"],
+    ["compare", "imputation"],
+    ["compare", "outliers"],
     ["data"],
     ["data", "list"],
     ["data", "get"],

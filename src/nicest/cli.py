@@ -559,6 +559,41 @@ def compare_density(
     _emit(result, as_json, lambda result: print(markdown(result)))
 
 
+@compare_app.command("imputation")
+def compare_imputation(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Missing cells found again: NICE, column means, nearest neighbours, chained regressions. It takes minutes.
+
+    Example: nicest compare imputation wine --seeds 1
+    """
+    from nicest.tasks.compare_imputation import SETS, imputation, markdown
+
+    result = imputation(tables or SETS, range(seeds), out=out)
+    _emit(result, as_json, lambda result: print(markdown(result)))
+
+
+@compare_app.command("outliers")
+def compare_outliers(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Outliers found, as ROC AUC: NICE's density and typicality, and four detectors of scikit-learn.
+
+    Example: nicest compare outliers wine moons
+    """
+    from nicest.tasks.compare_outliers import compare_outliers as run_comparison
+    from nicest.tasks.compare_outliers import markdown, verdict
+
+    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
+    _emit(result, as_json, lambda result: print(markdown(result), verdict(result), result["caveat"], sep="\n\n"))
+
+
 @reproduce_app.command("table")
 def reproduce_table(
     recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
