@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-browser screenshots load-test fuzz crash-test lint format types docs lock clean
+.PHONY: help demo test test-browser screenshots load-test fuzz crash-test lint format types tutorial docs lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -13,7 +13,8 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 	$(BIN)/nicest reproduce figures --recipe digits --runs runs/reproduce --out runs/demo/figures
 
 test: lint types  ## lint, types, import contracts and all tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 test-browser: $(VENV)/.dev  ## the studio in a real Chromium, where one is installed
 	NICEST_BROWSER=1 $(BIN)/python -m pytest -q tests/studio/test_browser.py
@@ -42,6 +43,9 @@ types: $(VENV)/.dev
 format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tutorial: $(VENV)/.dev  ## run docs/tutorial-tables.md and draw its pictures
+	$(BIN)/python docs/tutorial.py --pictures
 
 docs: $(VENV)/.dev  ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py

@@ -32,6 +32,8 @@ COMMANDS = [
     ["reproduce", "vae"],
     ["compare"],
     ["compare", "density"],
+    ["compare", "imputation"],
+    ["compare", "outliers"],
     ["data"],
     ["data", "list"],
     ["data", "get"],

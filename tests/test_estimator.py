@@ -1,4 +1,4 @@
-"""`nicest.NICE` as scikit-learn knows estimators, and as a density."""
+"""`NICE` as scikit-learn knows estimators, and as a density."""
 
 import pickle
 import subprocess
@@ -348,3 +348,39 @@ class TestSizes:
         model = NICE(random_state=0, epochs=1).fit(x)
         assert model.score(x[:1_000]) == pytest.approx(-20 * 0.5 * np.log(2 * np.pi * np.e), abs=1.0)
         assert time.perf_counter() - began < 60
+
+
+class TestImpute:
+    """Missing cells, against the closed form of a Gaussian."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls) -> NICE:
+        random = np.random.default_rng(0)
+        x = random.standard_normal((800, 1))
+        rows = np.hstack([x, 3 * x + random.standard_normal((800, 1)), random.standard_normal((800, 1))])
+        return NICE(random_state=0).fit(rows)
+
+    def test_is_the_conditional_mean_with_its_interval(self, model: NICE):
+        observed = np.array([-1.0, 0.0, 1.5])
+        holed = np.column_stack([observed, [np.nan] * 3, [0.2] * 3])
+        filled, low, high = model.impute(holed, interval=0.9)
+        assert np.abs(filled[:, 1] - 3 * observed).max() < 0.5
+        assert np.abs((high - low)[:, 1] - 2 * 1.645).max() < 1.0
+        assert np.array_equal(filled[:, [0, 2]], holed[:, [0, 2]])
+
+    def test_what_is_whole_comes_back(self, model: NICE):
+        rows = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+        filled = model.impute(rows)
+        assert filled.dtype == np.float32
+        assert np.array_equal(filled, rows)
+
+    def test_same_seed_same_cells(self, model: NICE):
+        holed = np.array([[0.5, np.nan, np.nan]])
+        once, again, other = (model.impute(holed, draws=80, random_state=seed) for seed in (1, 1, 2))
+        assert np.array_equal(once, again)
+        assert not np.array_equal(once, other)
+
+    def test_interval_out_of_range(self, model: NICE):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            model.impute(np.array([[0.5, np.nan, 0.0]]), interval=1.5)

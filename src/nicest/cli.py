@@ -223,6 +223,10 @@ def train(
     result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
     if not result["finished"]:
         _interrupted(result, as_json)
+    if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
+        from nicest.tasks.score import remember_scores
+
+        remember_scores(folder, device=device)
     _emit(result, as_json, _show_training)
 
 
@@ -587,6 +591,41 @@ def compare_density(
 
     result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
     _emit(result, as_json, lambda result: print(markdown(result)))
+
+
+@compare_app.command("imputation")
+def compare_imputation(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Missing cells found again: NICE, column means, nearest neighbours, chained regressions. It takes minutes.
+
+    Example: nicest compare imputation wine --seeds 1
+    """
+    from nicest.tasks.compare_imputation import SETS, imputation, markdown
+
+    result = imputation(tables or SETS, range(seeds), out=out)
+    _emit(result, as_json, lambda result: print(markdown(result)))
+
+
+@compare_app.command("outliers")
+def compare_outliers(
+    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Outliers found, as ROC AUC: NICE's density and typicality, and four detectors of scikit-learn.
+
+    Example: nicest compare outliers wine moons
+    """
+    from nicest.tasks.compare_outliers import compare_outliers as run_comparison
+    from nicest.tasks.compare_outliers import markdown, verdict
+
+    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
+    _emit(result, as_json, lambda result: print(markdown(result), verdict(result), result["caveat"], sep="\n\n"))
 
 
 @reproduce_app.command("table")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe
+from nicest.tasks.impute import impute_rows
 from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.digests import ENVIRONMENT
 from nicest.train.engine import Engine
@@ -60,6 +62,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model.sample(100, random_state=1)     # new rows
         model.transform(X)                    # independent latent coordinates, and inverse_transform back
         model.predict(X)                      # -1 for outliers, +1 for inliers
+        model.impute(X_with_nan)              # missing cells filled in
 
     The flow: columns standardised, bent to a Gaussian's skew and tails, whitened, additive couplings, a scaling, a
     factorial prior. Untrained it is a copula of a shrunk covariance; training goes on from there while validation
@@ -218,6 +221,36 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         """
         return -np.abs(self.score_samples(X) - self.typical_nats_)
 
+    def impute(
+        self,
+        X: ArrayLike,
+        *,
+        draws: int = 400,
+        interval: float | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """X with its NaN cells filled in by the mean of draws from the model, given the other cells of their row.
+
+        With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
+        Cells that are there come back as they are. Chains that do not agree are warned of.
+        """
+        check_is_fitted(self)
+        options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
+        rows = validate_data(self, X, **options)
+        x = torch.from_numpy(np.array(rows, dtype=np.float64)).to(self.flow_.prior.loc.device)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        try:
+            found = impute_rows(self.flow_, x, x.isnan(), draws=draws, interval=interval or 0.9, seed=seed)
+        except NicestError as error:
+            raise ValueError(str(error)) from error
+        if not bool(found.mixed.all()):
+            warnings.warn(found.verdict, stacklevel=2)
+        filled, low, high = (
+            np.where(np.isnan(rows), each.cpu().numpy(), rows).astype(rows.dtype)
+            for each in (found.mean, found.low, found.high)
+        )
+        return filled if interval is None else (filled, low, high)
+
     def save(self, path: str | Path) -> None:
         """Write a run folder, as `nicest train` does: `nicest sample` and the others take it; no pickle."""
         check_is_fitted(self)
@@ -243,6 +276,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if recipe.data.levels or len(recipe.data.shape) != 1:
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
         run = RunFolder(path)
+        if run.columns():
+            raise NicestError(f"{path}: expected a model of rows of numbers, got one of a table: use `nicest score`")
         file = run.path / FILE
         kept: dict[str, Any] = {"params": _params_of(recipe)}
         if file.is_file():

@@ -539,7 +539,7 @@ class TestFullDisk:
     def test_of_a_process_with_a_limit_on_files_is_one_line(self, process: Callable, tmp_path: Path):
         run = tmp_path / "run"
         limit = "import resource, sys; sys.dont_write_bytecode = True; "
-        limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+        limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (7000, 7000))"
         line = process("train", "digits", "--out", run, *TINY, first=limit).refusal
         assert f"cannot write {run / 'last.safetensors'}" in line
         assert not list(run.glob("*.safetensors"))

@@ -28,6 +28,7 @@ from nicest.flows import (
 )
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build, fit_constants, input_layers, needs_moments
+from nicest.recipes.recipe import DataSettings
 from nicest.recipes.units import interval_nats
 
 Refusal = Callable[..., str]
@@ -284,3 +285,8 @@ class TestUnit:
         data = on("digits", f"data.interval={interval}", levels=17).data
         log_det = Chain(input_layers(data))(torch.zeros(2, 16))[1]
         torch.testing.assert_close(log_det, torch.full((2,), -interval_nats(data)))
+
+
+def test_whitening_of_very_many_columns_is_refused_with_the_remedy(refusal: Callable[..., str]):
+    recipe = replace(load_recipe("table"), data=DataSettings(name="x", shape=(10_000,)))
+    assert "set model.preprocess=none" in refusal(build, recipe)

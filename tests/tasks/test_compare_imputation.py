@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from nicest.cli import app
 from nicest.tasks import compare_imputation, impute
 from nicest.tasks.compare_imputation import Guess, ends, few_levels, imputation, markdown, measures, others, summary
 
@@ -66,4 +68,13 @@ def test_an_unknown_table_is_refused(refusal: Callable[..., str]):
 
 def test_the_page_shows_what_was_measured():
     result = json.loads((ROOT / "results" / "tables-imputation.json").read_text())
-    assert markdown(result) in (ROOT / "docs" / "tables-imputation.md").read_text()
+    assert markdown(result) in (ROOT / "docs" / "tables.md").read_text()
+
+
+def test_the_command_asks_for_what_it_was_told(monkeypatch: pytest.MonkeyPatch):
+    asked: list = []
+    row = {"set": "wine", "method": "KNN", "rmse": 0.5, "rmse_sd": 0.1, "seconds": 1.0}
+    monkeypatch.setattr(compare_imputation, "imputation", lambda *a, **k: asked.append((*a, k)) or {"rows": [row]})
+    end = CliRunner().invoke(app, ["compare", "imputation", "wine", "--seeds", "2"])
+    assert asked == [(["wine"], range(2), {"out": None})]
+    assert "| wine | KNN | 0.500 ± 0.100 |" in end.output

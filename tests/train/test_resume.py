@@ -85,6 +85,7 @@ def refusal_of(attempt: Callable[[Path], object], out: Path) -> str:
     return "not refused"
 
 
+@pytest.mark.alone
 class TestSignals:
     def test_a_second_process_is_refused_while_the_first_lives(self, stopped: dict[str, Stopped]):
         for each in stopped.values():

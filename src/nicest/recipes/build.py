@@ -37,6 +37,7 @@ from nicest.flows import (
 )
 from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
 
+WIDEST = 6000  # columns that are whitened
 MARGINAL_ROWS = 5000  # rows that the shape of the columns is fitted to
 
 
@@ -48,6 +49,8 @@ def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
     dim, settings = recipe.data.dim, recipe.model
     if settings.preprocess == "logit" and not recipe.data.levels:
         raise NicestError("preprocess = logit is for pixels in [0, 1]; this data is continuous")
+    if settings.preprocess == "zca" and dim > WIDEST:
+        raise NicestError(f"whitening {dim} columns takes hours, beyond {WIDEST}: set model.preprocess=none")
     if settings.couplings and dim < 2:
         raise NicestError("a coupling needs two parts, and this data has one column: set model.couplings=0")
     layers = input_layers(recipe.data, steps) | _preprocessing(settings, dim)

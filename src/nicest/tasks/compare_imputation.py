@@ -209,7 +209,7 @@ def imputation(
 ) -> dict[str, Any]:
     """Hide a fifth of the cells of the test rows of tables of scikit-learn, and find them again by every method.
 
-    `out` is where the result is written as JSON; `markdown` makes the table of docs/tables-imputation.md from it.
+    `out` is where the result is written as JSON; `markdown` makes the table of docs/tables.md from it.
     """
     if unknown := [name for name in sets if name not in SETS]:
         raise NicestError(f"expected tables of {', '.join(SETS)}, got {unknown[0]!r}")

@@ -248,6 +248,13 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     return quantiles
 
 
+def remember_scores(run: str | Path, *, draws: int = 8, device: str = "auto") -> None:
+    """Keep the quantiles of the training rows now, while their data is at hand; for models of tables."""
+    flow, recipe, figures = load_with_recipe(run, device=choose_device(device))
+    noisy = bool(recipe.data.discrete)
+    training_quantiles(run, recipe, int(figures.get("step", 0)), Engine(flow), draws if noisy else 1)
+
+
 def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray:
     """The share of training rows with a higher log-density."""
     if quantiles is None:
