@@ -263,7 +263,11 @@ class TestClock:
             if asking.search(line)
         }
         dated = '"date": datetime.now(UTC).isoformat(timespec="seconds"),'
-        assert found == {f"{name}.py: {dated}" for name in ("runtime", "bench", "study", "compare_imputation")}
+        shown = (
+            "served.py: idle = max(0.0, time.time() - path.stat().st_mtime) if path.is_file() else None"  # to a person
+        )
+        dates = {f"{name}.py: {dated}" for name in ("runtime", "bench", "study", "compare_imputation")}
+        assert found == dates | {shown}
 
 
 class TestTwoProcesses:

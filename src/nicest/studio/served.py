@@ -78,7 +78,7 @@ class Served:
     def open(self) -> Loaded:
         with self.lock:
             found = self.folder.model
-            stamp = found.stat().st_mtime_ns if found.is_file() else 0
+            stamp = found.stat().st_ino if found.is_file() else 0  # training replaces the file by another
             if self.loaded is None or self.loaded.stamp != stamp:
                 self.close()
                 self.loaded = Loaded(self.folder, stamp)
