@@ -66,6 +66,9 @@ Verify = Annotated[
     bool, typer.Option("--verify", help="Refuse a model that is not the file training wrote, by its SHA-256.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
+Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
+Splittings = Annotated[int, typer.Option(min=1, help="Splits of each table.")]
+Record = Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)]
 
 
 class Split(StrEnum):
@@ -577,9 +580,9 @@ def bench(
 
 @compare_app.command("density")
 def compare_density(
-    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    tables: Tables = None,
+    seeds: Splittings = 3,
+    out: Record = None,
     as_json: Json = False,
 ) -> None:
     """Log-density of held-out rows: NICE, Gaussians, mixtures, kernels, and zuko's flows if it is installed.
@@ -595,9 +598,9 @@ def compare_density(
 
 @compare_app.command("imputation")
 def compare_imputation(
-    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    tables: Tables = None,
+    seeds: Splittings = 3,
+    out: Record = None,
     as_json: Json = False,
 ) -> None:
     """Missing cells found again: NICE, column means, nearest neighbours, chained regressions. It takes minutes.
@@ -612,9 +615,9 @@ def compare_imputation(
 
 @compare_app.command("outliers")
 def compare_outliers(
-    tables: Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Splits of each table.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)] = None,
+    tables: Tables = None,
+    seeds: Splittings = 3,
+    out: Record = None,
     as_json: Json = False,
 ) -> None:
     """Outliers found, as ROC AUC: NICE's density and typicality, and four detectors of scikit-learn.

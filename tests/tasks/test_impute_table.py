@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from nicest.recipes import load_recipe
+from nicest.tasks import impute_table as module
 from nicest.tasks.impute_table import impute_table, most_frequent
 from nicest.train.loop import train
 
@@ -68,6 +69,7 @@ def test_hidden_cells_are_near_the_truth_and_the_rest_is_as_it_was(
     read = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".feather": pd.read_feather}[suffix]
     before, after = read(folder / f"holes{suffix}"), read(out)
     assert list(after) == list(before)
+    assert (after.dtypes == before.dtypes).all() or suffix == ".csv"
     for name in after:
         kept = ~hidden[name]
         assert after.loc[kept, name].tolist() == before.loc[kept, name].tolist()  # bit for bit
@@ -133,3 +135,32 @@ def test_on_the_command_line(run: Path, holes: tuple, tmp_path: Path):
 def test_most_frequent():
     draws = np.array([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, 5.0]], [[1.0, 5.0]], [[3.0, 5.0]]])
     assert most_frequent(draws).tolist() == [[3.0, 5.0]]
+
+
+def test_many_rows_are_filled_in_by_parts_with_other_draws_each(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two rows alike in two parts: one memory for both, and not the same numbers."""
+    monkeypatch.setattr(module, "ROWS", 1)
+    (tmp_path / "a.csv").write_text("x,y,kind,count,z\n" + "2.0,,plus,7,0.6\n" * 2)
+    impute_table(run, tmp_path / "a.csv", out=tmp_path / "b.csv", cells=tmp_path / "c.csv", **QUICK)
+    first, second = pd.read_csv(tmp_path / "c.csv")["value"]
+    assert first != second
+    assert abs(first - second) < 2
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".feather"])
+def test_nothing_to_fill_in_gives_the_table_and_no_cells(run: Path, tmp_path: Path, suffix: str):
+    frame(5).to_parquet(tmp_path / "a.parquet")
+    impute_table(run, tmp_path / "a.parquet", out=tmp_path / f"b{suffix}", cells=tmp_path / "c.parquet", **QUICK)
+    read = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".feather": pd.read_feather}[suffix]
+    after, before = read(tmp_path / f"b{suffix}"), pd.read_parquet(tmp_path / "a.parquet")
+    pd.testing.assert_frame_equal(after, before)
+    assert len(pd.read_parquet(tmp_path / "c.parquet")) == 0
+
+
+def test_a_table_without_rows_is_refused_and_nothing_written(run: Path, tmp_path: Path, refusal: Callable[..., str]):
+    (tmp_path / "a.csv").write_text("x,y,kind,count,z\n")
+    (tmp_path / "b.csv").write_text("kept")
+    assert "expected rows to fill in" in refusal(impute_table, run, tmp_path / "a.csv", out=tmp_path / "b.csv")
+    assert (tmp_path / "b.csv").read_text() == "kept"

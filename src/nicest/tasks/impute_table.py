@@ -21,6 +21,8 @@ from nicest.tasks.impute import MIXED, impute_rows
 from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.runtime import choose_device
 
+ROWS = 500  # that are filled in at once
+
 
 class Cells(NamedTuple):
     """What was found for the hidden cells of some rows, each (N, D): NaN where nothing was hidden."""
@@ -63,15 +65,17 @@ def impute_table(
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
     with ExitStack() as stack:
-        write = stack.enter_context(writing(target))
-        write_cells = stack.enter_context(writing(Path(cells))) if cells else None
+        write = stack.enter_context(writing(target, file.schema))
+        write_cells = stack.enter_context(writing(Path(cells), cell_schema())) if cells else None
         bar = stack.enter_context(Bar("filling in", file.count or 0))
-        for batch in file.batches(file.names):
+        for batch in in_parts(file.batches(file.names)):
             encoded = encode(batch, columns, path)
             hidden = np.isnan(encoded.rows) & ~encoded.unknown[:, None]
-            found = fill(flow, encoded.rows, hidden, columns, draws=draws, steps=steps, interval=interval, seed=seed)
+            # other rows, other draws
+            part = int(np.random.SeedSequence([seed, counts["rows"]]).generate_state(1)[0])
+            found = fill(flow, encoded.rows, hidden, columns, draws=draws, steps=steps, interval=interval, seed=part)
             write(filled(batch, columns, found, hidden))
-            if write_cells and hidden.any():
+            if write_cells:
                 write_cells(listed_cells(columns, found, hidden, counts["rows"]))
             counts["rows"] += batch.num_rows
             counts["filled"] += int(hidden.sum())
@@ -79,7 +83,16 @@ def impute_table(
             counts["unknown"] += int((encoded.unknown & np.isnan(encoded.rows).any(1)).sum())
             counts["not_mixed"] += int((np.nan_to_num(found.r_hat, nan=1.0).max(1, initial=1.0) >= MIXED).sum())
             bar.update(counts["rows"], f"{counts['filled']:,} cells")
+        if not counts["rows"]:
+            raise NicestError(f"{path}: expected rows to fill in, got none beside the names of its columns")
     return {"out": str(target), "cells": str(cells) if cells else None, "interval": interval, "seed": seed, **counts}
+
+
+def in_parts(batches: Iterator[Any]) -> Iterator[Any]:
+    """Record batches of few rows: their draws are held in memory, some hundred for each."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS):
+            yield batch.slice(start, ROWS)
 
 
 def fill(
@@ -105,12 +118,12 @@ def fill(
         **how,
     )
     drawn = imputed.draws.cpu().double().numpy()
-    drawn = np.where(discrete, np.floor(drawn).clip(0, np.where(discrete, most, np.inf)), drawn)
-    low, high = imputed.low.cpu().numpy(), imputed.high.cpu().numpy()
+    drawn, low, high = (
+        np.where(discrete, np.floor(each).clip(0, most), each)
+        for each in (drawn, imputed.low.cpu().numpy(), imputed.high.cpu().numpy())
+    )
     value = np.where(discrete, most_frequent(drawn), imputed.mean.cpu().numpy())
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
-    whole = np.where(discrete, most, np.inf)
-    low, high = (np.where(discrete, np.floor(each).clip(0, whole), each) for each in (low, high))
     for target, each in zip(found, (value, low, high, agree), strict=True):
         target[index] = np.where(hidden[index], each, np.nan)
     return found
@@ -144,72 +157,60 @@ def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarr
     import pyarrow as pa
     from pyarrow import compute
 
-    new = decode(found.value, columns)
+    new, table = decode(found.value, columns), pa.Table.from_batches([batch])
     for i, column in enumerate(columns):
         if hidden[:, i].any():
-            place = batch.schema.get_field_index(column.name)
-            old = batch.column(place)
-            kind = old.type.value_type if pa.types.is_dictionary(old.type) else old.type
-            cells = new.column(column.name).combine_chunks()
-            cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
-            old = old.dictionary_decode() if pa.types.is_dictionary(old.type) else old
-            whole = compute.if_else(pa.array(hidden[:, i]), cells.cast(kind), old)
-            if pa.types.is_dictionary(batch.schema.field(place).type):
-                whole = whole.dictionary_encode()
-            batch = batch.set_column(place, batch.schema.field(place).with_type(whole.type), whole)
-    return pa.Table.from_batches([batch])
+            old, cells = (_plain(each.column(column.name).combine_chunks()) for each in (table, new))
+            whole = compute.if_else(pa.array(hidden[:, i]), cells.cast(old.type), old)
+            table = table.set_column(table.schema.get_field_index(column.name), column.name, whole)
+    return table
+
+
+def _plain(cells: Any) -> Any:
+    """Cells without a dictionary."""
+    return cells.dictionary_decode() if hasattr(cells, "dictionary") else cells
+
+
+def cell_schema() -> Any:
+    import pyarrow as pa
+
+    texts = [(name, pa.string()) for name in ("column", "value", "low", "high")]
+    return pa.schema([("row", pa.int64()), *texts, ("r_hat", pa.float64())])
 
 
 def listed_cells(columns: Sequence[Column], found: Cells, hidden: np.ndarray, first_row: int) -> Any:
     """A line for every cell that was filled in."""
     import pyarrow as pa
 
-    rows, places = np.nonzero(hidden)
-    texts = {name: decode(getattr(found, name), columns) for name in ("value", "low", "high")}
-    columns_of = {
-        name: pa.array([str(table.column(int(d))[int(n)].as_py()) for n, d in zip(rows, places, strict=True)])
-        for name, table in texts.items()
-    }
-    names = pa.array([columns[int(d)].name for d in places], pa.string())
-    return pa.table(
-        {"row": pa.array(rows + first_row), "column": names, **columns_of, "r_hat": pa.array(found.r_hat[hidden])}
-    )
+    rows, places = (each.tolist() for each in np.nonzero(hidden))
+    tables = [decode(each, columns) for each in (found.value, found.low, found.high)]
+    texts = [[str(table.column(d)[n].as_py()) for n, d in zip(rows, places, strict=True)] for table in tables]
+    names = [columns[d].name for d in places]
+    return pa.table([[n + first_row for n in rows], names, *texts, found.r_hat[hidden]], schema=cell_schema())
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Any]:
-    """A function that appends Arrow tables of one schema to a new file, which takes its place when all are written."""
+def writing(path: Path, schema: Any) -> Iterator[Any]:
+    """A function that appends Arrow tables to a new file, which takes its place when all are written."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    with replacing(path) as temporary, ExitStack() as stack:
-        opened: list[Any] = []
-
-        def write(table: Any) -> None:
-            if not opened:
-                suffix, schema = path.suffix.lower(), table.schema
-                if suffix == ".parquet":
-                    opened.append(stack.enter_context(parquet.ParquetWriter(temporary, schema)))
-                elif suffix == ".csv":
-                    opened.append(stack.enter_context(TextWriter(temporary, schema)))
-                else:
-                    opened.append(stack.enter_context(pa.ipc.new_file(str(temporary), schema)))
-            opened[0].write_table(table.cast(opened[0].schema) if hasattr(opened[0], "schema") else table)
-
-        yield write
-        if not opened:
-            temporary.touch()
+    openers: dict[str, Any] = {".parquet": parquet.ParquetWriter, ".csv": TextWriter}
+    opener = openers.get(path.suffix.lower(), pa.ipc.new_file)
+    with replacing(path) as temporary, opener(str(temporary), schema) as opened:
+        yield lambda table: opened.write_table(table.cast(schema))
 
 
 class TextWriter:
     """Arrow tables as lines of a .csv file; cells that are text stay as they are, and only those in need are quoted."""
 
-    def __init__(self, path: Path, schema: Any) -> None:
-        self.file = path.open("w", newline="", encoding="utf-8")
-        self.lines = csv.writer(self.file, lineterminator="\n")
-        self.lines.writerow(schema.names)
+    def __init__(self, path: str, schema: Any) -> None:
+        self.path, self.names = Path(path), schema.names
 
     def __enter__(self) -> TextWriter:
+        self.file = self.path.open("w", newline="", encoding="utf-8")
+        self.lines = csv.writer(self.file, lineterminator="\n")
+        self.lines.writerow(self.names)
         return self
 
     def __exit__(self, *_: object) -> None:
