@@ -53,7 +53,7 @@ docs: $(VENV)/.dev  ## write the generated pages of docs/
 # the lock file pins every version; pyproject.toml says what is needed
 $(VENV)/.runtime: pyproject.toml requirements.lock
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[studio]'
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[studio,tables]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml requirements.lock
