@@ -57,7 +57,9 @@ from published import (
 import nicest
 from nicest.data import Splits, download, images, load
 from nicest.data.arrays import read_npy, read_npz
-from nicest.data.columns import columns_from_json, columns_to_json, decode, encode, read_table, scan
+from nicest.data.cells import decode, encode
+from nicest.data.columns import columns_from_json, columns_to_json
+from nicest.data.scan import read_table, scan
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.flows import Flow

@@ -17,21 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
 from nicest.data import load
-from nicest.data.columns import (
-    FEW,
-    FINEST,
-    MOST_VALUES,
-    Column,
-    arrow_type,
-    as_numbers,
-    columns_from_json,
-    columns_to_json,
-    decode,
-    encode,
-    read_table,
-    require_columns,
-    scan,
-)
+from nicest.data.cells import arrow_type, as_numbers, decode, encode
+from nicest.data.columns import Column, columns_from_json, columns_to_json, require_columns
+from nicest.data.scan import FEW, FINEST, MOST_VALUES, read_table, scan
 from nicest.data.tables import TableFile, write_table
 from nicest.errors import NicestError
 from nicest.recipes import load_recipe

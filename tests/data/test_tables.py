@@ -13,7 +13,7 @@ from pyarrow import csv, feather, parquet
 
 import fuzz
 from nicest.data import tables
-from nicest.data.columns import read_table, scan
+from nicest.data.scan import read_table, scan
 from nicest.data.tables import TableFile, is_table, write_table
 
 Refusal = Callable[..., str]

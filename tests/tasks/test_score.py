@@ -20,7 +20,7 @@ from pyarrow import csv, parquet
 
 import nicest
 from nicest.data import load
-from nicest.data.columns import scan
+from nicest.data.scan import scan
 from nicest.data.tables import TableFile, write_table
 from nicest.recipes import load_recipe
 from nicest.tasks import score as module

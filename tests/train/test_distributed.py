@@ -79,11 +79,11 @@ def together(processes: int, folder: Path, jobs: list[dict[str, Any]], device: s
     return ended(torchrun(processes, str(HERE / "together.py"), str(path)))
 
 
-def training(out: Path, *settings: str, recipe: str = "digits") -> list[str]:
+def training(out: Path, *settings: str, recipe: str = "digits", device: str = "cpu") -> list[str]:
     """The words of `-m nicest train`."""
     asked = [word for each in settings for word in ("--set", each)]
     data = ["--data", str(out.parent / "rows.npy")]
-    return ["-m", "nicest", "train", recipe, *data, "--out", str(out), "--device", "cpu", *asked]
+    return ["-m", "nicest", "train", recipe, *data, "--out", str(out), "--device", device, *asked]
 
 
 def follows(out: Path, straight: Path, *, nats: float = 1e-3, weights: float = 1e-4) -> None:
@@ -165,14 +165,7 @@ def jobs(folder: Path, pool: ThreadPoolExecutor) -> Future[dict[int, Ended]]:
 
 @pytest.fixture(scope="module")
 def killed(folder: Path, pool: ThreadPoolExecutor) -> Future[Ended]:
-    def do() -> Ended:
-        """Kill the second of two processes after the first validation."""
-        process = torchrun(2, *training(folder / "killed", *LONG), restarts=1)
-        wait_for((folder / "killed" / "metrics.jsonl").exists, process)
-        os.kill(worker(process.pid, rank=1), signal.SIGKILL)
-        return ended(process)
-
-    return pool.submit(do)
+    return pool.submit(kill_one, folder / "killed")
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +183,14 @@ def terminated(folder: Path, pool: ThreadPoolExecutor) -> Future[Ended]:
 @pytest.fixture(scope="module", autouse=True)
 def _begun(jobs: object, killed: object, terminated: object) -> None:
     """Start all of them at the first test."""
+
+
+def kill_one(out: Path, *settings: str, device: str = "cpu") -> Ended:
+    """Kill the second of two processes after the first validation."""
+    process = torchrun(2, *training(out, *LONG, *settings, device=device), restarts=1)
+    wait_for((out / "metrics.jsonl").exists, process)
+    os.kill(worker(process.pid, rank=1), signal.SIGKILL)
+    return ended(process)
 
 
 def worker(parent: int, rank: int) -> int:
@@ -215,18 +216,26 @@ class TestWorld:
 
 
 class TestEquality:
-    def test_torchrun_with_one_process_is_the_plain_run_to_the_bit(
-        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    @pytest.fixture
+    def _launched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """This process as torchrun would start one alone."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         told = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "test"}
         for name, value in (told | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items():
-            monkeypatch.setenv(name, str(value))  # as torchrun would
+            monkeypatch.setenv(name, str(value))
+
+    @pytest.mark.usefixtures("_launched")
+    def test_torchrun_with_one_process_is_the_plain_run_to_the_bit(self, folder: Path, tmp_path: Path):
         for i in range(2):  # one process may do so twice
             run(tmp_path / str(i), f"data.name={folder}/rows.npy", settings=NOISY)
             assert same_run(tmp_path / str(i), folder / "noisy")
         assert not torch.distributed.is_initialized()
+
+    @pytest.mark.usefixtures("_launched")
+    def test_one_process_may_hold_all_shards(self, folder: Path, tmp_path: Path):
+        run(tmp_path, FULL, f"data.name={folder}/rows.npy", settings=NOISY)
+        follows(tmp_path, folder / "noisy")
 
     @pytest.mark.parametrize("case", ["noisy", "warped"])
     @pytest.mark.parametrize("size", [2, 4])
@@ -333,45 +342,66 @@ class TestTorchrun:
         assert expected in line
 
 
+PRECISIONS = ("float32", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def on_gpu(folder: Path) -> dict[int, Ended]:
+    """Runs of one process and of two on a GPU; those of the plain process are made here."""
+    for name in PRECISIONS:
+        settings = (*NOISY, f"train.precision={name}", f"data.name={folder}/rows.npy")
+        train(load_recipe("digits"), folder / f"gpu-{name}", overrides=settings, device="cuda")
+
+    def jobs(size: int) -> list[dict[str, Any]]:
+        plain = {f"gpu-{name}{size}": (f"train.precision={name}",) for name in PRECISIONS}
+        more = {f"gpu-full-{name}{size}": (f"train.precision={name}", FULL) for name in PRECISIONS}
+        cases = plain | (more if size == 1 else {})  # gloo may not scatter what lies on a GPU
+        return [{"out": folder / name, "set": (*NOISY, *settings)} for name, settings in cases.items()]
+
+    def stop(name: str, *settings: str) -> dict[str, Any]:
+        return {"out": folder / name, "set": (*NOISY, "train.precision=bfloat16", *settings), "stop": 4}
+
+    def go_on(name: str, out: str, *settings: str) -> dict[str, Any]:
+        return {"copy": folder / name, "out": folder / out, "resume": True, "set": settings}
+
+    whole = "train.sharding=none"
+    one = [stop("gpu-stopped1", FULL), go_on("gpu-stopped1", "gpu-resumed1")]
+    two = [stop("gpu-stopped2"), go_on("gpu-stopped2", "gpu-resumed2"), go_on("gpu-stopped1", "gpu-more", whole)]
+    ends = {1: together(1, folder, [*jobs(1), *one], "auto"), 2: together(2, folder, [*jobs(2), *two], "auto")}
+    ends[0] = together(1, folder, [go_on("gpu-stopped2", "gpu-fewer", FULL)], "auto")
+    return ends
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 class TestGPU:
     """One process by NCCL, and two by gloo that share a GPU, beside the plain run with its one captured graph."""
 
-    PRECISIONS = ("float32", "bfloat16")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def ends(cls, folder: Path) -> dict[int, Ended]:
-        for name in cls.PRECISIONS:
-            settings = (*NOISY, f"train.precision={name}", f"data.name={folder}/rows.npy")
-            train(load_recipe("digits"), folder / f"gpu-{name}", overrides=settings, device="cuda")
-
-        def jobs(size: int) -> list[dict[str, Any]]:
-            plain = {f"gpu-{name}{size}": (f"train.precision={name}",) for name in cls.PRECISIONS}
-            more = {f"gpu-full-{name}{size}": (f"train.precision={name}", FULL) for name in cls.PRECISIONS}
-            cases = plain | (more if size == 1 else {})  # gloo may not scatter what lies on a GPU
-            made = [{"out": folder / name, "set": (*NOISY, *settings)} for name, settings in cases.items()]
-            name = cls.PRECISIONS[-1]
-            stop = {"out": folder / f"gpu-stopped{size}", "set": (*NOISY, f"train.precision={name}"), "stop": 4}
-            return [*made, stop, {"copy": stop["out"], "out": folder / f"gpu-resumed{size}", "resume": True}]
-
-        return {size: together(size, folder, jobs(size), "auto") for size in (1, 2)}
+    def near(self, name: str) -> dict[str, float]:
+        return {"nats": 1e-2, "weights": 1e-3} if name == "float32" else {"nats": 0.5, "weights": 3e-2}
 
     @pytest.mark.parametrize("size", [1, 2])
     @pytest.mark.parametrize("name", PRECISIONS)
-    def test_processes_follow_the_run_of_one(self, ends: dict[int, Ended], folder: Path, size: int, name: str):
-        assert ends[size].code == 0, ends[size].err
-        near = {"nats": 1e-2, "weights": 1e-3} if name == "float32" else {"nats": 0.5, "weights": 3e-2}
-        follows(folder / f"gpu-{name}{size}", folder / f"gpu-{name}", **near)
+    def test_processes_follow_the_run_of_one(self, on_gpu: dict[int, Ended], folder: Path, size: int, name: str):
+        assert on_gpu[size].code == 0, on_gpu[size].err
+        follows(folder / f"gpu-{name}{size}", folder / f"gpu-{name}", **self.near(name))
 
     @pytest.mark.parametrize("name", PRECISIONS)
-    def test_sharded_weights_follow_whole_ones(self, ends: dict[int, Ended], folder: Path, name: str):
-        assert ends[1].code == 0, ends[1].err
-        near = {"nats": 1e-2, "weights": 1e-3} if name == "float32" else {"nats": 0.5, "weights": 3e-2}
-        follows(folder / f"gpu-full-{name}1", folder / f"gpu-{name}", **near)
+    def test_sharded_weights_follow_whole_ones(self, on_gpu: dict[int, Ended], folder: Path, name: str):
+        assert on_gpu[1].code == 0, on_gpu[1].err
+        follows(folder / f"gpu-full-{name}1", folder / f"gpu-{name}", **self.near(name))
 
-    @pytest.mark.parametrize("size", [1, 2])
-    def test_a_stopped_run_resumes(self, ends: dict[int, Ended], folder: Path, size: int):
-        assert ends[size].code == 0, ends[size].err
-        assert counters(folder / f"gpu-stopped{size}")["step"] == 7  # asked at the end of an epoch
-        follows(folder / f"gpu-resumed{size}", folder / f"gpu-bfloat16{size}", nats=0.5, weights=3e-2)
+    @pytest.mark.parametrize(("name", "size"), [("resumed1", 1), ("resumed2", 2), ("more", 2), ("fewer", 0)])
+    def test_a_stopped_run_resumes_with_as_many_with_more_and_with_fewer(
+        self, on_gpu: dict[int, Ended], folder: Path, name: str, size: int
+    ):
+        assert on_gpu[size].code == 0, on_gpu[size].err
+        assert counters(folder / "gpu-stopped1")["step"] == 7  # asked at the end of an epoch
+        follows(folder / f"gpu-{name}", folder / "gpu-bfloat16", **self.near("bfloat16"))
+
+    def test_a_killed_worker_is_replaced(self, folder: Path):
+        precise = "train.precision=float32"
+        end = kill_one(folder / "gpu-killed", precise, device="auto")
+        assert end.code == 0, end.err
+        settings = (*LONG, precise, f"data.name={folder}/rows.npy")
+        train(load_recipe("digits"), folder / "gpu-long", overrides=settings, device="cuda")
+        follows(folder / "gpu-killed", folder / "gpu-long", **self.near("float32"))

@@ -12,7 +12,8 @@ import numpy as np
 
 from nicest.data import download, images
 from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
-from nicest.data.columns import Column, read_table
+from nicest.data.columns import Column
+from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
 

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.data.columns import Column, decode, encode
+from nicest.data.cells import decode, encode
+from nicest.data.columns import Column
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.flows import Flow

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nicest.data.columns import Column, decode, encode, require_columns
+from nicest.data.cells import decode, encode
+from nicest.data.columns import Column, require_columns
 from nicest.data.tables import SUFFIXES, TableFile
 from nicest.errors import NicestError
 from nicest.files import replacing

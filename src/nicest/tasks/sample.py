@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicest.data.columns import decode
+from nicest.data.cells import decode
 from nicest.data.tables import SUFFIXES as TABLES
 from nicest.data.tables import write_table
 from nicest.errors import NicestError

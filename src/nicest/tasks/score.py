@@ -14,7 +14,8 @@ import torch
 
 from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
-from nicest.data.columns import Column, encode, require_columns
+from nicest.data.cells import encode
+from nicest.data.columns import Column, require_columns
 from nicest.data.splits import read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
 from nicest.errors import NicestError

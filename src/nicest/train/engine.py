@@ -67,7 +67,7 @@ class Engine:
             return self.flow.prior.loc.new_zeros(0, *shape)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def draws(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Iterator[Tensor]:
         """n draws in batches, each to be used before the next is asked for."""
         rows = self.batch  # of which memory may want fewer on the way
@@ -76,7 +76,7 @@ class Engine:
             h = self.flow.prior.rsample(size, temperature=temperature, generator=generator)
             yield from self.each("decode", h, self._size(n))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
         """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
         batch, start = batch or self._size(len(x)), 0
@@ -194,7 +194,7 @@ class Graph:
             self.graph, self.output = capture(lambda: function(self.x), example.device)
             torch.cuda.set_rng_state(random, example.device)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, x: Tensor) -> Any:
         self.x[: len(x)].copy_(x)
         if self.graph is None:

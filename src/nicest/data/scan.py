@@ -1,0 +1,169 @@
+"""One look at a table: what its columns hold, and its whole rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nicest.data.arrays import brief, called
+from nicest.data.cells import as_numbers, encode, holds_numbers, is_text
+from nicest.data.columns import Column, leave_out
+from nicest.data.tables import TableFile, listed
+from nicest.errors import NicestError
+
+MOST_VALUES = 100  # different texts in a column
+FEW = 20  # different numbers in a column of fractions that is not continuous, each in ten rows or more
+FINEST = 1 << 20  # steps across a column of whole numbers: where there are more, they do not matter
+LONGEST = 1000  # characters of a text
+SMALLEST, LARGEST = 1e-30, 1e30  # across a continuous column, that float32 holds it
+
+
+@dataclass
+class Tally:
+    """What was seen of one column."""
+
+    name: str
+    type: Any
+    seen: int = 0
+    missing: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    whole: bool = True
+    divisor: int = 0
+    first: int | None = None
+    numbers: set[float] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    not_numbers: int = 0  # among the texts
+    example: str = ""  # of them
+    infinite: float = 0.0  # one of them
+
+    def add_numbers(self, numbers: np.ndarray) -> None:
+        """Take note of cells, missing ones left out."""
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            self.infinite = float(numbers[~finite][0])
+            numbers = numbers[finite]
+        if not len(numbers):
+            return
+        self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
+        self.whole = self.whole and bool((numbers == np.floor(numbers)).all()) and max(-self.low, self.high) < 2**53
+        if self.whole:
+            whole = numbers.astype(np.int64)
+            self.first = int(whole[0]) if self.first is None else self.first
+            self.divisor = math.gcd(self.divisor, int(np.gcd.reduce(whole - self.first)))
+        if len(self.numbers) <= FEW:
+            self.numbers |= set(np.unique(numbers)[: FEW + 1].tolist())
+
+    def column(self, path: Path) -> Column:
+        """The column, after all of it was seen."""
+        where = f"column {called(self.name)}"
+        if not self.seen:
+            raise NicestError(f"{path}: {where} is missing in all rows; {leave_out(self.name)}")
+        if str(self.type) == "bool":
+            return Column(self.name, "bool", "values", 0, 1, 1.0, (False, True))
+        if 0 < self.not_numbers < self.seen / 2:
+            raise NicestError(
+                f"{path}: expected numbers in {where}, got {brief(self.example, 60)!r} among them; mend the cell,"
+                f" or {leave_out(self.name)}"
+            )
+        if self.not_numbers:
+            return self._of_texts(path)
+        if self.infinite:
+            raise NicestError(
+                f"{path}: expected finite numbers, got {self.infinite} in {where}; drop those rows,"
+                " or leave the cells empty"
+            )
+        kind = str(self.type)
+        if is_text(self.type):  # all of whose cells are numbers, as in a .csv file
+            kind = "int64" if self.whole and not self.missing else "double"
+        if self.whole:
+            step = float(self.divisor or 1)
+            if (self.high - self.low) / step <= FINEST:
+                return Column(self.name, kind, "steps", self.low, self.high, step)
+        elif len(self.numbers) <= FEW and self.seen >= 10 * len(self.numbers):
+            return Column(self.name, kind, "values", 0, len(self.numbers) - 1, 1.0, tuple(sorted(self.numbers)))
+        if self.low == self.high:
+            raise NicestError(
+                f"{path}: {where} is constant, {self.low:g}: its density is infinite; {leave_out(self.name)}"
+            )
+        if not SMALLEST < self.high - self.low < LARGEST:
+            spread = f"has numbers from {self.low:g} to {self.high:g}, of which no density is made"
+            raise NicestError(f"{path}: {where} {spread}; give it another unit, or {leave_out(self.name)}")
+        return Column(self.name, kind, "real", self.low, self.high)
+
+    def _of_texts(self, path: Path) -> Column:
+        what = ""
+        if len(self.texts) > MOST_VALUES:
+            what = f"more than {MOST_VALUES} different texts"
+        elif max(map(len, self.texts)) > LONGEST:
+            what = f"texts of more than {LONGEST} characters"
+        if what:
+            raise NicestError(
+                f"{path}: column {called(self.name)} holds {what}, such as {brief(self.example, 60)!r}, of which no"
+                f" model is made; {leave_out(self.name)}"
+            )
+        values = tuple(sorted(self.texts))
+        return Column(self.name, str(self.type), "values", 0, len(values) - 1, 1.0, values)
+
+
+def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
+    """What the columns of a table hold: one pass over the file."""
+    file, dropped, rows = TableFile(path), set(drop), 0
+    if absent := sorted(dropped - set(file.names)):
+        raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
+    tallies = [Tally(name, file.schema.field(name).type) for name in file.names if name not in dropped]
+    for tally in tallies:
+        if not holds_numbers(tally.type) and not is_text(tally.type):
+            raise NicestError(
+                f"{path}: expected numbers or texts in column {called(tally.name)}, got {brief(tally.type, 60)};"
+                f" {leave_out(tally.name)}"
+            )
+    for batch in file.batches([tally.name for tally in tallies]):
+        rows += batch.num_rows
+        for tally, cells in zip(tallies, batch.columns, strict=True):
+            _look(tally, cells)
+    if not rows:
+        raise NicestError(f"{path}: expected rows, got none beside the names of {len(tallies)} columns")
+    return tuple(tally.column(path) for tally in tallies)
+
+
+def _look(tally: Tally, cells: Any) -> None:
+    """Take note of the cells of one column."""
+    if str(cells.type) == "string_view":  # which Arrow can do little with
+        cells = cells.cast("string")
+    cells = cells.drop_null()
+    if str(cells.type) == "bool":
+        tally.seen += len(cells)
+        return
+    numbers, words = as_numbers(cells)
+    if is_text(cells.type):
+        if len(tally.texts) <= MOST_VALUES:
+            tally.texts |= set(cells.unique().slice(0, MOST_VALUES + 1).to_pylist()) - {None}
+        if words.any():
+            tally.not_numbers += int(words.sum())
+            tally.example = cells[int(words.argmax())].as_py()
+    there = numbers[~np.isnan(numbers)]
+    tally.seen += len(there) + int(words.sum())
+    tally.missing += len(cells) - len(there) - int(words.sum())
+    tally.add_numbers(there)
+
+
+def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, tuple[Column, ...], int]:
+    """All whole rows of a table (N, D), its columns, and how many rows were left out, for their missing cells."""
+    columns = scan(path, drop)
+    parts, left_out = [], 0
+    for batch in TableFile(path).batches([column.name for column in columns]):
+        rows = encode(batch, columns, path).rows
+        whole = ~np.isnan(rows).any(1)
+        parts.append(rows[whole])
+        left_out += int((~whole).sum())
+    rows = np.concatenate(parts) if parts else np.empty((0, len(columns)), np.float32)
+    if not len(rows):
+        there = f"{left_out} rows, each with a missing cell" if left_out else "none"
+        raise NicestError(f"{path}: expected rows without missing cells to train on, got {there}")
+    return rows, columns, left_out
