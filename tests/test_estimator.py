@@ -381,6 +381,15 @@ class TestImpute:
         assert np.array_equal(once, again)
         assert not np.array_equal(once, other)
 
+    def test_many_rows_are_done_in_parts(self, model: NICE, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("nicest.estimator.IMPUTED_AT_ONCE", 2)
+        holed = np.array([[1.0, np.nan, 0.0]] * 5 + [[0.0, 1.0, 2.0]])
+        filled, low, high = model.impute(holed, draws=80, steps=200, interval=0.9)
+        assert len(set(filled[:5, 1])) == 5  # each has draws of its own
+        assert np.abs(filled[:5, 1] - 3).max() < 1
+        assert ((low < filled) == (filled < high)).all()
+        assert np.array_equal(filled[5], holed[5])
+
     def test_interval_out_of_range(self, model: NICE):
         with pytest.raises(ValueError, match="between 0 and 1"):
             model.impute(np.array([[0.5, np.nan, 0.0]]), interval=1.5)

@@ -34,6 +34,7 @@ from nicest.train.runtime import choose_device, environment
 
 FILE = "estimator.json"
 LARGEST = 1e100  # beyond it squares overflow
+IMPUTED_AT_ONCE = 500  # rows
 MODEL = {
     "couplings": "couplings",
     "hidden_layers": "hidden_layers",
@@ -226,29 +227,40 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         X: ArrayLike,
         *,
         draws: int = 400,
+        steps: int = 1500,
         interval: float | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
         """X with its NaN cells filled in by the mean of draws from the model, given the other cells of their row.
 
         With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
-        Cells that are there come back as they are. Chains that do not agree are warned of.
+        Cells that are there come back as they are. Chains that do not agree are warned of; `steps` is their length.
         """
         check_is_fitted(self)
         options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
         rows = validate_data(self, X, **options)
         x = torch.from_numpy(np.array(rows, dtype=np.float64)).to(self.flow_.prior.loc.device)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        try:
-            found = impute_rows(self.flow_, x, x.isnan(), draws=draws, interval=interval or 0.9, seed=seed)
-        except NicestError as error:
-            raise ValueError(str(error)) from error
-        if not bool(found.mixed.all()):
-            warnings.warn(found.verdict, stacklevel=2)
-        filled, low, high = (
-            np.where(np.isnan(rows), each.cpu().numpy(), rows).astype(rows.dtype)
-            for each in (found.mean, found.low, found.high)
-        )
+        filled, low, high = (np.array(rows) for _ in range(3))
+        poor, holed = 0, np.flatnonzero(np.isnan(rows).any(1))
+        for part, start in enumerate(range(0, len(holed), IMPUTED_AT_ONCE)):  # since all draws are held in memory
+            which = holed[start : start + IMPUTED_AT_ONCE]
+            how: dict[str, Any] = {
+                "draws": draws,
+                "steps": steps,
+                "ascent": 0,
+                "interval": interval or 0.9,
+                "seed": seed + part,
+            }
+            try:
+                found = impute_rows(self.flow_, x[which], x[which].isnan(), **how)
+            except NicestError as error:
+                raise ValueError(str(error)) from error
+            poor += int((~found.mixed).sum())
+            for target, each in zip((filled, low, high), (found.mean, found.low, found.high), strict=True):
+                target[which] = np.where(np.isnan(rows[which]), each.cpu().numpy(), rows[which])
+        if poor:
+            warnings.warn(f"the chains of {poor} of {len(holed)} rows do not agree: take more steps", stacklevel=2)
         return filled if interval is None else (filled, low, high)
 
     def save(self, path: str | Path) -> None:

@@ -25,7 +25,6 @@ ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Ro
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
 SPREAD = 1.2  # of those draws, in standard deviations of the Gaussian
 MIXED = 1.1  # the largest R-hat of chains that agree
-ASCENT = replace(OURS, steps=500, noise=0.0)
 
 Bounds = tuple[Tensor | float, Tensor | float]
 
@@ -72,8 +71,9 @@ def impute_rows(
     *,
     draws: int = 400,
     steps: int = 1500,
-    warmup: int = 500,
+    warmup: int | None = None,
     chains: int = 4,
+    ascent: int = 500,
     interval: float = 0.9,
     bounds: Bounds | None = None,
     seed: int = 0,
@@ -82,11 +82,13 @@ def impute_rows(
     """Fill in the missing cells of rows of real numbers from p(missing | observed), row by row.
 
     x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of `steps`
-    iterations after the warm-up, of which `draws` states are kept in all. What is filled in lies within `bounds`,
+    iterations after the warm-up (a third as many, unless told), of which `draws` states are kept in all; the mode is
+    `ascent` steps up the hill from the likeliest of them. What is filled in lies within `bounds`,
     (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Where columns
     hold whole levels, give `flow.continuous()` and rows of its numbers, and take the levels of what comes back.
     """
     _check(flow, x, missing)
+    warmup = max(1, steps // 3) if warmup is None else warmup
     if chains < 1 or draws < 4 * chains or draws % chains or steps * chains < draws or warmup < 1:
         got = f"{chains} chains, {draws} draws, {steps} steps, {warmup} of warm-up"
         raise NicestError(f"expected 4 draws or more of each chain, a step or more for each, a warm-up; got {got}")
@@ -104,7 +106,7 @@ def impute_rows(
                 watch((part + done) / len(parts))
             hidden = missing[index]
             kept[:, index] = torch.where(hidden, walk.draws.to(x), x[index])
-            mode[index] = torch.where(hidden, walk.mode.to(x), x[index])
+            mode[index] = torch.where(hidden, walk.climb(ascent).to(x), x[index])
             acceptance[index], r_hat[index] = walk.acceptance, walk.r_hat
         nats = walk.space.nats(walk.space.enter(mode))
     ordered = kept.sort(0).values
@@ -192,7 +194,7 @@ class Walk:
         self.acceptance = (taken / max(langevins, 1)).double()
         flat, each = kept.flatten(1, 2), torch.arange(len(x), device=x.device)
         self.draws = self.space.leave(flat.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, len(x)))
-        self.mode = self.space.leave(self.climb(flat[each, height.argmax(1)]))
+        self.top = flat[each, height.argmax(1)]
 
     def place(self, x: Tensor, hidden: Tensor) -> None:
         """Take rows to walk in."""
@@ -244,15 +246,21 @@ class Walk:
         pairs = zip(one, other, strict=True)
         return Point(*(torch.where(which[..., None] if a.ndim == 3 else which, a, b) for a, b in pairs))
 
-    def climb(self, y: Tensor) -> Tensor:
-        """Points up the hill by the ascent of NICE §5.2, without its noise, in steps of a size for each column."""
-        box = self.box.lower / self.unit, self.box.upper / self.unit
-        ascent = Ascent(self.scaled, y / self.unit, self.hidden[:, 0], box, ASCENT, self.generator, y / self.unit)
-        for _ in range(ASCENT.steps):
+    def climb(self, steps: int) -> Tensor:
+        """The mode: up the hill from the likeliest draw by the ascent of NICE §5.2, without its noise.
+
+        Steps are of a size for each column; where they led down, the draw stays.
+        """
+        if not steps:
+            return self.space.leave(self.top)
+        y, box = self.top, (self.box.lower / self.unit, self.box.upper / self.unit)
+        schedule = replace(OURS, steps=steps, noise=0.0)
+        ascent = Ascent(self.scaled, y / self.unit, self.hidden[:, 0], box, schedule, self.generator, y / self.unit)
+        for _ in range(steps):
             ascent.iteration()
         top = ascent.y.detach() * self.unit
         higher = self.space.nats(top) > self.space.nats(y)
-        return torch.where(higher[:, None], top, y)
+        return self.space.leave(torch.where(higher[:, None], top, y))
 
     def noise(self) -> Tensor:
         """N(0, I) in the hidden cells of every chain, 0 in the others."""

@@ -116,6 +116,7 @@ def fill(
         torch.from_numpy(hidden[index]).to(device),
         bounds=(bounds[0], bounds[1]),
         seed=seed,
+        ascent=0,  # a table gets means, not modes
         **how,
     )
     drawn = imputed.draws.cpu().double().numpy()
