@@ -253,7 +253,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 "seed": seed + part,
             }
             try:
-                found = impute_rows(self.flow_, x[which], x[which].isnan(), **how)
+                found = impute_rows(self.flow_, x[which], x[which].isnan(), ascent=0, seed=seed + part, **how)
             except NicestError as error:
                 raise ValueError(str(error)) from error
             poor += int((~found.mixed).sum())

@@ -1,6 +1,7 @@
 """The data home, the published data sets, and how their files come there with their checksums."""
 
 import difflib
+import gzip
 import hashlib
 import os
 import shutil
@@ -8,11 +9,14 @@ import tarfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from gzip import BadGzipFile
 from pathlib import Path
 from typing import NamedTuple
 
+from nicest.data.arrays import brief
 from nicest.errors import NicestError
+
+UNPACKED = 1 << 28  # bytes that may come out of an archive: CIFAR-10 has 184 million
+AT_ONCE = 1 << 20  # bytes of it that are read at once
 
 
 @dataclass(frozen=True)
@@ -296,18 +300,37 @@ def _unpack(path: Path, files: Iterable[File]) -> None:
     """Unpack the named files, and nothing else, beside their archive."""
     wanted = {file.path for file in files}
     try:
-        with tarfile.open(path, "r:gz") as tar:
+        with gzip.open(path) as unzipped, tarfile.open(fileobj=Bounded(unzipped), mode="r:") as tar:  # type: ignore[call-overload]
             for member in tar:
                 if member.isfile() and member.name in wanted:
                     _unpack_member(tar, member, path.parent / member.name)
                     wanted.remove(member.name)
-    except (tarfile.TarError, EOFError, zlib.error, BadGzipFile) as error:
-        size = path.stat().st_size
-        raise NicestError(f"{path}: expected a whole .tar.gz, got {size} bytes ({error}); get it again") from error
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
+        size, why = path.stat().st_size, brief(error)
+        raise NicestError(f"{path}: expected a whole .tar.gz, got {size} bytes ({why}); get it again") from error
     except OSError as error:
         raise _unwritable(path.parent, error) from error
     if wanted:
         raise NicestError(f"{path}: expected it to hold {', '.join(sorted(wanted))}, found none; get it again")
+
+
+class Bounded:
+    """A file that tarfile may read so much of, and so much at once: headers may ask for more than there should be."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self.file, self.tell = file, file.tell
+
+    def read(self, size: int) -> bytes:
+        self._require(size <= AT_ONCE and self.tell() + size <= UNPACKED)
+        return self.file.read(size)
+
+    def seek(self, place: int) -> int:
+        self._require(0 <= place <= UNPACKED)
+        return self.file.seek(place)
+
+    def _require(self, modest: bool) -> None:
+        if not modest:
+            raise tarfile.ReadError(f"more than {UNPACKED >> 20} MiB unpacked")
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
