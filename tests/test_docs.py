@@ -100,7 +100,8 @@ def test_cli_page_is_made_from_help():
 
 
 def test_cli_page_has_every_command():
-    from nicest.cli import app, data_app
+    from nicest.cli import app
+    from nicest.cli.base import data_app
 
     page = (ROOT / "docs/cli.md").read_text()
     names = [command.callback.__name__ for command in app.registered_commands]

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from nicest import __version__
-from nicest.cli import Basis, Direction, Preset, Way
+from nicest.cli.base import Basis, Direction, Preset, Way
 from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.recipes import names
@@ -522,11 +522,11 @@ class TestVerify:
     def test_is_in_the_help_of_every_command_with_a_run(self, nicest: Callable):
         import inspect
 
-        from nicest import cli
+        from nicest.cli.base import app, latent_app
 
         with_a_run = [
             command.callback
-            for group in (cli.app, cli.latent_app)
+            for group in (app, latent_app)
             for command in group.registered_commands
             if "run" in inspect.signature(command.callback).parameters
         ]

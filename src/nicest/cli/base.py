@@ -1,0 +1,148 @@
+"""What the commands share: the application and its groups, options, and how results and errors are told."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from nicest.files import to_json
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Exact-likelihood density models by invertible coupling layers (NICE).",
+    epilog="Any command takes --debug, for a traceback where there would be one line.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="The data sets: what there is, fetch one, check one.")
+app.add_typer(data_app, name="data")
+
+
+class RunFirst(TyperGroup):
+    """Commands of a run that take it before their name too: `latent RUN sphere` is `latent sphere RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if len(args) > 1 and args[1] in self.commands and args[0] not in self.commands:
+            args = [args[1], args[0], *args[2:]]
+        return super().parse_args(ctx, args)
+
+
+latent_app = typer.Typer(
+    cls=RunFirst,
+    no_args_is_help=True,
+    help="Look inside a trained model: its spectrum, a sphere, ways between images, codes cut short.",
+    epilog="The run may stand first: nicest latent runs/demo sphere",
+)
+app.add_typer(latent_app, name="latent")
+reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures, from nothing.")
+app.add_typer(reproduce_app, name="reproduce")
+compare_app = typer.Typer(no_args_is_help=True, help="NICE beside what people use for tables instead.")
+app.add_typer(compare_app, name="compare")
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
+Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Refuse a model that is not the file training wrote, by its SHA-256.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
+Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
+Splittings = Annotated[int, typer.Option(min=1, help="Splits of each table.")]
+Record = Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)]
+
+
+class Split(StrEnum):
+    train = "train"
+    valid = "valid"
+    test = "test"
+
+
+class Preset(StrEnum):
+    ours = "ours"
+    authors = "authors"
+
+
+class Direction(StrEnum):
+    adam = "adam"
+    gradient = "gradient"
+
+
+class Basis(StrEnum):
+    random = "random"
+    top = "top"
+
+
+class Way(StrEnum):
+    straight = "straight"
+    spherical = "spherical"
+
+
+def figure(look: str) -> Any:
+    """The option of a picture that goes into the run folder unless told otherwise."""
+    return typer.Option(help="A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
+
+
+def verifiable(command: Callable[..., None]) -> Callable[..., None]:
+    """A command of a run, which takes --verify too."""
+
+    @functools.wraps(command)
+    def verified(*, verify: bool, **given: Any) -> None:
+        if verify:
+            from nicest.train.checkpoint import RunFolder
+
+            RunFolder(given["run"]).verify()
+        command(**given)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("verify", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verify)
+    verified.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), option]
+    )
+    return verified
+
+
+def is_first(variable: str) -> bool:
+    """Whether this is the only process, or the first of those that torchrun counts by a variable."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get(variable, "0") == "0"
+
+
+def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
+    if not is_first("RANK"):
+        return
+    if as_json:
+        print(to_json(result, indent=None), end="")
+    else:
+        show(result)
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def leave_unfinished(result: Mapping[str, Any]) -> None:
+    if "unfinished" in result:
+        raise typer.Exit(130)
+
+
+def interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
+    text = f"stopped at step {training['step']}, all saved in {training['run']}: --resume goes on"
+    emit(training, as_json, lambda _: print(text))
+    raise typer.Exit(130)

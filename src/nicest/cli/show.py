@@ -1,0 +1,215 @@
+"""Results as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NUMBERS = {"nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats"}
+NUMBERS |= {"start, nats", "end, nats", "truth, nats", "gain, nats", "above truth", "kept", "NICE", "PCA"}
+NUMBERS |= {"batch", "microseconds", "times the floor", "seconds to the first step"}
+
+
+def _table(*columns: str) -> Any:
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    return table
+
+
+def _print(*items: Any) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for item in items:
+        console.print(item)
+
+
+def show_training(result: Mapping[str, Any]) -> None:
+    best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
+    print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
+    print(f"next: nicest evaluate {result['run']}")
+
+
+def show_scores(result: Mapping[str, Any]) -> None:
+    mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in mean"
+    print(f"{result['rows']:,} rows scored in {result['out']}{mean}")
+    if result["missing"]:
+        print(f"{result['missing']:,} rows have missing cells and no score: `nicest impute` fills them in")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a value that training never saw: -inf")
+    print(result["caveat"])
+
+
+def show_imputation(result: Mapping[str, Any]) -> None:
+    print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows filled in, in {result['out']}")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a value that training never saw, and were left as they are")
+    if result["not_mixed"]:
+        print(f"the chains of {result['not_mixed']:,} rows did not agree (R-hat above 1.1): take more --steps")
+
+
+def show_evaluation(result: Mapping[str, Any]) -> None:
+    from nicest.tasks.evaluate import WHY_POSITIVE, WHY_POSITIVE_CONTINUOUS
+
+    unit = f"on {result['interval']}" if result["interval"] else "in the units of the data"
+    ledger = _table("", "nats")
+    for name, value in result["terms"].items():
+        ledger.add_row(name, f"{value:+.2f}")
+    error = f" ± {result['stderr_nats']:.2f}" if math.isfinite(result["stderr_nats"]) else ""
+    ledger.add_row(f"[bold]log-likelihood {unit}[/]", f"[bold]{result['mean_nats']:.2f}{error}[/]")
+    for name, value in result["level_terms"].items():
+        ledger.add_row(name, f"{value:+.2f}")
+    if result["level_terms"]:
+        ledger.add_row("log-likelihood of the levels", f"{result['level_nats']:.2f}")
+    ledger.add_row("[bold]bits/dim[/]", f"[bold]{result['bits_per_dim']:.4f}[/]")
+    beside = _table("beside it", "nats", "this model is ahead by")
+    rows = {name.replace("_", " "): nats for name, nats in result["baselines"].items()}
+    if result["paper_nats"] is not None:
+        rows["the paper's figure"] = result["paper_nats"]
+    for name, nats in rows.items():
+        if math.isfinite(nats):
+            beside.add_row(name, f"{nats:.2f}", f"{result['mean_nats'] - nats:+.2f}")
+        else:
+            beside.add_row(name, "–", "dependent columns, or too few rows")
+    data = f"{Path(result['dataset']).name}, {result['split']} split"
+    print(f"{data}: {result['n']} examples, noise drawn {result['draws']} times, D = {result['dim']}")
+    _print("", ledger, "", *([beside, ""] if rows else []))
+    _print(WHY_POSITIVE if result["interval"] else WHY_POSITIVE_CONTINUOUS)
+    if result["non_finite"]:
+        _print(f"[bold red]{result['non_finite']} examples have a non-finite likelihood, and so has the mean[/]")
+
+
+def show_certificate(result: Mapping[str, Any]) -> None:
+    table = _table("precision", "round trip", "log-det error, nats")
+    for row in zip(result["dtype"], result["max_roundtrip"], result["max_logdet_error"], strict=True):
+        table.add_row(row[0], f"{row[1]:.1e}", f"{row[2]:.1e}")
+    data = Path(result["dataset"]).name
+    print(f"{data}: round trip of {result['n']} examples, half real, half sampled; {result['jacobians']} Jacobians")
+    _print("", table, "")
+
+
+def show_inpainting(result: Mapping[str, Any]) -> None:
+    from rich.markup import escape
+
+    table = _table("mask", "start, nats", "end, nats", "truth, nats", "gain, nats", "above truth")
+    for row in result["masks"]:
+        means = (f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth"))
+        count = f"{row['images_above_truth']} of {len(row['images'])}"
+        table.add_row(escape(row["mask"]), *means, f"{row['mean_gain_nats']:+.2f}", count)
+    data, way = Path(result["dataset"]).name, f"{result['steps']} steps, noise {result['noise']:g}"
+    print(f"{data}, {result['split']} split: {result['n']} images under each mask, chains {result['chains']}; {way}")
+    _print("", table, "")
+    print("Nats are means; an image counts as above its truth where its likeliest chain ends so.")
+    print(f"written in {result['seconds']:.1f} s:", *result["out"])
+
+
+def show_truncation(result: Mapping[str, Any]) -> None:
+    table = _table("kept", "NICE", "PCA")
+    for k, *errors in zip(result["kept"], result["nice_errors"], result["pca_errors"], strict=True):
+        table.add_row(str(k), *(f"{error:.5f}" for error in errors))
+    print(f"mean squared error of {result['examples']} images of the {result['split']} split")
+    _print("", table, "")
+    print(f"truncate in {result['out']}")
+
+
+def show_demo(result: Mapping[str, Any]) -> None:
+    show_training(result["training"])
+    show_evaluation(result["evaluation"])
+    show_certificate(result["certificate"])
+    print("figures:", *result["figures"], sep="\n  ")
+
+
+def show_bench(result: Mapping[str, Any]) -> None:
+    print(f"{result['device']}, {result['precision']}, torch {result['versions']['torch']}")
+    table = _table("net", "batch", "what", "library", "microseconds", "times the floor")
+    for row in result["rows"]:
+        figures = f"{row['microseconds']:,.0f}", f"{row['floor_ratio']:.2f}"
+        table.add_row(row["net"], str(row["batch"]), row["what"], row["lib"], *figures)
+    starts = _table("net", "batch", "library", "seconds to the first step")
+    for row in result["startup"]:
+        starts.add_row(row["net"], str(row["batch"]), row["lib"], f"{row['seconds']:.2f}")
+    _print("", table, "", starts)
+    print(f"`import nicest` adds {result['import_ms']:.1f} ms to importing torch")
+    if "out" in result:
+        print(f"picture in {result['out']}")
+
+
+def show_study(result: Mapping[str, Any]) -> None:
+    print(f"{result['device']}, large products at {result['peak_flops'] / 1e12:.3g} TFLOP/s")
+    steps = _table("size", "value", "microseconds a step", "of the device's speed")
+    for row in result["steps"]:
+        steps.add_row(row["axis"], f"{row['value']:,}", f"{row['microseconds']:,.0f}", f"{row['utilisation']:.1%}")
+    rows = _table("what", "rows", "seconds", "MiB beside them")
+    for row in result["rows"]:
+        memory = f"{row['bytes'] / 2**20:,.0f}" if "bytes" in row else "–"
+        rows.add_row(row["what"], f"{row['n']:,}", f"{row['seconds']:.4f}", memory)
+    trainings = _table("the paper's training", "steps", "microseconds a step", "hours")
+    for row in result["trainings"]:
+        trainings.add_row(row["recipe"], f"{row['steps']:,}", f"{row['microseconds']:,.0f}", f"{row['hours']:.2f}")
+    _print("", steps, "", rows, "", trainings)
+    if "out" in result:
+        print(f"picture in {result['out']}")
+
+
+def show_results(result: Mapping[str, Any]) -> None:
+    from nicest.tasks.reproduce import why
+
+    rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
+    for row in result["rows"]:
+        paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
+        if "runs" not in row:
+            rows.add_row(row["recipe"], row["reading"], paper, why(row), "", "", "")
+            continue
+        spread = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
+        minutes = row["train_seconds"] / 60
+        figures = f"{row['test_mean_nats']:.1f} ± {spread:.1f}", f"{row['bits_per_dim']:.4f}", str(row["seeds"])
+        name = row["recipe"] + (" (augmented)" if row["augmented"] else "")
+        rows.add_row(name, row["reading"], paper, *figures, f"{minutes:.1f}")
+    _print(rows)
+    print(f"figures in {result['out']}")
+
+
+def show_figures(result: Mapping[str, Any]) -> None:
+    for row in result["recipes"]:
+        print(f"{row['recipe']}:", *row.get("figures", [row.get("missing") or row.get("unfinished")]), sep="\n  ")
+
+
+def _spread(sd: float | None) -> str:
+    return "" if sd is None else f" ± {sd:.1f}"
+
+
+def show_vae(result: Mapping[str, Any]) -> None:
+    rows = _table("model", "parameters", "test bound, nats", "gain over plain", "seconds")
+    for row in result["rows"]:
+        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{_spread(row['gain_sd'])}"
+        bound = f"{row['test_nats']:.1f}{_spread(row['test_sd'])}"
+        rows.add_row(row["model"], f"{row['parameters']:,}", bound, gain, f"{row['seconds']:.0f}")
+    _print(rows)
+    print(f"figures in {result['out']}")
+
+
+def show_recipes(result: Mapping[str, Any]) -> None:
+    table = _table("recipe", "reading", "paper, nats", "measured, nats", "what it is")
+    for row in result["recipes"]:
+        figures = [f"{row[key]:.2f}" if row[key] is not None else "–" for key in ("paper_nats", "expected_nats")]
+        table.add_row(row["name"], row["reading"], *figures, row["title"])
+    _print(table)
+
+
+def show_sets(result: Mapping[str, Any]) -> None:
+    table = _table("data set", "D", "examples", "here", "what it is")
+    for row in result["sets"]:
+        table.add_row(row["name"], str(row["dim"]), str(row["n"]), "yes" if row["present"] else "no", row["title"])
+    _print(table)
+
+
+def show_check(result: Mapping[str, Any]) -> None:
+    for row in result["files"]:
+        print(f"{row['status']:8} {row['file']}")
+    if not result["files"]:
+        print(f"{result['name']} comes with nicest: nothing to check")
