@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from nicest.studio import limits
 
@@ -240,3 +242,12 @@ class Metrics(BaseModel):
     rows: list[dict[str, Any]]
     idle_seconds: float | None = Field(description="Since the last row was written.")
     epochs: int
+
+
+def number(value: float) -> float | None:
+    """What JSON has a word for."""
+    return value if math.isfinite(value) else None
+
+
+def numbers(values: Tensor) -> list[float | None]:
+    return [number(each) for each in values.double().tolist()]

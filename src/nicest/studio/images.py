@@ -1,0 +1,214 @@
+"""What the studio asks of a model of images: pictures in base64 in and out, and a task of the library in between."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.plots import animation, image_grid
+from nicest.recipes.units import INPUT_LAYERS, bits_per_dim, interval_nats
+from nicest.studio import limits
+from nicest.studio.messages import (
+    Between,
+    Film,
+    Inpainting,
+    Move,
+    Moved,
+    Pictures,
+    Score,
+    Scores,
+    Sphere,
+    number,
+    numbers,
+)
+from nicest.studio.served import Loaded, noise
+from nicest.tasks.fill import OURS, ascend
+from nicest.tasks.inpaint import spread
+from nicest.tasks.latent import even_points
+from nicest.tasks.masks import hidden_by
+from nicest.tasks.pictures import fit_picture
+from nicest.tasks.score import CAVEAT, ledgers, outlier_scores
+from nicest.train.runtime import rows_to
+
+FRAMES = 150  # looks at an ascent, at least
+SECONDS = 1 / 25  # that pass between two looks, at most
+
+
+class Images:
+    """A model of images."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        if len(loaded.data.shape) == 1:
+            raise NicestError(f"this model is of rows of {loaded.data.dim} numbers, not of images")
+        self.loaded, self.data, self.model = loaded, loaded.data, loaded.model
+
+    def packed(self, rows: Tensor) -> list[str]:
+        """Rows (N, D) as pictures."""
+        return [base64.b64encode(row.tobytes()).decode() for row in rows.cpu().numpy().astype(self.loaded.kind)]
+
+    def row(self, picture: str) -> np.ndarray:
+        """A picture as a row (D,), checked."""
+        values = np.frombuffer(_bytes(picture), np.uint8)
+        if values.size != self.data.dim * self.loaded.kind.itemsize:
+            raise NicestError(
+                f"expected a picture of {self.data.dim} numbers of {self.loaded.dtype}, as this model is of;"
+                f" got {values.size} bytes"
+            )
+        row = values.view(self.loaded.kind).astype(self.loaded.kind.newbyteorder("="))
+        if self.data.levels and int(row.max()) >= self.data.levels:
+            raise NicestError(f"expected levels 0 to {self.data.levels - 1}, got {int(row.max())}")
+        if not np.isfinite(row).all():
+            raise NicestError("expected finite numbers, got a picture with others")
+        return row
+
+    def tensor(self, *pictures: str) -> Tensor:
+        return rows_to(np.stack([self.row(each) for each in pictures]), self.model.device)
+
+    def test_images(self, first: int, n: int) -> Pictures:
+        if self.loaded.no_data:
+            raise NicestError(self.loaded.no_data)
+        rows = self.model.splits.test
+        chosen = rows_to(rows[first : first + n], self.model.device)
+        return Pictures(pictures=self.packed(chosen) if len(chosen) else [], total=len(rows))
+
+    def samples(self, n: int, temperature: float, seed: int) -> Pictures:
+        x = self.model.decode(self.model.draw(n, temperature=temperature, seed=seed))
+        return Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
+
+    def upload(self, content: bytes, inverted: bool) -> str:
+        return self.packed(torch.from_numpy(fit_picture(content, self.data, inverted=inverted))[None])[0]
+
+    def mask(self, name: str, seed: int) -> str:
+        hidden = hidden_by(name, self.data.shape[-2:], seed=seed)
+        return base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()
+
+    def ascent(self, ask: Inpainting) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The events of an ascent: its start, frames, and its end; what is wrong with the request is said at once."""
+        x = self.tensor(ask.picture)
+        bits = np.frombuffer(_bytes(ask.mask), np.uint8)
+        height, width = self.data.shape[-2:]
+        if bits.size != height * width:
+            raise NicestError(f"expected a mask of {height * width} bytes, one for each pixel, got {bits.size}")
+        hidden = hidden_by(bits.reshape(height, width), self.data.shape).reshape(1, -1)
+        schedule = replace(OURS, steps=ask.steps, noise=ask.noise)
+        truth = float(self.model.nats(x)[0])
+        if not math.isfinite(truth):
+            raise NicestError("the model gives this picture no finite likelihood: choose another")
+        pace = Pace(ask.steps)
+        looks = ascend(
+            self.model.flow, x, torch.from_numpy(hidden), pace.due, schedule=schedule, chains=ask.chains, seed=ask.seed
+        )
+        return self._events(looks, pace, truth, ask.steps)
+
+    def _events(self, looks: Any, pace: Pace, truth: float, steps: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.loaded.climbers(+1)
+        try:
+            yield "start", {"truth_nats": truth, "steps": steps}
+            unit = interval_nats(self.data)
+            for filled in looks:
+                nats = [round(each + unit, 3) for each in filled.nats[0, :, 0].tolist()]
+                yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": self.packed(filled.result[:, 0])}
+                pace.go_on()
+            yield "end", {"steps": steps}
+        finally:
+            self.loaded.climbers(-1)
+
+    def move(self, ask: Move) -> Moved:
+        model = self.model
+        if ask.keep is not None and ask.keep > self.data.dim:
+            raise NicestError(f"expected to keep at most {self.data.dim} components, got {ask.keep}")
+        if len(ask.places) > self.data.dim:
+            raise NicestError(f"expected at most {self.data.dim} places, got {len(ask.places)}")
+        x = self.tensor(ask.picture)
+        h = model.encode(x)
+        if ask.places:
+            h = model.put(h, torch.tensor([ask.places]))
+        if ask.keep is not None:
+            h = model.cut(h, ask.keep)
+        changed = bool(ask.places) or ask.keep is not None
+        shown = model.decode(h) if changed else x
+        places = model.places(h)[0]
+        k = min(limits.COMPONENTS, self.data.dim)
+        return Moved(
+            picture=self.packed(shown)[0],
+            nats=number(float(model.nats(shown)[0])),
+            places=[round(each, 4) for each in places[:k].tolist()],
+            sigma=(model.deviation * model.sigma[model.order[:k]]).tolist(),
+            radius=float(places.norm()),
+            typical_radius=math.sqrt(self.data.dim),
+        )
+
+    def between(self, ask: Between) -> Pictures:
+        h0, h1 = self.model.encode(self.tensor(ask.start, ask.end)).split(1)
+        x = self.model.decode(self.model.between(h0, h1, ask.count, ask.way)[0])
+        return Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
+
+    def sphere(self, basis: str, seed: int, n: int) -> Sphere:
+        points, radius = even_points(n), self.model.typical_radius(basis)
+        h = self.model.on_sphere(points, self.model.axes(basis, seed), radius)
+        return Sphere(points=points.round(4).tolist(), pictures=self.packed(self.model.decode(h)), radius=radius)
+
+    def score(self, pictures: list[str]) -> Scores:
+        rows = np.stack([self.row(each) for each in pictures])
+        with noise:
+            torch.manual_seed(0)
+            terms = ledgers(self.loaded.engine, rows, self.loaded.draws)
+        level_nats = np.sum(list(terms.values()), axis=0)
+        shares = outlier_scores(level_nats, self.loaded.reference())
+        scores = []
+        for i, nats in enumerate(level_nats.tolist()):
+            each = {name: number(float(values[i])) for name, values in terms.items()}
+            scores.append(
+                Score(
+                    nats=number(nats + interval_nats(self.data)),
+                    level_nats=number(nats),
+                    bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
+                    terms={name: value for name, value in each.items() if name not in INPUT_LAYERS},
+                    level_terms={name: value for name, value in each.items() if name in INPUT_LAYERS},
+                    denser_share=number(float(shares[i])),
+                )
+            )
+        return Scores(scores=scores, draws=self.loaded.draws, caveat=CAVEAT, unit=self.loaded.unit)
+
+    def film(self, ask: Film) -> bytes:
+        """The frames of an ascent as a GIF, its chains side by side."""
+        frames = []
+        for frame in ask.frames:
+            images = np.stack([self.row(each) for each in frame]).reshape(-1, *self.data.shape)
+            frames.append(
+                image_grid(images, brightest=self.loaded.brightest, columns=len(images), size=160 * len(images))
+            )
+        if len({frame.size for frame in frames}) > 1:
+            raise NicestError("expected as many pictures in every frame, got different numbers")
+        return animation(frames, milliseconds=40)
+
+
+class Pace:
+    """When to look at an ascent: often at its start, and never later than a frame's time after the last look."""
+
+    def __init__(self, steps: int) -> None:
+        self.looks = set(spread(steps, FRAMES))
+        self.last = time.perf_counter()
+
+    def due(self, i: int) -> bool:
+        return i in self.looks or time.perf_counter() - self.last > SECONDS
+
+    def go_on(self) -> None:
+        self.last = time.perf_counter()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise NicestError("expected base64, got something else") from error

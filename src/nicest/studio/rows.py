@@ -1,0 +1,141 @@
+"""What the studio asks of a model of a table: its rows as JSON has them, and a task of the library in between."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nicest.data.cells import decode, encode
+from nicest.data.columns import Column
+from nicest.data.tables import TableFile
+from nicest.errors import NicestError
+from nicest.studio import limits
+from nicest.studio.messages import ColumnInfo, ImputedCell, ImputedRow, Row, RowScore, Table, TableScores, number
+from nicest.studio.served import Loaded, noise
+from nicest.tasks.impute_table import fill as fill_cells
+from nicest.tasks.score import CAVEAT, chunks, log_densities, outlier_scores, plan
+
+
+class Rows:
+    """A model of rows of numbers, or of a table."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded, self.columns, self.model = loaded, loaded.columns, loaded.model
+
+    def table_only(self) -> tuple[Column, ...]:
+        if not self.columns:
+            raise NicestError("this model is not of a table: train one on a .csv or .parquet file")
+        return self.columns
+
+    def sample_rows(self, n: int, temperature: float, seed: int) -> Table:
+        rows = self.model.decode(self.model.draw(n, temperature=temperature, seed=seed)).cpu().numpy()
+        if not self.columns:
+            names = [f"x{i + 1}" for i in range(self.loaded.data.dim)]
+            return Table(columns=names, rows=[_cells(row) for row in rows.tolist()])
+        table = decode(rows, self.columns)
+        return Table(columns=table.column_names, rows=_rows_of(table))
+
+    def column_infos(self) -> list[ColumnInfo]:
+        return [
+            ColumnInfo(name=c.name, kind=c.kind, low=c.low, high=c.high, values=list(c.values))
+            for c in self.table_only()
+        ]
+
+    def score_table(self, content: bytes, suffix: str) -> TableScores:
+        """The log-density of every row of a table, the first rows of which are shown."""
+        columns = self.table_only()
+        names = [column.name for column in columns]
+        with tempfile.NamedTemporaryFile(suffix=suffix) as file:
+            file.write(content)
+            file.flush()
+            path = Path(file.name)
+            try:
+                parts = [chunk for part in plan([path], columns) for chunk in chunks(part, columns, self.model.recipe)]
+                shown = [row for batch in TableFile(path).batches(names) for row in _rows_of(batch)][: limits.ROWS]
+            except NicestError as error:
+                raise NicestError(str(error).replace(str(path), "the table")) from error
+        with noise:
+            torch.manual_seed(0)
+            nats = np.concatenate(
+                [log_densities(self.loaded.engine, part, self.loaded.draws) for part in parts] or [np.zeros(0)]
+            )
+        shares = outlier_scores(nats, self.loaded.reference())
+        scores = [
+            RowScore(row=i, nats=number(value), denser_share=number(share), why=_why(value))
+            for i, (value, share) in enumerate(zip(nats.tolist(), shares.tolist(), strict=True))
+        ]
+        return TableScores(
+            columns=names,
+            cells=shown,
+            scores=scores[: limits.ROWS],
+            total=len(nats),
+            caveat=CAVEAT,
+        )
+
+    def impute(self, ask: Row) -> ImputedRow:
+        """The missing cells of a row, drawn from what the model says of them given the known ones."""
+        import pyarrow as pa
+
+        columns = self.table_only()
+        if strange := [name for name in ask.cells if name not in {column.name for column in columns}]:
+            raise NicestError(f"expected columns of the model, got {strange[0][:80]!r}")
+        cells = [_typed(ask.cells.get(column.name), column) for column in columns]
+        batch = pa.record_batch(cells, names=[column.name for column in columns])
+        rows, unknown = encode(batch, columns, Path("the row"))
+        if unknown.any():
+            raise NicestError("the row holds a value that training never saw: choose one that is listed")
+        hidden = np.isnan(rows)
+        found = fill_cells(self.model.flow, rows, hidden, columns, draws=200, steps=400, interval=0.9, seed=ask.seed)
+        known = ~hidden[0]
+        tables = [_rows_of(decode(each, columns))[0] for each in (np.where(hidden, found.value, rows), *found[1:3])]
+        each = zip(columns, *tables, known.tolist(), strict=True)
+        r_hat = float(np.nan_to_num(found.r_hat, nan=1.0).max())
+        return ImputedRow(
+            cells=[ImputedCell(column=c.name, value=v, low=low, high=high, known=k) for c, v, low, high, k in each],
+            r_hat=number(r_hat),
+        )
+
+
+def _why(nats: float) -> str:
+    return "a cell is missing" if nats != nats else "a value that training never saw" if nats == -math.inf else ""
+
+
+def _cells(row: list[Any]) -> list[Any]:
+    return [None if isinstance(each, float) and not math.isfinite(each) else each for each in row]
+
+
+def _rows_of(table: Any) -> list[list[Any]]:
+    """The rows of an Arrow table or batch; what JSON has no word for is text."""
+    columns = [[_cell(each) for each in column.to_pylist()] for column in table.columns]
+    return [list(row) for row in itertools.zip_longest(*columns)]
+
+
+def _typed(value: Any, column: Column) -> Any:
+    """One cell as an Arrow array, of the kind that the column is of."""
+    import pyarrow as pa
+
+    if column.values and isinstance(column.values[0], str):
+        return pa.array([None if value is None else str(value)], pa.string())
+    if column.values and isinstance(column.values[0], bool):
+        if value is not None and not isinstance(value, bool):
+            raise NicestError(f"expected true or false in column {column.name!r}, got {value!r}")
+        return pa.array([value], pa.bool_())
+    try:
+        number = None if value is None else float(value)
+    except (ValueError, OverflowError):
+        number = math.inf
+    if number is not None and not math.isfinite(number):
+        raise NicestError(f"expected a number in column {column.name!r}, got {str(value)[:80]!r}")
+    return pa.array([number], pa.float64())
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return number(float(f"{value:.7g}")) if isinstance(value, float) else str(value)
