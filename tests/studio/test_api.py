@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from nicest.data.columns import Column
 from nicest.studio import limits
-from nicest.studio.guard import HEADERS, Guard
+from nicest.studio.guard import HEADERS, PATIENCE, Guard
+from nicest.studio.rows import _typed
 from nicest.studio.server import PAGE, create_app, is_loopback, name_runs
 from nicest.tasks.evaluate import evaluate
 from nicest.train.checkpoint import load_with_recipe
@@ -104,12 +106,17 @@ class TestPictures:
         shown = levels(ask("POST", f"{DIGITS}/upload", content=png(clear)).json()["picture"])
         assert (shown[:, :4] == 0).all()
         assert (shown[:, 4:] == 16).all()
+        clear[..., :3] = 0
+        ink = levels(ask("POST", f"{DIGITS}/upload?inverted=true", content=png(clear)).json()["picture"])
+        assert (ink[:, :4] == 0).all()
+        assert (ink[:, 4:] == 16).all()
 
     @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"%!PS-Adobe-3.0"])
     def test_what_is_no_image_is_refused_in_words(self, ask: Ask, content: bytes):
         answer = ask("POST", f"{DIGITS}/upload", content=content)
         assert answer.status_code == 422
         assert "expected a picture" in answer.json()["error"]
+        assert " object at 0x" not in answer.json()["error"]
 
     def test_an_image_of_too_many_pixels_is_refused(self, ask: Ask):
         answer = ask("POST", f"{DIGITS}/upload", content=png(np.zeros((1, 5000), np.uint8)))
@@ -121,12 +128,19 @@ class TestPictures:
         assert answer.status_code == 413
         assert "8 MB" in answer.json()["error"]
 
-    def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(self, ask: Ask):
+    @pytest.mark.parametrize("megabytes", [9, 20, 2000])
+    def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(self, ask: Ask, megabytes: int):
+        sent = []
+
         async def endless() -> Any:
-            for _ in range(20):
+            for _ in range(megabytes):
+                sent.append(2**20)
                 yield bytes(2**20)
 
-        assert ask("POST", f"{DIGITS}/upload", content=endless()).status_code == 413
+        answer = ask("POST", f"{DIGITS}/upload", content=endless())
+        assert answer.status_code == 413
+        assert "8 MB" in answer.json()["error"]
+        assert sum(sent) <= 2**20 + PATIENCE * limits.BODY
 
     def test_masks_are_the_papers(self, ask: Ask):
         for name, count in (("top", 32), ("random:75", 48)):
@@ -351,10 +365,41 @@ class TestTables:
         assert not weight["known"]
         assert weight["low"] <= weight["value"] <= weight["high"]
 
-    @pytest.mark.parametrize("cells", [{"nose": 1}, {"height": "tall"}, {"height": 1e999}, {"colour": "green"}])
-    def test_a_row_that_is_not_of_the_table_is_refused(self, ask: Ask, cells: dict[str, Any]):
-        answer = ask("POST", "/api/runs/people/impute", content=json.dumps({"cells": cells}).encode())
+    @pytest.mark.parametrize(
+        ("cells", "line"),
+        [
+            ({"nose": 1}, "expected columns of the model, got 'nose'"),
+            ({"height": "tall"}, "expected a number in column 'height', got 'tall'"),
+            ({"height": 1e999}, "finite number"),
+            ({"height": 1e30}, "expected a number as training had, 1"),
+            ({"colour": "green"}, "expected one of 'blue', 'red' in column 'colour', got 'green'"),
+        ],
+    )
+    def test_a_row_that_is_not_of_the_table_is_refused(self, ask: Ask, cells: dict[str, Any], line: str):
+        typed = {"Content-Type": "application/json"}
+        answer = ask("POST", "/api/runs/people/impute", content=json.dumps({"cells": cells}), headers=typed)
         assert answer.status_code == 422
+        assert line in answer.json()["error"]
+
+    @pytest.mark.parametrize(
+        ("value", "line"),
+        [
+            (9, "a number as training had, 0 to 8, in column 'n', got '9'"),
+            (-2, "0 to 8"),
+            (3, "steps of 2 from 0 in column 'n', got '3'"),
+            (4.5, "steps of 2"),
+            (0.5, ""),
+            (0.25, "expected one of 0.5, 1.5 in column 'few'"),
+        ],
+    )
+    def test_cells_of_steps_and_of_few_values(self, refusal: Callable[..., str], value: float, line: str):
+        steps = Column("n", "int64", "steps", 0.0, 8.0, 2.0)
+        few = Column("few", "double", "values", 0.0, 1.0, 1.0, (0.5, 1.5))
+        column = few if value < 1 and value > 0 else steps
+        if line:
+            assert line in refusal(_typed, value, column)
+        else:
+            assert _typed(value, column).to_pylist() == [value]
 
     @pytest.mark.parametrize("content", [b"", b"\0\1\2", b"a,b\n1,2\n", b"height,weight,colour\nx,y,z\n"])
     def test_what_is_not_the_table_is_refused_without_a_path(self, ask: Ask, content: bytes):

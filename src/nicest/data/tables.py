@@ -71,7 +71,12 @@ class TableFile:
         from pyarrow import csv
 
         with self.path.open("rb") as file:
-            require_narrow(self.path, file.readline(LONGEST_LINE).count(b","))
+            first = file.readline(LONGEST_LINE)
+        if b"\0" in first:
+            raise NicestError(
+                f"{self.path}: expected text in UTF-8, got bytes of another kind; save it as a .csv in UTF-8"
+            )
+        require_narrow(self.path, first.count(b","))
         parse = csv.ParseOptions(newlines_in_values=True)
         read = csv.ReadOptions(block_size=LONGEST_LINE)
         with csv.open_csv(self.path, read_options=read, parse_options=parse) as reader:

@@ -29,6 +29,7 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PATIENCE = 8  # times as many bytes as are taken are read, and thrown away
 
 
 class Refused(Exception):
@@ -88,11 +89,13 @@ class Guard:
             message = await receive()
             if message["type"] != "http.request":
                 raise Refused(400, "the request was broken off")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.body:
+            part, more = message.get("body", b""), message.get("more_body")
+            size += len(part)
+            if size <= self.body:
+                parts.append(part)
+            elif not more or size > PATIENCE * self.body:  # a client hears no answer while it sends
                 raise Refused(413, self.too_large())
-            if not message.get("more_body"):
+            if not more:
                 return b"".join(parts)
 
     def too_large(self) -> str:
@@ -123,6 +126,6 @@ async def answer(send: Any, status: int, error: str) -> None:
 
 def _name(address: str) -> str:
     try:
-        return urlsplit(address).hostname or ""
+        return "" if "@" in address else urlsplit(address).hostname or ""
     except ValueError:
         return ""

@@ -21,6 +21,8 @@ from nicest.studio.served import Loaded, noise
 from nicest.tasks.impute_table import fill as fill_cells
 from nicest.tasks.score import CAVEAT, chunks, log_densities, outlier_scores, plan
 
+FAR = 10  # times the range of a column of fractions: what lies farther off is no question for the model
+
 
 class Rows:
     """A model of rows of numbers, or of a table."""
@@ -89,7 +91,7 @@ class Rows:
         batch = pa.record_batch(cells, names=[column.name for column in columns])
         rows, unknown = encode(batch, columns, Path("the row"))
         if unknown.any():
-            raise NicestError("the row holds a value that training never saw: choose one that is listed")
+            raise NicestError("the row holds a value that training never saw: choose one of those")
         hidden = np.isnan(rows)
         found = fill_cells(self.model.flow, rows, hidden, columns, draws=200, steps=400, interval=0.9, seed=ask.seed)
         known = ~hidden[0]
@@ -121,18 +123,33 @@ def _typed(value: Any, column: Column) -> Any:
     import pyarrow as pa
 
     if column.values and isinstance(column.values[0], str):
+        if value is not None and str(value) not in column.values:
+            raise _not_of(column, f"one of {', '.join(map(repr, column.values[:10]))}", value)
         return pa.array([None if value is None else str(value)], pa.string())
     if column.values and isinstance(column.values[0], bool):
         if value is not None and not isinstance(value, bool):
-            raise NicestError(f"expected true or false in column {column.name!r}, got {value!r}")
+            raise _not_of(column, "true or false", value)
         return pa.array([value], pa.bool_())
+    if value is None:
+        return pa.array([None], pa.float64())
     try:
-        number = None if value is None else float(value)
+        found = float(value)
     except (ValueError, OverflowError):
-        number = math.inf
-    if number is not None and not math.isfinite(number):
-        raise NicestError(f"expected a number in column {column.name!r}, got {str(value)[:80]!r}")
-    return pa.array([number], pa.float64())
+        found = math.nan
+    if not math.isfinite(found):
+        raise _not_of(column, "a number", value)
+    if column.kind == "values" and found not in column.values:
+        raise _not_of(column, f"one of {', '.join(f'{each:g}' for each in column.values)}", value)
+    span, room = column.high - column.low, 0 if column.discrete else FAR
+    if column.kind != "values" and not column.low - room * span <= found <= column.high + room * span:
+        raise _not_of(column, f"a number as training had, {column.low:g} to {column.high:g},", value)
+    if column.kind == "steps" and (found - column.low) % column.step:
+        raise _not_of(column, f"steps of {column.step:g} from {column.low:g}", value)
+    return pa.array([found], pa.float64())
+
+
+def _not_of(column: Column, wanted: str, value: Any) -> NicestError:
+    return NicestError(f"expected {wanted} in column {column.name!r}, got {str(value)[:80]!r}")
 
 
 def _cell(value: Any) -> Any:

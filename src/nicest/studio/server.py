@@ -112,7 +112,7 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
+        first = error.errors()[-1]  # of the kinds that a value may be of, the last is a number
         where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
         got = f", got {str(first.get('input'))[:80]!r}" if first["type"] != "missing" else ""
         return JSONResponse({"error": f"{where}: {first['msg']}{got}"}, 422)
@@ -136,6 +136,7 @@ def add_page(app: FastAPI) -> None:
             raise HTTPException(404, f"there is no {name[:80]!r} here")
         return Response(files[name], media_type=TYPES[Path(name).suffix], headers={"Cache-Control": "no-cache"})
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return file("index.html")
@@ -182,10 +183,8 @@ def serve(
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve the studio until it is interrupted; `ready(url)` hears when it listens."""
-    hosts = (*LOOPBACK, host) if is_loopback(host) else ()
-    torch.set_num_threads(
-        1
-    )  # requests are small, and many: threads that wait for one another cost more than they bring
+    hosts = tuple(dict.fromkeys((*LOOPBACK, host))) if is_loopback(host) else ()
+    torch.set_num_threads(1)  # requests are small and many: threads would wait for one another
     app = create_app(runs, hosts=hosts)
     listening = bind(host, port)
     name = f"[{host}]" if ":" in host else host

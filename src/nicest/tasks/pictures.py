@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nicest.data.arrays import brief
 from nicest.data.images import IMAGE_FORMATS
@@ -18,7 +18,7 @@ LARGEST = 4096  # pixels a side
 def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -> np.ndarray:
     """The bytes of a picture file as one row of levels, (D,): its middle, in the size, colours and levels of the data.
 
-    What is transparent is black; `inverted` turns dark on light into light on dark.
+    `inverted` turns dark on light into light on dark. What is transparent becomes black.
     """
     if len(data.shape) == 1 or not data.levels:
         raise NicestError("the model is not of images with levels: no picture can be made to fit it")
@@ -28,10 +28,14 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             if max(image.size) > LARGEST:
                 raise NicestError(f"expected a picture of at most {LARGEST} pixels a side, got {_size(image)}")
-            plain = _opaque(image).convert(mode)
+            plain = _opaque(image, "white" if inverted else "black").convert(mode)
             fitted = ImageOps.fit(plain, (width, height), Image.Resampling.LANCZOS)
     except NicestError:
         raise
+    except UnidentifiedImageError as error:
+        raise NicestError(
+            f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes of another kind"
+        ) from error
     except Exception as error:  # broken bytes lead Pillow to errors of every kind
         raise NicestError(
             f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes that are none ({brief(error)})"
@@ -41,11 +45,11 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
     return np.ascontiguousarray(levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1)
 
 
-def _opaque(image: Image.Image) -> Image.Image:
+def _opaque(image: Image.Image, ground: str) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits, which `convert` would cut off
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     rgba = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", rgba.size, "black"), rgba).convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, ground), rgba).convert("RGB")
 
 
 def _size(image: Image.Image) -> str:
