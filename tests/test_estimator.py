@@ -19,6 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from nicest import NICE, NicestError
 from nicest.flows import Coupling
 from nicest.recipes.sizes import recipe_for
+from nicest.tasks.sample import sample
+from nicest.tasks.score import score
 from nicest.train.loop import train as train_recipe
 
 MIXING = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 2.0]])
@@ -217,6 +219,46 @@ class TestRunFolder:
         done = subprocess.run([*run, "evaluate", str(tmp_path / "run")], check=False, capture_output=True, text=True)
         assert done.returncode == 1
         assert "fitted to rows in memory" in done.stderr
+
+    def test_its_columns_are_a_table_to_the_command_line(self, tmp_path: Path):
+        pd = pytest.importorskip("pandas")
+        table = pd.DataFrame(gaussian_rows(300), columns=["a", "b", "c"])
+        model = NICE(random_state=0, epochs=1).fit(table)
+        model.save(tmp_path / "run")
+        table.to_parquet(tmp_path / "t.parquet")
+        result = score(tmp_path / "run", [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
+        assert result["mean_nats"] == pytest.approx(model.score(table), abs=1e-4)
+        found = pd.read_parquet(tmp_path / "s.parquet")
+        np.testing.assert_allclose(found["log_density"], model.score_samples(table), atol=1e-3)
+        ranks = 1 - (np.argsort(np.argsort(model.score_samples(table))) + 0.5) / len(table)
+        np.testing.assert_allclose(found["outlier_score"], ranks, atol=0.01)
+        sample(tmp_path / "run", 5, out=tmp_path / "x.csv")
+        assert list(pd.read_csv(tmp_path / "x.csv").columns) == ["a", "b", "c"]
+
+    def test_a_table_of_the_command_line_is_loaded(self, tmp_path: Path):
+        pd = pytest.importorskip("pandas")
+        table = pd.DataFrame(gaussian_rows(300) + np.array([1e6, 0, -50]), columns=["a", "b", "c"])
+        table.to_parquet(tmp_path / "t.parquet")
+        recipe = recipe_for(300, 3, {"model": {}, "train": {"epochs": 2}})
+        train_recipe(recipe.override(f'data.name="{tmp_path / "t.parquet"}"'), tmp_path / "run")
+        model = NICE.load(tmp_path / "run")
+        score(tmp_path / "run", [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
+        found = pd.read_parquet(tmp_path / "s.parquet")["log_density"]
+        np.testing.assert_allclose(model.score_samples(table), found, atol=1e-3)
+        np.testing.assert_allclose(model.inverse_transform(model.transform(table)), table, rtol=1e-9)
+        assert np.abs(model.sample(2000, random_state=0).mean(0) - table.to_numpy().mean(0)).max() < 0.5
+        holed = table.iloc[:3].copy()
+        holed.iloc[0, 0] = np.nan
+        filled = model.impute(holed, draws=80, steps=100)
+        assert abs(filled[0, 0] - 1e6) < 10
+        assert np.array_equal(filled[1:], table.iloc[1:3])
+        model.save(tmp_path / "again")
+        np.testing.assert_allclose(NICE.load(tmp_path / "again").score_samples(table), found, atol=1e-3)
+        table.assign(n=range(300)).to_parquet(tmp_path / "t.parquet")
+        whole = recipe_for(300, 4, {"model": {}, "train": {"epochs": 1}})
+        train_recipe(whole.override(f'data.name="{tmp_path / "t.parquet"}"'), tmp_path / "whole")
+        with pytest.raises(NicestError, match="got whole numbers or few values in 'n'"):
+            NICE.load(tmp_path / "whole")
 
     def test_a_run_of_the_command_line_is_loaded(self, tmp_path: Path):
         x = gaussian_rows().astype(np.float32)

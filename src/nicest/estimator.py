@@ -21,12 +21,15 @@ from sklearn.base import (
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from nicest.data.columns import Column, columns_to_json
+from nicest.data.tables import listed
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.tasks.impute import impute_rows
-from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.tasks.score import QUANTILES, keep_quantiles
+from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe
 from nicest.train.digests import ENVIRONMENT
 from nicest.train.engine import Engine
 from nicest.train.rows import fit_table
@@ -100,6 +103,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     typical_nats_ : median log-density of the training rows.
     history_ : a row of figures for each validation.
     n_epochs_ : epochs until the model that was kept; 0 if training did not improve on the start.
+    origin_ : what is taken off every column before the flow; 0, but for models that `nicest train` made of a table.
+    range_ : smallest and largest number of every column in training, (2, D).
     """
 
     flow_: Flow
@@ -107,6 +112,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     n_features_in_: int
     offset_: float
     typical_nats_: float
+    origin_: np.ndarray
+    range_: np.ndarray
 
     def __init__(
         self,
@@ -174,6 +181,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError(str(error)) from error
         self.flow_, self.recipe_, self.history_ = fitted.flow, fitted.recipe, fitted.metrics
         self.n_epochs_ = int(fitted.figures["epoch"])
+        self.origin_, self.range_ = np.zeros(rows.shape[1]), np.stack([rows.min(0), rows.max(0)]).astype(np.float64)
         self._set_offset(self._log_prob(rows))
         return self
 
@@ -193,11 +201,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         engine = Engine(self.flow_)
         generator = torch.Generator(engine.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        return engine.sample(n_samples, generator=generator).cpu().numpy()
+        return engine.sample(n_samples, generator=generator).cpu().numpy() + self.origin_
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """The latent coordinates h = f(x) of every row: independent, each of the law of the prior."""
-        return self._each("encode", self._rows(X))
+        return self._each("encode", self._rows(X) - self.origin_)
 
     def inverse_transform(self, X: ArrayLike) -> np.ndarray:
         """The rows x = f⁻¹(h) of latent coordinates."""
@@ -205,7 +213,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         h = check_array(X, dtype=np.float64)
         if h.shape[1] != self.n_features_in_:
             raise ValueError(f"expected {self.n_features_in_} latent coordinates, got {h.shape[1]}")
-        return self._each("decode", h)
+        return self._each("decode", h) + self.origin_
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """The log-density less `offset_`: negative for outliers."""
@@ -239,26 +247,20 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         check_is_fitted(self)
         options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
         rows = validate_data(self, X, **options)
-        x = torch.from_numpy(np.array(rows, dtype=np.float64)).to(self.flow_.prior.loc.device)
+        x = torch.from_numpy(rows.astype(np.float64) - self.origin_).to(self.flow_.prior.loc.device)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         filled, low, high = (np.array(rows) for _ in range(3))
         poor, holed = 0, np.flatnonzero(np.isnan(rows).any(1))
         for part, start in enumerate(range(0, len(holed), IMPUTED_AT_ONCE)):  # since all draws are held in memory
             which = holed[start : start + IMPUTED_AT_ONCE]
-            how: dict[str, Any] = {
-                "draws": draws,
-                "steps": steps,
-                "ascent": 0,
-                "interval": interval or 0.9,
-                "seed": seed + part,
-            }
+            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval or 0.9}
             try:
                 found = impute_rows(self.flow_, x[which], x[which].isnan(), ascent=0, seed=seed + part, **how)
             except NicestError as error:
                 raise ValueError(str(error)) from error
             poor += int((~found.mixed).sum())
             for target, each in zip((filled, low, high), (found.mean, found.low, found.high), strict=True):
-                target[which] = np.where(np.isnan(rows[which]), each.cpu().numpy(), rows[which])
+                target[which] = np.where(np.isnan(rows[which]), each.cpu().numpy() + self.origin_, rows[which])
         if poor:
             warnings.warn(f"the chains of {poor} of {len(holed)} rows do not agree: take more steps", stacklevel=2)
         return filled if interval is None else (filled, low, high)
@@ -267,20 +269,27 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         """Write a run folder, as `nicest train` does: `nicest sample` and the others take it; no pickle."""
         check_is_fitted(self)
         run = RunFolder(path)
-        run.refuse_existing()
+        if run.model.exists():
+            raise NicestError(f"{path} holds a run already: choose another folder")
         names = getattr(self, "feature_names_in_", None)
         figures = {"offset": self.offset_, "typical_nats": self.typical_nats_, "epoch": self.n_epochs_}
         with run.open_for_writing():
             write_text(run.path / "recipe.toml", self.recipe_.to_toml())
             write_text(run.path / ENVIRONMENT, to_json(environment(choose_device("cpu"))))
             write_text(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history_))
-            kept = figures | {"columns": None if names is None else list(names), "params": self._plain_params()}
+            kept = figures | {
+                "quantiles": self._quantiles.tolist(),
+                "columns": None if names is None else list(names),
+                "params": self._plain_params(),
+            }
             write_text(run.path / FILE, to_json(kept))
+            write_text(run.path / COLUMNS, to_json(columns_to_json(self._columns())))
             run.save_model(self.flow_.state_dict(), {}, self.recipe_, figures)
+            keep_quantiles(path, self._quantiles)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The estimator of a run folder: one that `save` wrote, or `nicest train` on continuous rows.
+        """The estimator of a run folder: one that `save` wrote, or `nicest train` on rows or columns of real numbers.
 
         The latter knows no training rows, so that `offset_` is by 10,000 draws of the model.
         """
@@ -288,8 +297,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if recipe.data.levels or len(recipe.data.shape) != 1:
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
         run = RunFolder(path)
-        if run.columns():
-            raise NicestError(f"{path}: expected a model of rows of numbers, got one of a table: use `nicest score`")
+        columns = run.columns()
+        if discrete := [column.name for column in columns if column.discrete]:
+            of = f"whole numbers or few values in {listed(discrete)}"
+            raise NicestError(f"{path}: expected a model of real numbers, got {of}: use `nicest score` and its like")
         file = run.path / FILE
         kept: dict[str, Any] = {"params": _params_of(recipe)}
         if file.is_file():
@@ -297,13 +308,24 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model = cls(**kept["params"])
         model.flow_, model.recipe_, model.history_ = flow, recipe, run.metrics()
         model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(figures.get("epoch", 0))
-        if kept.get("columns"):
-            model.feature_names_in_ = np.asarray(kept["columns"], dtype=object)
+        model.origin_ = np.array([column.taken_off for column in columns] or np.zeros(recipe.data.dim))
+        if names := kept.get("columns", [column.name for column in columns]):
+            model.feature_names_in_ = np.asarray(names, dtype=object)
         if "offset" in kept:
             model.offset_, model.typical_nats_ = kept["offset"], kept["typical_nats"]
+            model._quantiles = np.array(kept["quantiles"])
         else:
-            model._set_offset(model._log_prob(model.sample(10_000, random_state=0)))
+            drawn = model.sample(10_000, random_state=0)
+            model._set_offset(model._log_prob(drawn))
+        ends = [(column.low, column.high) for column in columns]
+        model.range_ = np.array(ends).T if ends else np.stack([drawn.min(0), drawn.max(0)])
         return model
+
+    def _columns(self) -> tuple[Column, ...]:
+        """The columns as the command line knows them."""
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+        each = zip(names, self.range_[0].tolist(), self.range_[1].tolist(), self.origin_.tolist(), strict=True)
+        return tuple(Column(name, "double", "real", low, high, origin=origin) for name, low, high, origin in each)
 
     @property
     def _n_features_out(self) -> int:
@@ -334,7 +356,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
 
     def _log_prob(self, rows: np.ndarray) -> np.ndarray:
-        nats = self._each("log_prob", rows)
+        nats = self._each("log_prob", rows - self.origin_)
         return np.where(np.isnan(nats), -np.inf, nats)
 
     def _each(self, method: str, rows: np.ndarray) -> np.ndarray:
@@ -342,7 +364,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return np.concatenate([part.cpu().numpy() for part in Engine(self.flow_).each(method, x)])
 
     def _set_offset(self, nats: np.ndarray) -> None:
-        self.typical_nats_ = float(np.median(nats))
+        self.typical_nats_, self._quantiles = float(np.median(nats)), np.quantile(nats, np.linspace(0, 1, QUANTILES))
         if isinstance(self.contamination, str):
             low, high = np.quantile(nats, [0.25, 0.75])
             self.offset_ = float(low - 1.5 * (high - low))

@@ -342,7 +342,10 @@ def table_of(**columns: Any) -> Callable[[Path], None]:
 BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "one row": ("a,b\n1,2\n", ["at least 3 rows", "got 1"]),
     "only a header": ("a,b\n", ["expected rows, got none", "2 columns"]),
-    "one column": ("a;b\n1;2\n2;3\n", ["at least 2 columns, got 1", "divided by commas"]),
+    "one column": ("a\n1\n2\n", ["at least 2 columns, got 1", "divided by commas"]),
+    "semicolons": ("a;b\n1,5;2\n2,5;3\n", ["expected cells divided by commas, got ';' between them"]),
+    "tabs": ("a\tb\n1\t2\n", ["expected cells divided by commas, got '\\t' between them"]),
+    "UTF-16": ("a,b\n1,2\n".encode("utf-16"), ["expected text in UTF-8"]),
     "a column that is missing": ("a,b\n1,\n2,\n3,\n", ["column 'b' is missing in all rows", 'data.drop=["b"]']),
     "a column of NaN": ({"a": [1, 2, 3], "b": [math.nan] * 3}, ["column 'b' is missing in all rows"]),
     "a column of nothing": ({"a": [1, 2, 3], "b": pa.nulls(3)}, ["column 'b' is missing in all rows"]),
@@ -364,9 +367,9 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_tables(name: str, tmp_path: Path, refusal: Refusal) -> None:
     what, words = BAD[name]
-    path = tmp_path / ("t.csv" if isinstance(what, str) else "t.parquet")
-    if isinstance(what, str):
-        path.write_text(what)
+    path = tmp_path / ("t.csv" if isinstance(what, str | bytes) else "t.parquet")
+    if isinstance(what, str | bytes):
+        path.write_bytes(what if isinstance(what, bytes) else what.encode())
     else:
         write_table(path, pa.table(what))
     message = refusal(load, str(path))
@@ -376,8 +379,49 @@ def test_bad_tables(name: str, tmp_path: Path, refusal: Refusal) -> None:
         assert word in message, message
 
 
+@pytest.mark.parametrize(
+    ("cells", "kind", "step", "first"),
+    [
+        (["2026-01-31", "2026-02-02", ""], "date32[day]", 2.0, "2026-01-31"),
+        (["2026-01-31 10:00", "2026-01-31 10:30"], "timestamp[s]", 1800.0, "2026-01-31 10:00:00"),
+        (["2026-01-31T10:00:00.5", "2026-01-31T10:00:01"], "timestamp[us]", 500_000.0, "2026-01-31 10:00:00.500000"),
+        (["2026-01-31T10:00:00Z", "2026-01-31T10:00:10Z"], "timestamp[s, tz=UTC]", 10.0, "2026-01-31 10:00:00Z"),
+    ],
+)
+def test_dates_of_a_text_file_are_dates(cells: list, kind: str, step: float, first: str, tmp_path: Path) -> None:
+    lines = [f"{each},{i}.5" for i, each in enumerate(cells * 3)]
+    (tmp_path / "t.csv").write_text("\n".join(["when,x", *lines]) + "\n")
+    rows, columns, _ = read_table(tmp_path / "t.csv")
+    assert (columns[0].kind, columns[0].type, columns[0].step) == ("steps", kind, step)
+    assert set(rows[:, 0]) == {0.0, 1.0}
+    write_table(tmp_path / "out.csv", decode(rows, columns))
+    assert (tmp_path / "out.csv").read_text().splitlines()[1].split(",")[0] == first
+
+
+@pytest.mark.parametrize("last", ["soon", "2026-01-31 10:00", "7"])
+def test_dates_among_other_texts_are_texts(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nicest.data.tables.BATCH", 3)
+    lines = [f"{each},{i}.5" for i, each in enumerate(["2026-01-31", "2026-02-02", "2026-02-03"] * 3 + [last])]
+    (tmp_path / "t.csv").write_text("\n".join(["when,x", *lines]) + "\n")
+    with pytest.warns(UserWarning, match="taken as categories without order"):
+        assert scan(tmp_path / "t.csv")[0].values == tuple(sorted(["2026-01-31", "2026-02-02", "2026-02-03", last]))
+
+
+@pytest.mark.parametrize("text", ["{}%", "${},000", "{}/1/2026", "{} kg"])
+def test_texts_that_are_numbers_to_a_person_are_told(text: str, tmp_path: Path) -> None:
+    write_table(tmp_path / "t.parquet", pa.table({"p": [text.format(i) for i in range(N)], "x": FRACTIONS}))
+    with pytest.warns(UserWarning, match="column 'p' holds 40 different texts.*write numbers as 1234.5"):
+        assert scan(tmp_path / "t.parquet")[0].kind == "values"
+
+
+def test_a_first_line_of_numbers_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("1.5,2\n1.7,3\n1.2,5\n")
+    with pytest.warns(UserWarning, match="all of them are numbers, such as '1.5'"):
+        scan(tmp_path / "t.csv")
+
+
 def test_columns_that_are_dropped_may_hold_anything(tmp_path: Path, refusal: Refusal) -> None:
-    table = {"a": [[1]] * N, "b": [f"{i}" * 2 + "x" for i in range(N)], "c": pa.nulls(N), "d": FRACTIONS, "e": SOME}
+    table = {"a": [[1]] * N, "b": ["x" + f"{i}" * 2 for i in range(N)], "c": pa.nulls(N), "d": FRACTIONS, "e": SOME}
     write_table(tmp_path / "t.parquet", pa.table(table))
     assert [column.name for column in scan(tmp_path / "t.parquet", ["a", "c"])] == ["b", "d", "e"]
     assert load(str(tmp_path / "t.parquet"), drop=("a", "b", "c")).shape == (2,)
@@ -444,7 +488,8 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("name", "cells", "expected", "unknown"),
     [
-        ("n", pa.array([20, 25, -10, None]), [2, 2, -1, NAN], [0, 0, 0, 0]),
+        ("n", pa.array([20, 25, -10, None]), [2, 0, -1, NAN], [0, 1, 0, 0]),
+        ("n", pa.array([20.0, 20.5, 29.999]), [2, 0, 0], [0, 1, 1]),
         ("n", pa.array(["20", " 30 ", None]), [2, 3, NAN], [0, 0, 0]),
         ("n", pa.array([20.0, math.inf, -math.inf, 1e300]), [2, 0, 0, 0], [0, 1, 1, 1]),
         ("n", pa.array([20, 30]).dictionary_encode(), [2, 3], [0, 0]),

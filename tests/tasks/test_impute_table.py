@@ -121,6 +121,13 @@ class TestRefused:
         path = holes[0] / "holes.csv"
         assert "a file of its own" in refusal(impute_table, run, path, out=path)
 
+    def test_one_file_for_two_results(self, run: Path, holes: tuple, tmp_path: Path, refusal: Callable[..., str]):
+        (tmp_path / "x.csv").write_text("precious")
+        assert "expected two files" in refusal(
+            impute_table, run, holes[0] / "holes.csv", out=tmp_path / "x.csv", cells=tmp_path / "." / "x.csv"
+        )
+        assert (tmp_path / "x.csv").read_text() == "precious"
+
     def test_what_is_no_table(self, run: Path, holes: tuple, refusal: Callable[..., str]):
         assert "ends in .csv" in refusal(impute_table, run, holes[0] / "holes.csv", out="x.png")
 

@@ -26,9 +26,10 @@ from nicest.recipes import load_recipe
 from nicest.tasks import score as module
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
+from nicest.tasks.impute_table import impute_table
 from nicest.tasks.sample import sample
 from nicest.tasks.score import CAVEAT, score
-from nicest.train.checkpoint import RunFolder
+from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.loop import train
 
 Refusal = Callable[..., str]
@@ -209,6 +210,39 @@ def test_the_file_that_is_scored_is_not_written_over(plain_run: Path, in_tmp: Pa
     for out in ("t.csv", "./t.csv", "link.csv"):
         assert "expected --out to be a file of its own" in refusal(score, plain_run, ["t.csv"], out=out)
     assert (in_tmp / "t.csv").read_bytes() == before
+
+
+def test_the_table_of_training_is_not_written_over(in_tmp: Path, refusal: Refusal) -> None:
+    run = trained(in_tmp, continuous_table(50))
+    write_table(in_tmp / "t.csv", continuous_table(5))
+    before = (in_tmp / "table.parquet").read_bytes()
+    for task, *words in ((score, run, ["t.csv"]), (sample, run), (impute_table, run, "t.csv")):
+        assert "on which the run was trained" in refusal(task, *words, out="table.parquet")
+    assert "on which the run was trained" in refusal(impute_table, run, "t.csv", out="w.csv", cells="table.parquet")
+    assert (in_tmp / "table.parquet").read_bytes() == before
+
+
+def test_scores_of_discrete_rows_come_up_to_their_log_probability(in_tmp: Path) -> None:
+    """By quadrature of the density over the unit cell of each, which is the probability that the flow gives to it."""
+    rng = np.random.default_rng(0)
+    kind, count = rng.integers(0, 3, N), rng.poisson(3, N)
+    table = pa.table({"kind": np.array(["a", "b", "c"])[kind], "count": count + kind})
+    run = trained(in_tmp, table)
+    cells = [(k, n) for k in range(3) for n in range(2, 6)]
+    few = pa.table({"kind": ["abc"[k] for k, _ in cells], "count": [n for _, n in cells]})
+    parquet.write_table(few, "cells.parquet")
+    flow = load_with_recipe(run)[0].continuous().double().requires_grad_(False)
+    low = min(table["count"].to_pylist())
+    middles = (torch.arange(128).double() + 0.5) / 128
+    grid = torch.cartesian_prod(middles, middles)
+    truth = [float(flow.log_prob(grid + torch.tensor([k, n - low])).exp().mean().log()) for k, n in cells]
+    found = {}
+    for draws in (1, 4096):
+        score(run, ["cells.parquet"], out="s.csv", draws=draws)
+        found[draws] = np.array(scores(Path("s.csv"))["log_density"])
+    np.testing.assert_allclose(found[4096], truth, atol=0.15)
+    assert abs(np.mean(found[4096] - truth)) < 0.03
+    assert np.mean(found[1]) < np.mean(truth)
 
 
 @pytest.mark.parametrize("out", ["s.csv", "s.parquet"])

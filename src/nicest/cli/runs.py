@@ -150,9 +150,13 @@ def sample(
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="Multiplies the scale of the prior.")] = 1.0,
     seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).")] = Path(
-        "samples.png"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
+            show_default="samples.png, .npy or .csv, by what the model is of",
+        ),
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

@@ -36,12 +36,13 @@ def show_training(result: Mapping[str, Any]) -> None:
 
 
 def show_scores(result: Mapping[str, Any]) -> None:
-    mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in mean"
+    others = " of the others" if result["missing"] or result["unknown"] else ""
+    mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in the mean{others}"
     print(f"{result['rows']:,} rows scored in {result['out']}{mean}")
     if result["missing"]:
         print(f"{result['missing']:,} rows have missing cells and no score: `nicest impute` fills them in")
     if result["unknown"]:
-        print(f"{result['unknown']:,} rows hold a value that training never saw: -inf")
+        print(f"{result['unknown']:,} rows hold a value that training never saw, or one far beyond: -inf")
     print(result["caveat"])
 
 

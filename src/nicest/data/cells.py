@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +80,23 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     return _floats(cells), words
 
 
+def _cast_numbers(kind: Any, cells: Any) -> tuple[np.ndarray, np.ndarray]:
+    return _plain_numbers(cells.cast(kind))
+
+
+def as_moments(cells: Any) -> tuple[np.ndarray, str]:
+    """Texts as dates or moments, in numbers, and their type; no type where they are something else."""
+    import pyarrow as pa
+
+    stamps = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
+    for kind in (pa.date32(), *stamps):
+        try:
+            return by_entry(cells, partial(_cast_numbers, kind))[0], str(kind)
+        except pa.ArrowInvalid:
+            continue
+    return np.empty(0), ""
+
+
 def _floats(cells: Any) -> np.ndarray:
     import pyarrow as pa
 
@@ -88,7 +106,7 @@ def _floats(cells: Any) -> np.ndarray:
 def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
     """A record batch, or anything with `column(name)`, as the numbers the model works on.
 
-    A number that is no whole step is that of the step it lies in.
+    A number between whole steps is a value that training never saw, and has no probability.
     """
     import pyarrow as pa
 
@@ -143,8 +161,13 @@ def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
     numbers = _as_in_training(cells, column)
     if column.values:
         return _nearest(numbers, column)
-    codes = numbers - column.low
-    return np.floor(codes / column.step) if column.step else codes, np.zeros(len(codes), dtype=bool)
+    codes = numbers - column.taken_off
+    if not column.step:
+        return codes, np.zeros(len(codes), dtype=bool)
+    whole = np.floor(codes / column.step)
+    between = whole * column.step != codes
+    between &= ~np.isnan(codes)
+    return np.where(between, 0.0, whole), between
 
 
 def _as_in_training(cells: Any, column: Column) -> np.ndarray:
@@ -157,7 +180,7 @@ def _as_in_training(cells: Any, column: Column) -> np.ndarray:
     found = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
     if types.is_temporal(kind):
         if types.is_temporal(found) or is_text(found):
-            return by_entry(cells, lambda entries: _plain_numbers(entries.cast(kind)))[0]
+            return by_entry(cells, partial(_cast_numbers, kind))[0]
         raise NotANumber(brief(found, 60))
     if types.is_temporal(found) or types.is_boolean(found) or not (holds_numbers(found) or is_text(found)):
         raise NotANumber(brief(found, 60))
@@ -223,7 +246,7 @@ def _decoded(numbers: np.ndarray, column: Column) -> Any:
 def cell_values(numbers: np.ndarray, column: Column) -> np.ndarray:
     """The model's numbers of a column of numbers, in its own unit; whole steps stay within what training saw."""
     if not column.step:
-        return numbers + column.low
+        return numbers + column.taken_off
     return column.low + numbers.round().clip(0, (column.high - column.low) / column.step) * column.step
 
 

@@ -25,7 +25,7 @@ class Column:
     values  one of `values`, whose number is its place among them; the model has the probability of each
 
     `type` is Arrow's name for the cells, which samples get back. `low` and `high` are of the rows of training;
-    `low` is taken off before the cells are rounded to float32.
+    `low`, or `origin` where there is one, is taken off before the cells are rounded to float32.
     """
 
     name: str
@@ -35,6 +35,11 @@ class Column:
     high: float = 0.0
     step: float = 0.0
     values: tuple[Any, ...] = ()
+    origin: float | None = None
+
+    @property
+    def taken_off(self) -> float:
+        return self.low if self.origin is None else self.origin
 
     @property
     def discrete(self) -> bool:
@@ -63,7 +68,7 @@ def require_columns(file: TableFile, columns: Sequence[Column]) -> list[str]:
 
 def columns_to_json(columns: Sequence[Column]) -> list[dict[str, Any]]:
     rows = [vars(column) | {"values": list(column.values)} for column in columns]
-    return [{name: value for name, value in row.items() if value != []} for row in rows]
+    return [{name: value for name, value in row.items() if value not in ([], None)} for row in rows]
 
 
 def columns_from_json(rows: Any, source: str) -> tuple[Column, ...]:
@@ -86,7 +91,7 @@ def columns_from_json(rows: Any, source: str) -> tuple[Column, ...]:
 
 
 def _require_sound(column: Column) -> None:
-    numbers, kinds = (column.low, column.high, column.step), {type(value) for value in column.values}
+    numbers, kinds = (column.low, column.high, column.step, column.taken_off), {type(value) for value in column.values}
     if not (isinstance(column.name, str) and isinstance(column.type, str)):
         raise ValueError("names or types are wanting")
     if not all(isinstance(each, int | float) and math.isfinite(float(each)) for each in numbers):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nicest.data.arrays import brief, called
-from nicest.data.cells import as_numbers, encode, holds_numbers, is_text
+from nicest.data.cells import as_moments, as_numbers, encode, holds_numbers, is_text
 from nicest.data.columns import Column, leave_out
 from nicest.data.tables import TableFile, listed
 from nicest.errors import NicestError
@@ -41,6 +43,7 @@ class Tally:
     not_numbers: int = 0  # among the texts
     example: str = ""  # of them
     infinite: float = 0.0  # one of them
+    moments: set[str] = field(default_factory=set)  # types of the dates that all texts so far are; "" of other texts
 
     def add_numbers(self, numbers: np.ndarray) -> None:
         """Take note of cells, missing ones left out."""
@@ -71,7 +74,8 @@ class Tally:
                 f"{path}: expected numbers in {where}, got {brief(self.example, 60)!r} among them; mend the cell,"
                 f" or {leave_out(self.name)}"
             )
-        if self.not_numbers:
+        dates = self.moments - {""} if len(self.moments) == 1 and self.not_numbers == self.seen else set()
+        if self.not_numbers and not dates:
             return self._of_texts(path)
         if self.infinite:
             raise NicestError(
@@ -80,7 +84,7 @@ class Tally:
             )
         kind = str(self.type)
         if is_text(self.type):  # all of whose cells are numbers, as in a .csv file
-            kind = "int64" if self.whole and not self.missing else "double"
+            kind = dates.pop() if dates else "int64" if self.whole and not self.missing else "double"
         if self.whole:
             step = float(self.divisor or 1)
             if (self.high - self.low) / step <= FINEST:
@@ -105,10 +109,24 @@ class Tally:
         if what:
             raise NicestError(
                 f"{path}: column {called(self.name)} holds {what}, such as {brief(self.example, 60)!r}, of which no"
-                f" model is made; {leave_out(self.name)}"
+                f" model is made; {self._advice()}{leave_out(self.name)}"
+            )
+        if advice := self._advice():
+            warnings.warn(
+                f"{path}: column {called(self.name)} holds {len(self.texts)} different texts, such as"
+                f" {brief(self.example, 60)!r}: they are taken as categories without order; {advice}"
+                f"{leave_out(self.name)} where that is wrong",
+                stacklevel=4,
             )
         values = tuple(sorted(self.texts))
         return Column(self.name, str(self.type), "values", 0, len(values) - 1, 1.0, values)
+
+    def _advice(self) -> str:
+        """How texts that begin with digits, as many do, are written so that they count as more."""
+        counted = sum(bool(re.match(r"\W*\d", text)) for text in self.texts)
+        if counted <= len(self.texts) / 2 or len(self.texts) <= 2:
+            return ""
+        return "write numbers as 1234.5, without units, and dates as 2026-01-31, or "
 
 
 def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
@@ -116,6 +134,12 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
     file, dropped, rows = TableFile(path), set(drop), 0
     if absent := sorted(dropped - set(file.names)):
         raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
+    if path.suffix.lower() == ".csv" and all(_is_number(name) for name in file.names):
+        warnings.warn(
+            f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"
+            f" {called(file.names[0])}: if it is a row, put a line of names before it",
+            stacklevel=3,
+        )
     tallies = [Tally(name, file.schema.field(name).type) for name in file.names if name not in dropped]
     for tally in tallies:
         if not holds_numbers(tally.type) and not is_text(tally.type):
@@ -129,6 +153,8 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
             _look(tally, cells)
     if not rows:
         raise NicestError(f"{path}: expected rows, got none beside the names of {len(tallies)} columns")
+    if rows == 1:
+        raise NicestError(f"{path}: expected at least 3 rows, to train, validate and test on, got 1")
     return tuple(tally.column(path) for tally in tallies)
 
 
@@ -147,10 +173,22 @@ def _look(tally: Tally, cells: Any) -> None:
         if words.any():
             tally.not_numbers += int(words.sum())
             tally.example = cells[int(words.argmax())].as_py()
+            if words.all() and "" not in tally.moments:
+                moments, kind = as_moments(cells)
+                tally.moments.add(kind)
+                tally.add_numbers(moments)
     there = numbers[~np.isnan(numbers)]
     tally.seen += len(there) + int(words.sum())
     tally.missing += len(cells) - len(there) - int(words.sum())
     tally.add_numbers(there)
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, tuple[Column, ...], int]:

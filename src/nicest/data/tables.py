@@ -76,6 +76,10 @@ class TableFile:
             raise NicestError(
                 f"{self.path}: expected text in UTF-8, got bytes of another kind; save it as a .csv in UTF-8"
             )
+        if b"," not in first and (other := [each for each in ";\t|" if each.encode() in first]):
+            raise NicestError(
+                f"{self.path}: expected cells divided by commas, got {other[0]!r} between them; write it with commas"
+            )
         require_narrow(self.path, first.count(b","))
         parse = csv.ParseOptions(newlines_in_values=True)
         read = csv.ReadOptions(block_size=LONGEST_LINE)

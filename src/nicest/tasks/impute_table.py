@@ -19,7 +19,7 @@ from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.progress import Bar
 from nicest.tasks.impute import MIXED, impute_rows
-from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.train.checkpoint import RunFolder, load_with_recipe, require_other_file
 from nicest.train.runtime import choose_device
 
 ROWS = 500  # that are filled in at once
@@ -53,7 +53,10 @@ def impute_table(
     row agree. Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
     """
     path, target = Path(table), Path(out)
-    for each in [target, *([Path(cells)] if cells else [])]:
+    outputs = [target, *([Path(cells)] if cells else [])]
+    if len({each.resolve() for each in outputs}) < len(outputs):
+        raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
+    for each in outputs:
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
         if each.exists() and path.exists() and each.samefile(path):
@@ -61,7 +64,9 @@ def impute_table(
     columns = RunFolder(run).columns()
     if not columns:
         raise NicestError(f"{run} is no model of a table: train one with `nicest train table --data FILE`")
-    flow, _, _ = load_with_recipe(run, device=choose_device(device))
+    flow, recipe, _ = load_with_recipe(run, device=choose_device(device))
+    for each in outputs:
+        require_other_file(each, recipe)
     file = TableFile(path)
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}

@@ -17,7 +17,7 @@ from nicest.files import write_bytes
 from nicest.flows import Flow
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
-from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.train.checkpoint import RunFolder, load_with_recipe, require_other_file
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device
 
@@ -30,17 +30,22 @@ def sample(
     *,
     temperature: float = 1.0,
     seed: int = 0,
-    out: str | Path = "samples.png",
+    out: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table."""
-    path = Path(out)
-    if path.suffix not in SUFFIXES:
-        raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(path)!r}")
+    """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table.
+
+    Unless told otherwise, images go to samples.png, tables to samples.csv and other rows to samples.npy.
+    """
+    if out is not None and Path(out).suffix not in SUFFIXES:
+        raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(out)!r}")
     flow, recipe, _ = load_with_recipe(run, device=choose_device(device))
+    columns = RunFolder(run).columns()
+    kind = ".csv" if columns else ".npy" if len(recipe.data.shape) == 1 else ".png"
+    path = Path(f"samples{kind}") if out is None else Path(out)
+    require_other_file(path, recipe)
     drawn = draw(flow, recipe.data, n, temperature=temperature, seed=seed)
     if path.suffix in TABLES:
-        columns = RunFolder(run).columns()
         if not columns:
             raise NicestError(f"the model is not of a table: choose --out samples.npy, got {str(path)!r}")
         write_table(path, decode(drawn, columns))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,11 +25,12 @@ from nicest.files import replacing
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.splits import load_splits
-from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe
+from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe, require_other_file
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device, rows_to
 
 CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
+TRAINING_SCORES = "training-scores.npy"
 QUANTILES = 1001  # of the log-densities of training, which outlier scores are read from
 
 
@@ -58,12 +61,16 @@ def score(
 ) -> dict[str, Any]:
     """Write one line for every row of the files: file, row, log_density and outlier_score.
 
-    `log_density` is in nats, the mean over `draws` of the noise where the data has levels or whole steps; it is missing
-    where a cell is, and -inf where a cell holds a value that training never saw. `outlier_score` is the share of
-    training rows that are denser: near 1 for what is rarer than nearly all of them. Under torchrun every process
-    writes a part of its own, named after its rank; the parts, one after the other, are what one process writes. What
-    is shared out are the row groups of Parquet, and whole files of every other kind: a large .csv or Arrow file is
-    scored by one process. The noise of a row depends on `seed`, on its file and its row group, and on nothing else.
+    `log_density` is in nats. Of a table with whole numbers, texts or booleans it is the log of the mean of p over
+    `draws` of the noise in their steps: from below, and nearer to the log-probability with more draws. Of images with
+    levels it is the mean of log p over them, as `evaluate` has it. It is missing where a cell is, and -inf where a
+    cell holds a value that training never saw. `outlier_score` is the share of training rows that are denser: near 1
+    for what is rarer than nearly all of them.
+
+    Under torchrun every process writes a part of its own, named after its rank; the parts, one after the other, are
+    what one process writes. What is shared out are the row groups of Parquet, and whole files of every other kind: a
+    large .csv or Arrow file is scored by one process. The noise of a row depends on `seed`, on its file and its row
+    group, and on nothing else.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     path = part_path(Path(out), rank, size)
@@ -74,6 +81,7 @@ def score(
         raise NicestError(f"expected --out to be a file of its own, got {out}, which is to be scored")
     place = choose_device(_own_device(device))
     flow, recipe, figures = load_with_recipe(run, device=place)
+    require_other_file(path, recipe)
     columns = _columns(run, recipe)
     parts = list(share(plan(paths, columns), rank, size))
     engine = Engine(flow)
@@ -205,7 +213,10 @@ def log_densities(engine: Engine, chunk: Chunk, draws: int) -> np.ndarray:
         rows = rows_to(chunk.rows[whole], engine.device)
         # all draws of a row, then those of the next: so its noise does not depend on how many rows come at once
         drawn = [engine.log_prob(part.repeat_interleave(draws, 0)).view(-1, draws) for part in rows.split(engine.batch)]
-        mean = torch.cat(drawn).double().mean(1).cpu().numpy()
+        each = torch.cat(drawn).double()
+        # of a table the log of the mean density, which comes nearer to the log-probability than the mean of the logs
+        joined = each.logsumexp(1) - math.log(draws) if chunk.rows.dtype.kind == "f" else each.mean(1)
+        mean = joined.cpu().numpy()
         nats[whole] = np.where(np.isnan(mean), -np.inf, mean)  # so far off that float32 has no number for it
     return nats
 
@@ -226,14 +237,16 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     They are kept with the step of the model, since a training that goes on finds a better one. Processes that find
     none each compute them, and write the same file.
     """
-    path = RunFolder(run).path / "training-scores.npy"
+    path = RunFolder(run).path / TRAINING_SCORES
     if path.is_file():
         with suppress(NicestError):  # what cannot be read is computed again
             kept = read_npy(path)
             if kept.shape == (2 + QUANTILES,) and kept.dtype == np.float64 and tuple(kept[:2]) == (draws, step):
                 return kept[2:]
     try:
-        rows = load_splits(recipe).train
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # training said what there is to say about them
+            rows = load_splits(recipe).train
     except NicestError as error:
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
@@ -242,11 +255,15 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     nats = log_densities(engine, Chunk(chosen, np.zeros(len(chosen), dtype=bool)), draws)
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, np.array([draws, step, *quantiles]))
+        keep_quantiles(run, quantiles, draws, step)
     except NicestError as error:  # a folder that may only be read
         Bar("", 1).note(f"the training scores are not kept: {error}")
     return quantiles
+
+
+def keep_quantiles(run: str | Path, quantiles: np.ndarray, draws: int = 1, step: int = 0) -> None:
+    with replacing(RunFolder(run).path / TRAINING_SCORES) as temporary, temporary.open("wb") as file:
+        np.save(file, np.array([draws, step, *quantiles]))
 
 
 def remember_scores(run: str | Path, *, draws: int = 8, device: str = "auto") -> None:

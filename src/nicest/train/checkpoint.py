@@ -272,3 +272,10 @@ def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str)
         raise NicestError(
             f"{source}: the weights do not fit the recipe: at least {needed} in {layers} layers, got {found}"
         )
+
+
+def require_other_file(out: Path, recipe: Recipe) -> None:
+    """Refuse to write a result over the data that a run was trained on."""
+    data = Path(recipe.data.name)
+    if out.is_file() and data.is_file() and out.samefile(data):
+        raise NicestError(f"expected a file of its own for the result, got {out}, on which the run was trained")
