@@ -84,6 +84,10 @@ def test_hidden_cells_are_near_the_truth_and_the_rest_is_as_it_was(
     truth = np.array([float(whole.loc[row, name]) for row, name in zip(numbers["row"], numbers["column"], strict=True)])
     inside = (numbers["low"].astype(float) <= truth) & (truth <= numbers["high"].astype(float))
     assert inside.mean() > 0.6
+    texts = lines[lines["column"] == "kind"]
+    assert texts[["low", "high"]].isna().all(axis=None)
+    assert texts["share"].between(0.5, 1).all()  # of two values
+    assert lines[lines["column"] == "y"]["share"].isna().all()
 
 
 def test_text_of_observed_cells_is_untouched(run: Path, tmp_path: Path):
@@ -141,7 +145,9 @@ def test_on_the_command_line(run: Path, holes: tuple, tmp_path: Path):
 
 def test_most_frequent():
     draws = np.array([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, 5.0]], [[1.0, 5.0]], [[3.0, 5.0]]])
-    assert most_frequent(draws).tolist() == [[3.0, 5.0]]
+    value, share = most_frequent(draws)
+    assert value.tolist() == [[3.0, 5.0]]
+    assert share.tolist() == [[(draws[:, 0, 0] == 3).mean(), (draws[:, 0, 1] == 5).mean()]]
 
 
 def test_many_rows_are_filled_in_by_parts_with_other_draws_each(

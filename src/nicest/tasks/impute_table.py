@@ -31,6 +31,7 @@ class Cells(NamedTuple):
     value: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    share: np.ndarray  # of the draws that are the value, of whole steps and few values
     r_hat: np.ndarray
 
 
@@ -48,9 +49,10 @@ def impute_table(
 ) -> dict[str, Any]:
     """Write the table again with its missing cells filled in, and if asked a line for each of those cells.
 
-    A continuous cell gets the mean of its draws, one of whole steps or of few values the most frequent of them; `cells`
-    gets row, column, value, low and high, the ends of the interval, and R-hat, which is near 1 where the chains of the
-    row agree. Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
+    A continuous cell gets the mean of its draws, one of whole steps or of few values the most frequent of them. `cells`
+    gets row, column, value, low and high, the ends of the interval, which texts and booleans have none of; share, how
+    many of the draws are the value where it is not continuous; and R-hat, near 1 where the chains of the row agree.
+    Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
     """
     path, target = Path(table), Path(out)
     outputs = [target, *([Path(cells)] if cells else [])]
@@ -129,9 +131,10 @@ def fill(
         np.where(discrete, np.floor(each).clip(0, most), each)
         for each in (drawn, imputed.low.cpu().numpy(), imputed.high.cpu().numpy())
     )
-    value = np.where(discrete, most_frequent(drawn), imputed.mean.cpu().numpy())
+    frequent, share = most_frequent(drawn)
+    value, share = np.where(discrete, frequent, imputed.mean.cpu().numpy()), np.where(discrete, share, np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
-    for target, each in zip(found, (value, low, high, agree), strict=True):
+    for target, each in zip(found, (value, low, high, share, agree), strict=True):
         target[index] = np.where(hidden[index], each, np.nan)
     return found
 
@@ -148,15 +151,15 @@ def ends(discrete: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.where(discrete, 0.0, -np.inf), np.where(discrete, most + 1 - 1e-3, np.inf)
 
 
-def most_frequent(draws: np.ndarray) -> np.ndarray:
-    """The most frequent number of every cell, over draws (draws, N, D); the smallest of equals."""
+def most_frequent(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The most frequent number of every cell, over draws (draws, N, D), the smallest of equals; and its share."""
     ordered = np.sort(draws, 0)
     best, count = ordered[0].copy(), np.zeros(ordered.shape[1:], dtype=int)
     run = np.zeros(ordered.shape[1:], dtype=int)
     for before, now in zip(np.concatenate((ordered[:1], ordered[:-1])), ordered, strict=True):
         run = np.where(now == before, run + 1, 1)
         best, count = np.where(run > count, now, best), np.maximum(run, count)
-    return best
+    return best, count / len(draws)
 
 
 def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarray) -> Any:
@@ -182,7 +185,7 @@ def cell_schema() -> Any:
     import pyarrow as pa
 
     texts = [(name, pa.string()) for name in ("column", "value", "low", "high")]
-    return pa.schema([("row", pa.int64()), *texts, ("r_hat", pa.float64())])
+    return pa.schema([("row", pa.int64()), *texts, ("share", pa.float64()), ("r_hat", pa.float64())])
 
 
 def listed_cells(columns: Sequence[Column], found: Cells, hidden: np.ndarray, first_row: int) -> Any:
@@ -191,9 +194,15 @@ def listed_cells(columns: Sequence[Column], found: Cells, hidden: np.ndarray, fi
 
     rows, places = (each.tolist() for each in np.nonzero(hidden))
     tables = [decode(each, columns) for each in (found.value, found.low, found.high)]
-    texts = [[str(table.column(d)[n].as_py()) for n, d in zip(rows, places, strict=True)] for table in tables]
-    names = [columns[d].name for d in places]
-    return pa.table([[n + first_row for n in rows], names, *texts, found.r_hat[hidden]], schema=cell_schema())
+    words = [isinstance(next(iter(column.values), 0), str | bool) for column in columns]  # which have no order
+
+    def text(table: Any, n: int, d: int) -> str | None:
+        return None if words[d] and table is not tables[0] else str(table.column(d)[n].as_py())
+
+    texts = [[text(table, n, d) for n, d in zip(rows, places, strict=True)] for table in tables]
+    names, share = [columns[d].name for d in places], found.share[hidden]
+    shares = pa.array(share, mask=np.isnan(share))
+    return pa.table([[n + first_row for n in rows], names, *texts, shares, found.r_hat[hidden]], schema=cell_schema())
 
 
 @contextmanager
