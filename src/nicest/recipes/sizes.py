@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from nicest.recipes.recipe import DataSettings, Recipe
@@ -28,6 +28,20 @@ def recipe_for(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Reci
     batch = Recipe().changed({"train": {"batch": batch} | dict(given["train"])}, "NICE").train.batch
     recipe = Recipe("table", "a table of continuous columns", data=DataSettings(name=IN_MEMORY), model=model)
     return recipe.changed({"train": _train(n, batch, model.couplings)}, "").changed({"train": given["train"]}, "NICE")
+
+
+def settings_given(recipe: Recipe, overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """What a recipe says of model and training: all that is not the default, and all that overrides name."""
+    named, found = {each.partition("=")[0].strip() for each in overrides}, {}
+    for table in ("model", "train"):
+        settings, default = getattr(recipe, table), getattr(Recipe(), table)
+        values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+        found[table] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != getattr(default, name) or f"{table}.{name}" in named
+        }
+    return found
 
 
 def _model(n: int, dim: int) -> dict[str, Any]:

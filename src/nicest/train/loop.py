@@ -33,6 +33,7 @@ from nicest.train.engine import Engine
 from nicest.train.memory import explaining_memory
 from nicest.train.optim import set_rates
 from nicest.train.runtime import environment, rows_to
+from nicest.train.start import sized
 from nicest.train.state import Counters, State, under
 from nicest.train.step import TrainingStep
 
@@ -62,6 +63,8 @@ def train(
         run.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
+        if recipe.sized:
+            recipe = world.first(sized(recipe, splits, overrides) if world.rank == 0 else None)
         world.require_shares(min(recipe.train.batch, len(splits.train)))
         with run.open_for_writing():
             run.refuse_existing()

@@ -1,45 +1,30 @@
-"""A flow fitted to rows in memory: what a table's size does not tell is chosen by cross-validation, then the loop."""
+"""A flow fitted to rows in memory: a start that is chosen for them, then the loop."""
 
 from __future__ import annotations
 
 import copy
-import math
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nicest.data import Splits, in_memory
 from nicest.data.arrays import widened, with_digits
-from nicest.flows import Flow, Gaussian, Logistic, Prior, SinhArcsinh, moments
+from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_to_rows
 from nicest.recipes.recipe import ModelSettings
-from nicest.recipes.sizes import FEW, IN_MEMORY, held_out, recipe_for
+from nicest.recipes.sizes import IN_MEMORY, held_out, recipe_for
 from nicest.recipes.splits import describe
 from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe
 from nicest.train.engine import Engine
 from nicest.train.loop import fit
 from nicest.train.runtime import choose_device, rows_to
+from nicest.train.start import choose_start
 from nicest.train.state import State
-
-SHRINKAGES = (1e-6, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)  # never 0: columns may depend on each other
-FEWEST = 10  # rows to choose by
-CHOICE_ROWS = 5000  # rows that are enough to choose a start by
-PRIORS: dict[str, type[Prior]] = {"gaussian": Gaussian, "logistic": Logistic}
-
-
-class Start(NamedTuple):
-    """What the untrained flow is made of, by the names of the recipe."""
-
-    marginals: str = "none"
-    prior: str = "gaussian"
-    shrinkage: float = 0.4
 
 
 class Fitted(NamedTuple):
@@ -104,58 +89,6 @@ def fit_rows(
             flow.load_state_dict(first)
             figures = {"epoch": 0, "step": 0, "valid_nats": start}
         return Fitted(flow, recipe, figures, run.metrics())
-
-
-@torch.no_grad()
-def choose_start(rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any]) -> Recipe:
-    """The recipe with marginals, prior and shrinkage such that the untrained flow scores best on rows left out.
-
-    Five folds for up to 2,000 rows, one beyond; what `chosen` names stays as it is.
-    """
-    if len(rows) < FEWEST:
-        return recipe.changed({"model": Start()._asdict() | dict(chosen)}, "NICE")
-    x = torch.from_numpy(rows[:: -(-len(rows) // CHOICE_ROWS)].copy()).double()
-    x = (x - x.mean(0)) / x.std(0, correction=0)
-    bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"][: 1 + (len(x) >= FEW)]
-    priors = [chosen["prior"]] if "prior" in chosen else list(PRIORS)
-    shrinkages = [chosen["shrinkage"]] if "shrinkage" in chosen else list(SHRINKAGES)
-    fold, totals = torch.arange(len(x)) % 5, Counter[Start]()
-    for k in range(5 if len(x) <= 2_000 else 1):
-        for marginals in bends:
-            seen, left, log_det = bent(x[fold != k], x[fold == k], marginals)
-            eigenvalues, vectors = _spectrum(seen, recipe.model.preprocess)
-            for shrinkage in shrinkages if recipe.model.preprocess == "zca" else shrinkages[:1]:
-                spread = torch.lerp(eigenvalues, torch.ones_like(eigenvalues), shrinkage).clamp_min(1e-12).sqrt()
-                h = (left @ vectors) / spread @ vectors.mT
-                for prior in priors:
-                    nats = _unit_variance(PRIORS[prior](x.shape[1]).double(), h) - spread.log().sum()
-                    totals[Start(marginals, prior, shrinkage)] += float(nats.sum() + log_det)  # type: ignore[assignment]
-    best = max(totals, key=lambda start: totals[start])
-    return replace(recipe, model=replace(recipe.model, **best._asdict()))
-
-
-def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows after the marginals and a standardisation that were fitted to those seen, and the log-det of those left."""
-    log_det = torch.zeros(())
-    if marginals == "sinh-arcsinh":
-        layer = SinhArcsinh(seen.shape[1]).double().fit(seen)
-        left, log_dets = layer(left)
-        seen, log_det = layer(seen)[0], log_dets.sum()
-    mean, spread = seen.mean(0), seen.std(0, correction=0).clamp_min(1e-3)  # a fold may hold one value
-    return (seen - mean) / spread, (left - mean) / spread, log_det - len(left) * spread.log().sum()
-
-
-def _spectrum(x: Tensor, preprocess: str) -> tuple[Tensor, Tensor]:
-    """The eigenvalues and eigenvectors that the whitening divides by; without one, those of the identity."""
-    if preprocess != "zca":
-        return torch.ones(x.shape[1]).double(), torch.eye(x.shape[1]).double()
-    eigenvalues, vectors = torch.linalg.eigh(moments(x)[1])
-    return eigenvalues, vectors
-
-
-def _unit_variance(prior: Prior, h: Tensor) -> Tensor:
-    """log p of whitened rows under the prior with unit variance."""
-    return prior.log_prob(h * prior.standard_deviation) + h.shape[1] * math.log(prior.standard_deviation)
 
 
 def _all_rows(splits: Splits) -> np.ndarray:
