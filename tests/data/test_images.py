@@ -440,6 +440,14 @@ class TestFit:
         recipe = load_recipe("images").override(f"data.name={tmp_path}", "data.resize=[4, 5]")
         assert load_splits(recipe).shape == (3, 4, 5)
 
+    def test_a_table_is_none(self, tmp_path: Path, refusal: Callable[..., str]):
+        (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
+        recipe = load_recipe("images").override(f"data.name={tmp_path / 't.csv'}")
+        assert "for folders of pictures; use `nicest train table --data ...`" in refusal(load_splits, recipe)
+        self.write(tmp_path, *[(4, 4)] * 5)
+        recipe = load_recipe("table").override(f"data.name={tmp_path}")
+        assert "for tables; use `nicest train images --data ...`" in refusal(load_splits, recipe)
+
     def test_is_for_folders_of_images(self, tmp_path: Path, refusal: Callable[..., str]):
         np.save(tmp_path / "x.npy", np.zeros((5, 4), np.uint8))
         recipe = load_recipe("images").override(f"data.name={tmp_path / 'x.npy'}", "data.resize=[4, 5]")
