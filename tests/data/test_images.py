@@ -448,6 +448,13 @@ class TestFit:
         recipe = load_recipe("table").override(f"data.name={tmp_path}")
         assert "for tables; use `nicest train images --data ...`" in refusal(load_splits, recipe)
 
+    def test_none_is_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]):
+        monkeypatch.chdir(tmp_path)
+        assert "give it with --data FOLDER" in refusal(load_splits, load_recipe("images"))
+        (tmp_path / "images").mkdir()
+        self.write(tmp_path / "images", *[(4, 5)] * 5)
+        assert load_splits(load_recipe("images")).shape == (3, 4, 5)
+
     def test_is_for_folders_of_images(self, tmp_path: Path, refusal: Callable[..., str]):
         np.save(tmp_path / "x.npy", np.zeros((5, 4), np.uint8))
         recipe = load_recipe("images").override(f"data.name={tmp_path / 'x.npy'}", "data.resize=[4, 5]")

@@ -38,8 +38,10 @@ def load_splits(recipe: Recipe) -> Splits:
 
 
 def _require_kind(recipe: Recipe) -> None:
-    """Refuse a table for pictures, and pictures for a table: they would train, badly."""
+    """Refuse a table, or nothing, for pictures, and pictures for a table."""
     path = Path(recipe.data.name).expanduser()
+    if recipe.name == path.name == "images" and not path.exists():
+        raise NicestError("recipe 'images' is for a folder of pictures of your own; give it with --data FOLDER")
     if recipe.name == "images" and is_table(path):
         raise NicestError(
             f"{path} is a table, recipe 'images' is for folders of pictures; use `nicest train table --data ...`"
