@@ -39,7 +39,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 from pyarrow import csv, feather, parquet
 
 sys.path.append(str(Path(__file__).parent / "data"))  # of `published`
@@ -1138,6 +1138,11 @@ def png(width: int, height: int, data: bytes, depth: int = 8, colour: int = 0, m
     return b"\x89PNG\r\n\x1a\n" + header + more + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+def exif_entry(kind: int, count: int, at: int) -> bytes:
+    """EXIF whose orientation is of some type, says how many values it has, and where they are."""
+    return b"II*\0\x08\0\0\0\x01\0" + struct.pack("<HHIII", 274, kind, count, at, 0)
+
+
 def picture_forged() -> list[bytes]:
     bomb = b"\x78\xda" + zeros(b"", 64) + bytes(4)
     text = b"c\0\0" + zlib.compress(bytes(1 << 24))
@@ -1151,12 +1156,16 @@ def picture_forged() -> list[bytes]:
         (40_000, 40_000),
     ]
     tiff = b"II*\0\x08\0\0\0" + struct.pack("<H", 3)
+    turned = exif_entry(3, 1, 6)
+    broken = [b"", b"II", b"II*\0" + b"\xff" * 8, turned[:-6], turned[:-4] + b"\x08\0\0\0", turned[:14] + b"\xff" * 12]
+    orientations = [exif_entry(kind, count, at) for kind in range(14) for count in (0, 1, 2**32 - 1) for at in (6, 8)]
     return [
         b"",
         *(png(*size, zlib.compress(bytes(100))) for size in extremes),
         *(png(13_000, 13_000, bomb, colour=colour) for colour in (0, 2, 3, 4, 6)),
         png(8, 8, zlib.compress(bytes(72)), more=chunk(b"zTXt", text) * 40),
         png(8, 8, zlib.compress(bytes(72)), more=chunk(b"iCCP", text)),
+        *(png(8, 8, zlib.compress(bytes(72)), more=chunk(b"eXIf", each)) for each in (*broken, *orientations)),
         png(8, 8, zlib.compress(bytes(72)), more=chunk(b"acTL", struct.pack(">II", 2**32 - 1, 0))),
         b"GIF89a"
         + struct.pack("<HH", 65535, 65535)
@@ -1190,6 +1199,10 @@ def pictures() -> list[bytes]:
         files.append(_stream(lambda file, p=packing: Image.fromarray(colours).save(file, "TIFF", compression=p)))
     files.append(_stream(lambda file: Image.fromarray(PIXELS[0] > 99).save(file, "TIFF", compression="group4")))
     files.append(_stream(lambda file: Image.fromarray(colours).quantize(4).save(file, "PNG")))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = 6, "a camera"
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        files.append(_stream(lambda file, kind=kind: Image.fromarray(colours).save(file, kind, exif=exif)))
     return files
 
 

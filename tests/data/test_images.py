@@ -1,6 +1,7 @@
 """Readers of image files: exact contents, and one line for every damaged file."""
 
 import gzip
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from PIL import Image
+from PIL import ExifTags, Image
 from published import cifar10_rows, cut, idx_bytes, write_fer2013, write_idx, write_mnist, write_svhn, write_tfd
 from scipy.io import savemat
 
@@ -299,6 +300,56 @@ def test_images_of_other_depths(tmp_path: Path) -> None:
     assert load(str(tmp_path / "palette")).shape == (3, 4, 4)
 
 
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_upright_by_their_exif(tmp_path: Path, suffix: str, orientation: int) -> None:
+    """Where the first row and the first column of what is stored are to be seen is by the standard, EXIF 2.3."""
+    rows, columns = ["", "tl", "tr", "br", "bl", "lt", "rt", "rb", "lb"][orientation]
+    stored = np.full((32, 48), 100, np.uint8)
+    stored[:8], stored[8:, :8] = 0, 200  # its first row is dark, its first column light
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(stored).convert("RGB").save(tmp_path / f"x{suffix}", exif=exif, quality=100, lossless=True)
+    (seen,) = read_images(images.image_files(tmp_path))
+    assert seen.shape == ((32, 48, 3) if orientation < 5 else (48, 32, 3))
+    sides = {"t": seen[2, 12:-12], "b": seen[-3, 12:-12], "l": seen[12:-12, 2], "r": seen[12:-12, -3]}
+    assert {side for side, pixels in sides.items() if pixels.mean() < 20} == {rows}
+    assert {side for side, pixels in sides.items() if pixels.mean() > 180} == {columns}
+
+
+def test_a_photo_upright_and_one_on_its_side_are_of_one_size(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (6, 8)).save(tmp_path / "a.png")
+    Image.new("RGB", (8, 6)).save(tmp_path / "b.png", exif=exif)
+    assert read_images(images.image_files(tmp_path)).shape == (2, 8, 6, 3)
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0junk" * 9, b"Exif\0\0II*\0\xff\xff\xff\xff"])
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_broken_exif_is_none(tmp_path: Path, exif: bytes, suffix: str) -> None:
+    Image.new("L", (6, 8), 9).convert("RGB").save(tmp_path / f"x{suffix}", exif=exif)
+    assert read_images(images.image_files(tmp_path)).shape == (1, 8, 6, 3)
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".tif"])
+def test_animations_and_pages_are_refused(tmp_path: Path, refusal: Refusal, suffix: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(tmp_path / f"x{suffix}", save_all=True, append_images=frames[1:])
+    line = refusal(read_images, images.image_files(tmp_path))
+    assert f"x{suffix}: expected one picture, got an animation or several pages; save one of them" in line
+    frames[0].save(tmp_path / f"x{suffix}", save_all=True)
+    assert read_images(images.image_files(tmp_path)).shape == (1, 8, 8, 3)
+
+
+def test_what_a_camera_adds_to_a_photo_is_no_page(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(
+        tmp_path / "x.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (4, 4))]
+    )
+    (pixels,) = read_images(images.image_files(tmp_path))
+    np.testing.assert_allclose(pixels.mean((0, 1)), [255, 0, 0], atol=3)
+
+
 def test_bad_folders(tmp_path: Path, refusal: Refusal) -> None:
     folder = tmp_path / "faces"
     folder.mkdir()
@@ -309,7 +360,11 @@ def test_bad_folders(tmp_path: Path, refusal: Refusal) -> None:
     assert f"{folder / '00.png'} of 4x4 grey" in message
     assert f"{folder / '99.png'} of 4x5 grey" in message
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / "99.png")
-    assert "99.png of 4x4 RGB" in refusal(load, str(folder))
+    message = refusal(load, str(folder))
+    assert "99.png of 4x4 RGB: some are grey and some in colour; convert them all to L or all to RGB" in message
+    assert "data." not in message
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(folder / "99.png")
+    assert "99.png of 4x4 16-bit grey; convert them all to 8-bit grey" in refusal(load, str(folder))
     Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(folder / "99.png")
     assert "99.png: expected a grey or RGB image, got mode RGBA" in refusal(load, str(folder))
     (folder / "99.png").write_text("no image")
@@ -364,7 +419,9 @@ class TestFit:
 
     def test_several_sizes_are_refused_with_the_remedy(self, tmp_path: Path, refusal: Callable[..., str]):
         line = refusal(read_images, self.write(tmp_path, (8, 9), (9, 8)))
-        assert "set data.crop or data.resize" in line
+        (remedy,) = re.findall(r'--set "([^"]+)"', line)
+        fit = load_recipe("images").override(remedy).data
+        assert read_images(sorted(tmp_path.iterdir()), Fit(fit.crop, fit.resize)).shape == (2, 32, 32, 3)
 
     def test_crop_keeps_the_middle(self, tmp_path: Path):
         (image,) = read_images(self.write(tmp_path, (6, 10), mode="L"), Fit(crop=(2, 4)))
@@ -382,6 +439,21 @@ class TestFit:
         self.write(tmp_path, *((8 + i, 12) for i in range(12)))
         recipe = load_recipe("images").override(f"data.name={tmp_path}", "data.resize=[4, 5]")
         assert load_splits(recipe).shape == (3, 4, 5)
+
+    def test_a_table_is_none(self, tmp_path: Path, refusal: Callable[..., str]):
+        (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
+        recipe = load_recipe("images").override(f"data.name={tmp_path / 't.csv'}")
+        assert "for folders of pictures; use `nicest train table --data ...`" in refusal(load_splits, recipe)
+        self.write(tmp_path, *[(4, 4)] * 5)
+        recipe = load_recipe("table").override(f"data.name={tmp_path}")
+        assert "for tables; use `nicest train images --data ...`" in refusal(load_splits, recipe)
+
+    def test_none_is_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]):
+        monkeypatch.chdir(tmp_path)
+        assert "give it with --data FOLDER" in refusal(load_splits, load_recipe("images"))
+        (tmp_path / "images").mkdir()
+        self.write(tmp_path / "images", *[(4, 5)] * 5)
+        assert load_splits(load_recipe("images")).shape == (3, 4, 5)
 
     def test_is_for_folders_of_images(self, tmp_path: Path, refusal: Callable[..., str]):
         np.save(tmp_path / "x.npy", np.zeros((5, 4), np.uint8))

@@ -345,6 +345,7 @@ class TestOverride:
             (["train.epochs.more=3"], "train.epochs is of type int"),
             (["train.epochs="], "train.epochs is of type int; got ''"),
             (["train.betas=[0.9, x]"], "train.betas is of type float; got '[0.9, x]'"),
+            (["data.resize=(12,12)"], "data.resize is of type int; got '(12,12)'; several are written as [1,2]"),
             (["data.name=17"], "data.name is of type str; got 17"),
         ],
     )

@@ -346,6 +346,24 @@ def test_arrays_of_an_array_model(rows_run: Path, correlated: np.ndarray, in_tmp
     assert "x.txt: expected .csv" in refusal(score, rows_run, ["x.txt"])
 
 
+@pytest.mark.parametrize("out", ["s.csv", "s.parquet"])
+def test_images_of_a_folder_are_named(colour_run: Path, colour_images: np.ndarray, in_tmp: Path, out: str) -> None:
+    """Each by its path from the folder; an array of the images in the order of these names has the same scores."""
+    names = ["b.png", "z/a, 1.png", "a/2.png", "a/10.png"]
+    for name, image in zip(names, colour_images, strict=False):
+        (in_tmp / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(in_tmp / "folder" / name)
+    score(colour_run, ["folder"], out=out)
+    got = scores(in_tmp / out)
+    assert sorted(got["file"]) == sorted(names)
+    np.save("x.npy", colour_images[[names.index(name) for name in got["file"]]])
+    score(colour_run, ["x.npy"], out=f"array-{out}")
+    assert got == {"file": got["file"], **scores(in_tmp / f"array-{out}")}
+    assert len(set(got["log_density"])) == 4
+    score(colour_run, ["folder", "x.npy"], out=out)
+    assert scores(in_tmp / out)["file"] == [f"folder/{name}" for name in got["file"]] + ["x.npy"] * 4
+
+
 def test_images_of_an_image_model(colour_run: Path, colour_images: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
     (in_tmp / "folder").mkdir()
     for i in range(3):
@@ -353,7 +371,7 @@ def test_images_of_an_image_model(colour_run: Path, colour_images: np.ndarray, i
     np.save("x.npy", colour_images[:3])
     score(colour_run, ["folder"], out="a.csv")
     score(colour_run, ["x.npy"], out="b.csv")
-    assert (in_tmp / "a.csv").read_text() == (in_tmp / "b.csv").read_text()
+    assert scores(in_tmp / "a.csv") == {"file": ["0.png", "1.png", "2.png"], **scores(in_tmp / "b.csv")}
     result = score(colour_run, ["folder/1.png", "folder/0.png"], out="c.csv", draws=64)
     assert (result["rows"], result["draws"]) == (2, 64)
     flow = nicest.load(colour_run, dtype=torch.float64)

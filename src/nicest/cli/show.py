@@ -38,7 +38,8 @@ def show_training(result: Mapping[str, Any]) -> None:
 def show_scores(result: Mapping[str, Any]) -> None:
     others = " of the others" if result["missing"] or result["unknown"] else ""
     mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in the mean{others}"
-    print(f"{result['rows']:,} rows scored in {result['out']}{mean}")
+    rows = "1 row" if result["rows"] == 1 else f"{result['rows']:,} rows"
+    print(f"{rows} scored in {result['out']}{mean}")
     if result["missing"]:
         print(f"{result['missing']:,} rows have missing cells and no score: `nicest impute` fills them in")
     if result["unknown"]:

@@ -6,8 +6,10 @@ import io
 import itertools
 import math
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -289,15 +291,29 @@ class Fit(NamedTuple):
 
 def read_images(files: list[Path], fit: Fit = Fit()) -> np.ndarray:  # noqa: B008
     """Read image files of one size and mode as (N, H, W), grey, or (N, H, W, 3), colour."""
-    images = [_read_image(files[0], fit)]
-    for file in files[1:]:
-        images.append(_read_image(file, fit))
-        if _kind(images[-1]) != _kind(images[0]):
-            raise NicestError(
-                f"expected images of one size and mode, got {files[0]} of {_kind(images[0])} "
-                f"and {file} of {_kind(images[-1])}; set data.crop or data.resize to (height, width), or convert them"
-            )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Corrupt EXIF")  # an image is read as if it had none
+        images = [_read_image(files[0], fit)]
+        for file in files[1:]:
+            images.append(_read_image(file, fit))
+            if (images[-1].dtype, images[-1].shape) != (images[0].dtype, images[0].shape):
+                raise _unlike(files[0], images[0], file, images[-1])
     return np.stack(images)
+
+
+def _unlike(one: Path, first: np.ndarray, other: Path, second: np.ndarray) -> NicestError:
+    """What to say of two images that are not of one mode and size."""
+    got = f"got {one} of {_size(first)} {_mode(first)} and {other} of {_size(second)} {_mode(second)}"
+    if first.ndim != second.ndim:
+        return NicestError(
+            f"expected images of one mode, {got}: some are grey and some in colour; convert them all to L or all to RGB"
+        )
+    if first.dtype != second.dtype:
+        return NicestError(f"expected images of one mode, {got}; convert them all to 8-bit grey, mode L")
+    return NicestError(
+        f'expected images of one size, {got}; resize them all, for example by --set "data.resize=[32,32]"'
+        " (height, width), or keep the middle of each by data.crop"
+    )
 
 
 def _fitted(image: Any, fit: Fit, file: Path) -> Any:
@@ -306,7 +322,7 @@ def _fitted(image: Any, fit: Fit, file: Path) -> Any:
 
     if fit.resize and image.mode not in ("L", "RGB"):
         raise NicestError(
-            f"{file}: expected a grey or RGB image of 8 bits to resize, got mode {image.mode}; convert it"
+            f"{file}: expected a grey or RGB image of 8 bits to resize, got mode {image.mode}; convert it to L or RGB"
         )
     if fit.crop:
         height, width = fit.crop
@@ -321,7 +337,7 @@ def _fitted(image: Any, fit: Fit, file: Path) -> Any:
 
 
 def _read_image(file: Path, fit: Fit) -> np.ndarray:
-    """Read one image in its own mode; one with a palette is RGB, or grey where it holds nothing else."""
+    """Read one image in its own mode, upright; one with a palette is RGB, or grey where it holds nothing else."""
     from PIL import Image
 
     try:
@@ -329,6 +345,11 @@ def _read_image(file: Path, fit: Fit) -> np.ndarray:
             mode = image.mode
             bands = 3 if mode == "P" else len(image.getbands())
             require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
+            if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, and what cameras add to it
+                raise NicestError(
+                    f"{file}: expected one picture, got an animation or several pages; save one of them, or remove it"
+                )
+            turn_upright(image)
             values = np.asarray(_fitted(image.convert("RGB") if mode == "P" else image, fit, file))
     except NicestError:
         raise
@@ -341,11 +362,22 @@ def _read_image(file: Path, fit: Fit) -> np.ndarray:
     return values
 
 
-def _kind(pixels: np.ndarray) -> str:
-    """Width, height and mode of an image, in words."""
-    colour = (
-        "RGB"
-        if pixels.ndim == 3
-        else {"bool": "black and white", "uint8": "grey"}.get(pixels.dtype.name, "16-bit grey")
-    )
-    return f"{pixels.shape[1]}x{pixels.shape[0]} {colour}"
+def turn_upright(image: Any) -> None:
+    """Turn and flip an image as its EXIF orientation says; one that cannot be read is none."""
+    from PIL import ImageOps
+
+    image.load()
+    with suppress(Exception):  # broken EXIF leads Pillow to errors of every kind
+        ImageOps.exif_transpose(image, in_place=True)
+
+
+def _size(pixels: np.ndarray) -> str:
+    """Width and height of an image, in words."""
+    return f"{pixels.shape[1]}x{pixels.shape[0]}"
+
+
+def _mode(pixels: np.ndarray) -> str:
+    """The mode of an image, in words."""
+    if pixels.ndim == 3:
+        return "RGB"
+    return {"bool": "black and white", "uint8": "grey"}.get(pixels.dtype.name, "16-bit grey")

@@ -272,14 +272,23 @@ def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
 
 def _read_folder(folder: Path, fit: images.Fit) -> Rows:
     """The idx files of a folder if it has any, else its images."""
-    if idx := sorted(file for file in folder.glob("*") if file.is_file() and IDX_IMAGES.search(file.name)):
+    if idx := _idx_files(folder):
         return _read_idx(idx)
-    if files := images.image_files(folder):
+    if files := folder_images(folder):
         return as_rows(images.read_images(files, fit), str(folder))
     kinds = ", ".join(images.IMAGE_SUFFIXES)
     raise NicestError(
         f"{folder}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"
     )
+
+
+def folder_images(folder: Path) -> list[Path]:
+    """The files whose images are the rows of a folder, in their order; none where it is of idx files."""
+    return [] if _idx_files(folder) else images.image_files(folder)
+
+
+def _idx_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*") if file.is_file() and IDX_IMAGES.search(file.name))
 
 
 def _read_idx(files: list[Path]) -> Rows:

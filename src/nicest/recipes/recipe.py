@@ -237,6 +237,8 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
         raise NicestError(f"{where} is one of {', '.join(choices)}; got {shown(value)}{near}")
     if get_origin(kind) is tuple:
         of = get_args(kind)[0]
+        if isinstance(value, str) and of is not str:
+            raise NicestError(f"{where} is of type {of.__name__}; got {shown(value)}; several are written as [1,2]")
         return tuple(_coerce(each, of, where) for each in (value if isinstance(value, list) else [value]))
     kinds = [each for each in (get_args(kind) or (kind,)) if each is not type(None)]
     if isinstance(value, int) and abs(value) >= 1 << 63:

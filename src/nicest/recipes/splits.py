@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from nicest.data import Splits, load
 from nicest.data.images import Fit
+from nicest.data.tables import is_table
 from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings, Recipe
 from nicest.recipes.sizes import IN_MEMORY
@@ -16,6 +18,8 @@ def load_splits(recipe: Recipe) -> Splits:
     data = recipe.data
     if data.name == IN_MEMORY:
         raise NicestError("this model was fitted to rows in memory, by nicest.NICE, and keeps none of them: bring data")
+    if not data.shape:  # nothing was trained yet
+        _require_kind(recipe)
     found = load(
         data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop, fit=Fit(data.crop, data.resize)
     )
@@ -31,6 +35,19 @@ def load_splits(recipe: Recipe) -> Splits:
             " test rows of today may be training rows of then; bring the same data, or train again"
         )
     return splits
+
+
+def _require_kind(recipe: Recipe) -> None:
+    """Refuse a table, or nothing, for pictures, and pictures for a table."""
+    path = Path(recipe.data.name).expanduser()
+    if recipe.name == path.name == "images" and not path.exists():
+        raise NicestError("recipe 'images' is for a folder of pictures of your own; give it with --data FOLDER")
+    if recipe.name == "images" and is_table(path):
+        raise NicestError(
+            f"{path} is a table, recipe 'images' is for folders of pictures; use `nicest train table --data ...`"
+        )
+    if recipe.name == "table" and path.is_dir():
+        raise NicestError(f"{path} is a folder, recipe 'table' is for tables; use `nicest train images --data ...`")
 
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:

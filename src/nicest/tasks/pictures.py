@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nicest.data.arrays import brief
-from nicest.data.images import IMAGE_FORMATS
+from nicest.data.images import IMAGE_FORMATS, turn_upright
 from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings
 
@@ -18,7 +18,8 @@ LARGEST = 4096  # pixels a side
 def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -> np.ndarray:
     """The bytes of a picture file as one row of levels, (D,): its middle, in the size, colours and levels of the data.
 
-    `inverted` turns dark on light into light on dark. What is transparent becomes black.
+    It is turned upright by its EXIF; of an animation the first frame is taken. `inverted` turns dark on light into
+    light on dark. What is transparent becomes black.
     """
     if len(data.shape) == 1 or not data.levels:
         raise NicestError("the model is not of images with levels: no picture can be made to fit it")
@@ -28,6 +29,7 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             if max(image.size) > LARGEST:
                 raise NicestError(f"expected a picture of at most {LARGEST} pixels a side, got {_size(image)}")
+            turn_upright(image)
             plain = _opaque(image, "white" if inverted else "black").convert(mode)
             fitted = ImageOps.fit(plain, (width, height), Image.Resampling.LANCZOS)
     except NicestError:

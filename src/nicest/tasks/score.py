@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import warnings
@@ -18,7 +17,7 @@ from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.cells import encode
 from nicest.data.columns import Column, require_columns
-from nicest.data.splits import read_rows
+from nicest.data.splits import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
 from nicest.errors import NicestError
 from nicest.files import replacing
@@ -61,6 +60,7 @@ def score(
 ) -> dict[str, Any]:
     """Write one line for every row of the files: file, row, log_density and outlier_score.
 
+    `file` is there where several files are scored, and of the images of a folder, by their paths from there.
     `log_density` is in nats. Of a table with whole numbers, texts or booleans it is the log of the mean of p over
     `draws` of the noise in their steps: from below, and nearer to the log-probability with more draws. Of images with
     levels it is the mean of log p over them, as `evaluate` has it. It is missing where a cell is, and -inf where a
@@ -87,18 +87,20 @@ def score(
     engine = Engine(flow)
     noisy = bool(recipe.data.levels or recipe.data.discrete)
     reference = training_quantiles(run, recipe, int(figures.get("step", 0)), engine, draws if noisy else 1)
+    named = len(paths) > 1 or bool(_image_names(paths[0]))
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
     with ExitStack() as stack:
         temporary = stack.enter_context(replacing(path))
-        writer = stack.enter_context(_writer(temporary, path.suffix.lower(), several=len(files) > 1))
+        writer = stack.enter_context(_writer(temporary, path.suffix.lower(), named=named))
         bar = stack.enter_context(Bar("scoring", len(parts)))
         for done, part in enumerate(parts):
             torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
             row = part.first_row
             for chunk in chunks(part, columns, recipe):
                 nats = log_densities(engine, chunk, draws if noisy else 1)
-                writer.write(_name(part.path), row, nats, outlier_scores(nats, reference))
+                names = _image_names(part.path, whole=len(paths) > 1) or [_name(part.path)] * len(nats)
+                writer.write(names, row, nats, outlier_scores(nats, reference))
                 row += len(nats)
                 known = nats[np.isfinite(nats)]
                 total += float(known.sum())
@@ -282,31 +284,36 @@ def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray
 
 
 class Writer(Protocol):
-    def write(self, file: str, first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None: ...
+    def write(self, files: Sequence[str], first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None: ...
 
 
-def _writer(path: Path, suffix: str, *, several: bool) -> Any:
-    return ParquetWriter(path, several) if suffix == ".parquet" else CsvWriter(path, several)
+def _writer(path: Path, suffix: str, *, named: bool) -> Any:
+    return ParquetWriter(path, named) if suffix == ".parquet" else CsvWriter(path, named)
 
 
 class CsvWriter:
     """Scores as lines of text; what is missing is empty."""
 
-    def __init__(self, path: Path, several: bool) -> None:
-        self.path, self.several = path, several
+    def __init__(self, path: Path, named: bool) -> None:
+        self.path, self.named = path, named
 
     def __enter__(self) -> CsvWriter:
         self.file = self.path.open("w", newline="", encoding="utf-8")
-        self.file.write(("file," if self.several else "") + "row,log_density,outlier_score\n")
+        self.file.write(("file," if self.named else "") + "row,log_density,outlier_score\n")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def write(self, file: str, first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
-        name = _quoted(file) + "," if self.several else ""
-        for row, value, share in zip(itertools.count(first_row), nats.tolist(), outlier.tolist(), strict=False):
-            self.file.write(f"{name}{row},{_cell(value)},{_cell(share)}\n")
+    def write(self, files: Sequence[str], first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
+        for i, (file, value, share) in enumerate(zip(files, nats.tolist(), outlier.tolist(), strict=True), first_row):
+            name = _quoted(file) + "," if self.named else ""
+            self.file.write(f"{name}{i},{_cell(value)},{_cell(share)}\n")
+
+
+def _image_names(path: Path, *, whole: bool = False) -> list[str]:
+    """The names of the images of a folder, from there or whole, row by row; none of anything else."""
+    return [_name(file if whole else file.relative_to(path)) for file in folder_images(path)] if path.is_dir() else []
 
 
 def _name(path: Path) -> str:
@@ -325,13 +332,13 @@ def _quoted(text: str) -> str:
 class ParquetWriter:
     """Scores as a Parquet table; what is missing is null."""
 
-    def __init__(self, path: Path, several: bool) -> None:
+    def __init__(self, path: Path, named: bool) -> None:
         import pyarrow as pa
         from pyarrow import parquet
 
         fields = [("row", pa.int64()), ("log_density", pa.float64()), ("outlier_score", pa.float64())]
-        self.schema = pa.schema([("file", pa.string()), *fields] if several else fields)
-        self.several, self.path, self.open = several, path, parquet.ParquetWriter
+        self.schema = pa.schema([("file", pa.string()), *fields] if named else fields)
+        self.named, self.path, self.open = named, path, parquet.ParquetWriter
 
     def __enter__(self) -> ParquetWriter:
         self.file = self.open(self.path, self.schema)
@@ -340,7 +347,7 @@ class ParquetWriter:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def write(self, file: str, first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
+    def write(self, files: Sequence[str], first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
         import pyarrow as pa
 
         arrays = [
@@ -348,5 +355,5 @@ class ParquetWriter:
             pa.array(nats, mask=np.isnan(nats)),
             pa.array(outlier, mask=np.isnan(outlier)),
         ]
-        names = [pa.array([file] * len(nats), pa.string())] if self.several else []
+        names = [pa.array(files, pa.string())] if self.named else []
         self.file.write_batch(pa.record_batch([*names, *arrays], schema=self.schema))
