@@ -42,8 +42,10 @@ def studio(*runs: Path | str, port: int = 0) -> Iterator[tuple[str, Any]]:
     command = [sys.executable, "-m", "nicest", "studio", *map(str, runs), "--port", str(port), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        yield json.loads(process.stdout.readline())["url"], process
-        process.terminate()
+        try:
+            yield json.loads(process.stdout.readline())["url"], process
+        finally:
+            process.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +229,9 @@ class TestInpainting:
         assert page.get_attribute("#choices button >> nth=0", "aria-label") == "test image 1"
         assert (visit.levels("#choices canvas >> nth=0") == visit.levels("#original")).all()
 
-    @pytest.mark.parametrize(("field", "bad"), [("#steps", ""), ("#steps", "10.5"), ("#steps", "5001"), ("#noise", "-1")])
+    @pytest.mark.parametrize(
+        ("field", "bad"), [("#steps", ""), ("#steps", "10.5"), ("#steps", "5001"), ("#noise", "-1")]
+    )
     def test_settings_are_checked_before_they_are_sent(self, visit: Visit, field: str, bad: str):
         page = visit.page
         page.locator("#masks button").first.click()
@@ -367,6 +371,9 @@ def test_the_first_model_of_a_run_is_noticed(chromium: Any, digits: Path, tmp_pa
         page.wait_for_selector("#curves-note:has-text('training is done')")
         page.click("nav >> text=Inpaint")
         page.wait_for_selector("#choices canvas")
+        shutil.rmtree(young)
+        page.click("nav >> text=Training")
+        page.wait_for_selector("#curves-note.bad")
         page.close()
 
 
@@ -638,6 +645,38 @@ class TestLooks:
         page.wait_for_selector("#spectrum polyline")
         self.fits(page)
         visit.shot(f"studio-training-{name}")
+
+    @pytest.mark.parametrize("visit", [PHONE | {"viewport": {"width": 320, "height": 640}}], indirect=True)
+    def test_the_narrowest_screen(self, visit: Visit):
+        page = visit.page
+        page.select_option("#chains", "8")
+        page.fill("#steps", "30")
+        page.locator("#masks button").first.click()
+        visit.go_and_wait()
+        page.focus("#climb")
+        page.keyboard.press("End")
+        assert self.inside(page, "#climb .tip", "#climb")
+        assert self.inside(page, "#tools button", "#tools")
+        assert self.inside(page, "nav a:not([hidden])", "nav")
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#sliders label")
+        assert self.inside(page, ".facts dd", ".pane:has(.facts)")
+        self.fits(page)
+
+    def inside(self, page: Any, parts: str, whole: str) -> bool:
+        return page.evaluate(
+            """([parts, whole]) => {
+                const frame = document.querySelector(whole).getBoundingClientRect();
+                const end = Math.min(frame.right, innerWidth) + 1;
+                const within = ({ left, right }) => left >= frame.left - 1 && right <= end;
+                return [...document.querySelectorAll(parts)].every((each) => {
+                    const text = document.createRange();
+                    text.selectNodeContents(each);
+                    return within(each.getBoundingClientRect()) && within(text.getBoundingClientRect());
+                });
+            }""",
+            [parts, whole],
+        )
 
     def fits(self, page: Any) -> None:
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")

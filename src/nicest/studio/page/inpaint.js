@@ -8,8 +8,8 @@ let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, corner = nu
 
 export function setup(given) {
   studio = given;
-  plot = new Plot("climb", { y: "nats", floor: 0.12, tip: (i, series) => `step ${series[0].points[i][0]}\n${series.map((each) => each.points[i]?.[1]?.toFixed(1) ?? "–").join("  ")} nats` });
-  segments("sources", "source", (value) => { source = value; page = 0; choices(); });
+  plot = new Plot("climb", { y: "nats", floor: 0.12, tip });
+  segments("sources", "source", (value) => { source = value; page = 0; takes(); choices(); });
   segments("tools", "tool", (value) => { tool = value; corner = null; show(); });
   $("others").addEventListener("click", () => { page += 1; choices(); });
   $("invert").addEventListener("click", () => change((bit) => 1 - bit));
@@ -293,6 +293,13 @@ async function go() {
   } finally {
     if (abort === mine) { abort = null; busy(false); }
   }
+}
+
+/** The step and the nats of its chains, four to a line. */
+function tip(i, series) {
+  const values = series.map((each) => each.points[i]?.[1]?.toFixed(1) ?? "–"), lines = [];
+  for (let k = 0; k < values.length; k += 4) lines.push(values.slice(k, k + 4).join("  "));
+  return `step ${series[0].points[i][0]}, nats\n${lines.join("\n")}`;
 }
 
 function frame(data, truth, steps, began) {
