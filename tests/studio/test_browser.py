@@ -393,7 +393,8 @@ class TestTheFrame:
         page.select_option("#run", "people")
         page.click("nav >> text=Training")
         page.wait_for_selector("#curves polyline")
-        page.reload()
+        page.wait_for_load_state("networkidle")
+        page.reload(wait_until="networkidle")
         page.wait_for_selector("#training:not([hidden])")
         assert page.input_value("#run") == "people"
         page.go_back()

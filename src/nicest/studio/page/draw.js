@@ -108,8 +108,6 @@ export function download(content, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
 const SVG = "http://www.w3.org/2000/svg";
 export function svg(tag, given = {}, ...children) {
   const made = document.createElementNS(SVG, tag);
