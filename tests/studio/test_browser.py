@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,22 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(digits: Path, table: Path) -> Iterator[str]:
+@contextmanager
+def studio(*runs: Path | str, port: int = 0) -> Iterator[tuple[str, Any]]:
     """The studio as a process of its own, as a person starts it."""
-    run = os.environ.get("NICEST_STUDIO_RUN") or digits
-    command = [sys.executable, "-m", "nicest", "studio", str(run), str(table), "--port", "0", "--json"]
+    command = [sys.executable, "-m", "nicest", "studio", *map(str, runs), "--port", str(port), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        yield json.loads(process.stdout.readline())["url"]
-        process.terminate()
+        try:
+            yield json.loads(process.stdout.readline())["url"], process
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def server(digits: Path, table: Path) -> Iterator[str]:
+    with studio(os.environ.get("NICEST_STUDIO_RUN") or digits, table) as (url, _):
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +90,22 @@ class Visit:
         self.page.click("#go")
         self.page.wait_for_selector("#stop:not(:disabled)")
         self.page.wait_for_selector("#stop:disabled", timeout=60_000)
+
+    def slow(self, pattern: str, milliseconds: int) -> None:
+        """Let the next answer whose address holds the pattern come late."""
+        self.page.evaluate(
+            """([pattern, wait]) => {
+                const plain = window.fetch;
+                window.fetch = async (...given) => {
+                    const slow = pattern && String(given[0]).includes(pattern);
+                    if (slow) pattern = null;
+                    const answer = await plain(...given);
+                    if (slow) await new Promise((done) => setTimeout(done, wait));
+                    return answer;
+                };
+            }""",
+            [pattern, milliseconds],
+        )
 
     def levels(self, selector: str) -> np.ndarray:
         return np.frombuffer(base64.b64decode(self.page.get_attribute(selector, "data-picture")), np.uint8)
@@ -133,7 +157,8 @@ class TestInpainting:
         changed = (ends != truth).any(0)
         assert 0 < changed.sum() <= hidden
         last = page.inner_text("#results figcaption >> nth=0")
-        assert float(last.split()[0]) > float(first.split()[0])
+        before, after = (float(each.split()[0].replace("−", "-")) for each in (first, last))
+        assert after > before
         assert int(page.get_attribute("#results", "data-frames")) >= 50
         assert "nats" in page.inner_text("#inpaint-note")
         frames = float(re.search(r"(\d+) frames/s", page.inner_text("#progress"))[1])  # type: ignore[index]
@@ -164,6 +189,57 @@ class TestInpainting:
         assert page.inner_text("#hidden-count").startswith("2 of 64")
         page.keyboard.press("Backspace")
         assert page.inner_text("#hidden-count").startswith("1 of 64")
+
+    def test_a_rectangle_by_keyboard(self, visit: Visit):
+        page = visit.page
+        page.click("[data-tool=rectangle]")
+        page.focus("#mask")
+        page.keyboard.press(" ")
+        assert "corner" in page.inner_text("#hidden-count")
+        for key in ("ArrowRight", "ArrowDown", "ArrowDown", " "):
+            page.keyboard.press(key)
+        assert page.inner_text("#hidden-count").startswith("6 of 64")
+
+    def test_another_image_or_run_begins_with_nothing(self, visit: Visit):
+        page, home = visit.page, visit.page.input_value("#run")
+        page.fill("#steps", "30")
+        for again in ("image", "run"):
+            page.locator("#masks button").nth(4).click()
+            visit.go_and_wait()
+            assert page.locator("#save-png").is_enabled()
+            if again == "image":
+                page.locator("#choices button").nth(5).click()
+            else:
+                page.select_option("#run", "people")
+                page.select_option("#run", home)
+                page.click("nav >> text=Inpaint")
+                page.wait_for_selector("#masks button")
+            for button in ("#save-png", "#save-gif"):
+                assert page.locator(button).is_disabled()
+            assert page.inner_text("#go") == "Go"
+            assert page.inner_text("#progress") + page.inner_text("#inpaint-note") == ""
+            assert page.locator("#results canvas[data-picture]").count() == 0
+
+    def test_late_choices_do_not_replace_newer_ones(self, visit: Visit):
+        page = visit.page
+        visit.slow("/samples", 600)
+        page.click("[data-source=samples]")
+        page.click("[data-source=test]")
+        page.wait_for_timeout(1200)
+        assert page.get_attribute("#choices button >> nth=0", "aria-label") == "test image 1"
+        assert (visit.levels("#choices canvas >> nth=0") == visit.levels("#original")).all()
+
+    @pytest.mark.parametrize(
+        ("field", "bad"), [("#steps", ""), ("#steps", "10.5"), ("#steps", "5001"), ("#noise", "-1")]
+    )
+    def test_settings_are_checked_before_they_are_sent(self, visit: Visit, field: str, bad: str):
+        page = visit.page
+        page.locator("#masks button").first.click()
+        page.fill(field, bad)
+        page.click("#go")
+        assert "expected a" in page.inner_text("#inpaint-note")
+        assert page.get_attribute(field, "aria-invalid") == "true"
+        assert page.locator("#stop").is_disabled()
 
     def test_saved_as_png_and_gif(self, visit: Visit):
         page = visit.page
@@ -203,6 +279,27 @@ def test_stop_ends_the_ascent_on_the_server(chromium: Any, server: str):
     assert all("ERR_ABORTED" in each for each in visit.wrong)  # the stream that was stopped, and nothing else
 
 
+def test_keys_stop_an_ascent_and_keep_the_focus(chromium: Any, server: str):
+    visit = Visit(chromium, server)
+    page = visit.page
+    page.fill("#steps", "5000")
+    page.locator("#masks button").first.click()
+    page.click("#go")
+    page.wait_for_selector("#results[data-frames]")
+    page.focus("#stop")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Stopped")
+    assert page.evaluate("() => document.activeElement.id") == "go"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#stop:not(:disabled)")
+    page.wait_for_selector("#results[data-frames]")
+    page.focus("#mask")
+    page.keyboard.press(" ")
+    page.wait_for_selector("#stop:disabled", timeout=3000)
+    visit.context.close()
+    assert all("ERR_ABORTED" in each for each in visit.wrong)
+
+
 def test_a_bad_file_is_answered_in_words(chromium: Any, server: str, tmp_path: Path):
     (tmp_path / "letter.png").write_text("Dear model,")
     visit = Visit(chromium, server)
@@ -231,7 +328,122 @@ def test_a_server_that_has_gone_is_noticed(chromium: Any, server: str):
     visit.context.close()
 
 
+def test_a_server_that_ends_and_comes_back(chromium: Any, digits: Path):
+    with studio(digits) as (url, process):
+        visit = Visit(chromium, url)
+        page = visit.page
+        page.fill("#steps", "5000")
+        page.locator("#masks button").first.click()
+        page.click("#go")
+        page.wait_for_selector("#results[data-frames]")
+        process.kill()
+        page.wait_for_selector("#inpaint-note.bad")
+        assert "The server went away, and the ascent with it" in page.inner_text("#inpaint-note")
+        page.wait_for_selector("#banner:not([hidden])")
+        assert not page.inner_text("#progress").startswith("step")
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#wall-note.bad")
+        assert page.locator("#keep").is_disabled()
+        process.wait()
+    with studio(digits, port=int(url.rstrip("/").rsplit(":", 1)[1])):
+        page.wait_for_selector("#banner", state="hidden", timeout=15_000)
+        page.wait_for_selector("#wall canvas")
+        page.wait_for_selector("#sliders label")
+        page.wait_for_selector("#globe-note:has-text('220 codes')")
+        assert page.inner_text("#wall-note") == ""
+        assert page.locator("#keep").is_enabled()
+        visit.context.close()
+
+
+def test_the_first_model_of_a_run_is_noticed(chromium: Any, digits: Path, tmp_path: Path):
+    young = tmp_path / "young"
+    young.mkdir()
+    with studio(young) as (url, _):
+        page = chromium.new_page()
+        page.goto(url)
+        page.wait_for_selector("#state:has-text('This run has no model yet')")
+        assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
+        shutil.copytree(digits, young, dirs_exist_ok=True)
+        page.wait_for_selector("nav >> text=Inpaint", timeout=10_000)
+        assert page.locator("#training").is_visible()
+        assert page.inner_text("#state") == ""
+        page.wait_for_selector("#spectrum polyline")
+        page.wait_for_selector("#curves-note:has-text('training is done')")
+        page.click("nav >> text=Inpaint")
+        page.wait_for_selector("#choices canvas")
+        shutil.rmtree(young)
+        page.click("nav >> text=Training")
+        page.wait_for_selector("#curves-note.bad")
+        page.close()
+
+
+class TestTheFrame:
+    def test_the_skip_link_keeps_the_view(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Training")
+        page.wait_for_selector("#training:not([hidden])")
+        page.focus(".skip")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(200)
+        assert page.locator("#training").is_visible()
+        assert page.evaluate("() => document.activeElement.id") == "main"
+
+    def test_the_address_keeps_view_and_run(self, visit: Visit):
+        page = visit.page
+        page.select_option("#run", "people")
+        page.click("nav >> text=Training")
+        page.wait_for_selector("#curves polyline")
+        page.wait_for_load_state("networkidle")
+        page.reload(wait_until="networkidle")
+        page.wait_for_selector("#training:not([hidden])")
+        assert page.input_value("#run") == "people"
+        page.go_back()
+        page.wait_for_selector("#table:not([hidden])")
+
+    def test_a_view_begins_at_its_top(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#wall canvas")
+        for tab in ("Explore", "Score"):
+            page.evaluate("() => scrollTo(0, 500)")
+            page.click(f"nav >> text={tab}")
+            page.wait_for_timeout(100)
+            assert page.evaluate("() => scrollY") == 0
+
+    def test_a_run_that_is_left_is_not_asked_again(self, visit: Visit):
+        page, asked = visit.page, []
+        page.on("request", lambda request: asked.append(request.url) if "/metrics" in request.url else None)
+        visit.slow("/metrics", 500)
+        page.click("nav >> text=Training")
+        page.wait_for_timeout(100)
+        page.click("nav >> text=Score")
+        page.wait_for_timeout(3500)
+        assert len(asked) == 1
+
+
 class TestExploring:
+    def test_a_late_answer_does_not_replace_a_newer_pick(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#sliders label")
+        page.wait_for_selector("#between canvas[data-picture]")
+        visit.slow("/move", 600)
+        page.locator("#wall button").nth(5).click()
+        page.locator("#wall button").nth(9).click()
+        page.wait_for_timeout(1200)
+        assert (visit.levels("#moved") == visit.levels("#wall canvas >> nth=9")).all()
+        assert page.get_attribute("#wall button >> nth=9", "data-mark") == "A"
+
+    def test_one_sample_may_be_both_picks(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#wall canvas")
+        page.click("[data-pick=b]")
+        page.locator("#wall button").nth(0).click()
+        assert page.get_attribute("#wall button >> nth=0", "data-mark") == "A B"
+        page.locator("#wall button").nth(3).click()
+        assert page.get_attribute("#wall button >> nth=0", "data-mark") == "A"
+
     def test_a_slider_moves_the_picture_and_back(self, visit: Visit):
         page = visit.page
         page.click("nav >> text=Explore")
@@ -292,6 +504,23 @@ class TestScoring:
         assert page.locator(".ledger").count() == 5
 
 
+def test_scores_stay_with_their_run(visit: Visit):
+    page = visit.page
+    home = page.input_value("#run")
+    page.click("nav >> text=Score")
+    page.click("#score-tests")
+    page.wait_for_selector(".card")
+    visit.slow("/score", 600)
+    page.click("#score-tests")
+    page.wait_for_selector("#score-note:has-text('Scoring')")
+    page.select_option("#run", "people")
+    page.select_option("#run", home)
+    page.click("nav >> text=Score")
+    page.wait_for_timeout(1000)
+    assert page.locator(".card").count() == 0
+    assert page.inner_text("#score-note") + page.inner_text("#caveat") == ""
+
+
 def test_training_with_hover(visit: Visit):
     page = visit.page
     page.click("nav >> text=Training")
@@ -299,6 +528,12 @@ def test_training_with_hover(visit: Visit):
     page.wait_for_selector("#spectrum polyline")
     page.hover("#spectrum")
     assert "component" in page.inner_text("#spectrum .tip")
+    page.focus("#curves")
+    page.keyboard.press("Home")
+    first = page.inner_text("#curves .tip")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#curves .tip").startswith("epoch ")
+    assert page.inner_text("#curves .tip") != first
 
 
 def test_a_table(visit: Visit, tmp_path: Path):
@@ -315,6 +550,61 @@ def test_a_table(visit: Visit, tmp_path: Path):
     assert page.input_value("[name=weight]")
     assert page.locator("#impute .found").count() == 2
     assert page.locator("nav a:visible").all_inner_texts() == ["Table", "Training"]
+
+
+class TestFillingIn:
+    @pytest.fixture
+    def page(self, visit: Visit) -> Any:
+        visit.page.select_option("#run", "people")
+        visit.page.wait_for_selector("#impute input")
+        return visit.page
+
+    def fill_in(self, page: Any) -> None:
+        page.click("#impute button.main")
+        page.wait_for_selector("#impute-note:has-text('filled in. Clear')")
+
+    @pytest.mark.parametrize("bad", ["1,5", "abc", "1e999", "0x10"])
+    def test_what_is_no_number_is_refused_at_its_field(self, page: Any, bad: str):
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.fill("[name=height]", bad)
+        page.click("#impute button.main")
+        page.wait_for_selector("[name=height][aria-invalid=true]")
+        assert "height: expected a number" in page.inner_text("#impute .wrong .hint")
+        assert page.input_value("[name=height]") == bad
+        assert page.evaluate("() => document.activeElement.name") == "height"
+        assert asked == []
+        page.fill("[name=height]", "170")
+        assert page.locator("[aria-invalid=true]").count() == 0
+
+    def test_an_edited_cell_is_known(self, page: Any):
+        page.fill("[name=height]", "185")
+        self.fill_in(page)
+        page.fill("[name=weight]", "60")
+        assert page.locator("#impute .found").count() == 1
+        page.fill("[name=height]", "180")
+        self.fill_in(page)
+        assert page.input_value("[name=weight]") == "60"
+        assert page.input_value("[name=height]") == "180"
+
+    def test_clear_while_it_works(self, visit: Visit, page: Any):
+        visit.slow("/impute", 800)
+        page.fill("[name=height]", "185")
+        page.click("#impute button.main")
+        assert page.get_attribute("#impute button.main", "aria-disabled") == "true"
+        page.click("#impute [type=reset]")
+        page.wait_for_timeout(3000)
+        assert page.input_value("[name=weight]") == ""
+        assert page.inner_text("#impute-note") == ""
+
+    def test_the_rows_are_those_of_the_last_temperature(self, visit: Visit, page: Any):
+        page.wait_for_selector("#sample-rows td")
+        visit.slow("temperature=0", 800)
+        page.fill("#rows-temperature", "0")
+        page.wait_for_timeout(250)
+        page.fill("#rows-temperature", "1.5")
+        page.wait_for_timeout(1500)
+        assert len(set(page.locator("#sample-rows td:first-child").all_inner_texts())) > 5
 
 
 def test_the_api_is_described_without_another_host(visit: Visit):
@@ -356,6 +646,38 @@ class TestLooks:
         page.wait_for_selector("#spectrum polyline")
         self.fits(page)
         visit.shot(f"studio-training-{name}")
+
+    @pytest.mark.parametrize("visit", [PHONE | {"viewport": {"width": 320, "height": 640}}], indirect=True)
+    def test_the_narrowest_screen(self, visit: Visit):
+        page = visit.page
+        page.select_option("#chains", "8")
+        page.fill("#steps", "30")
+        page.locator("#masks button").first.click()
+        visit.go_and_wait()
+        page.focus("#climb")
+        page.keyboard.press("End")
+        assert self.inside(page, "#climb .tip", "#climb")
+        assert self.inside(page, "#tools button", "#tools")
+        assert self.inside(page, "nav a:not([hidden])", "nav")
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#sliders label")
+        assert self.inside(page, ".facts dd", ".pane:has(.facts)")
+        self.fits(page)
+
+    def inside(self, page: Any, parts: str, whole: str) -> bool:
+        return page.evaluate(
+            """([parts, whole]) => {
+                const frame = document.querySelector(whole).getBoundingClientRect();
+                const end = Math.min(frame.right, innerWidth) + 1;
+                const within = ({ left, right }) => left >= frame.left - 1 && right <= end;
+                return [...document.querySelectorAll(parts)].every((each) => {
+                    const text = document.createRange();
+                    text.selectNodeContents(each);
+                    return within(each.getBoundingClientRect()) && within(text.getBoundingClientRect());
+                });
+            }""",
+            [parts, whole],
+        )
 
     def fits(self, page: Any) -> None:
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")

@@ -4,15 +4,29 @@ export class Refusal extends Error {
   constructor(message, status) { super(message); this.status = status; }
 }
 
-const listeners = [];
+const GONE = "The server does not answer. Is nicest studio still running?";
+const listeners = [], undone = new Map();
 let connected = true;
 export const onConnection = (heard) => listeners.push(heard);
+
+/** What to do again when the server is back: one thing for each place of the page. */
+export const whenBack = (place, work) => undone.set(place, work);
+export const forget = () => undone.clear();
+
+/** Only the latest answer counts: each call begins anew, and gives a function that says whether it is still the last. */
+export function latest() {
+  let count = 0;
+  return () => { const mine = ++count; return () => mine === count; };
+}
 
 function connection(now) {
   if (now === connected) return;
   connected = now;
   listeners.forEach((heard) => heard(now));
-  if (!now) again();
+  if (!now) return again();
+  const works = [...undone.values()];
+  forget();
+  works.forEach((work) => work());
 }
 
 async function again() {
@@ -27,7 +41,7 @@ async function call(path, options = {}) {
   try { answer = await fetch(path, options); } catch (error) {
     if (error.name === "AbortError") throw error;
     connection(false);
-    throw new Refusal("The server does not answer. Is nicest studio still running?", 0);
+    throw new Refusal(GONE, 0);
   }
   connection(true);
   if (answer.ok) return answer;
@@ -44,18 +58,27 @@ export const post = async (path, body, signal) => (await call(path, posted(body,
 export const blob = async (path, body) => (await call(path, posted(body))).blob();
 export const send = async (path, file, given) => (await call(path + query(given), { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file })).json();
 
-/** Follow server-sent events: hear(name, data) for each, until the end or until `signal` aborts. */
+/** Follow server-sent events: hear(name, data) for each, until the event "end" or until `signal` aborts. */
 export async function follow(path, body, hear, signal) {
   const answer = await call(path, posted(body, signal));
   const reader = answer.body.getReader(), decoder = new TextDecoder();
-  for (let text = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+  for (let text = "", ended = false; ;) {
+    let value, done;
+    try { ({ value, done } = await reader.read()); } catch (error) {
+      if (error.name === "AbortError") throw error;
+      done = true;
+    }
+    if (done && ended) return;
+    if (done) {
+      get("/api/status").catch(() => {}); // whether the server is there: if not, the banner says so
+      throw new Refusal("The server went away, and the ascent with it. Start it again when the server is back.", 0);
+    }
     text += decoder.decode(value, { stream: true });
     const events = text.split("\n\n");
     text = events.pop();
     for (const event of events) {
       const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(":") + 2));
+      if (name === "end") ended = true;
       hear(name, JSON.parse(data));
     }
   }

@@ -1,5 +1,5 @@
 // The frame of the page: which run, which view, and whether the server is there.
-import { get, onConnection } from "./api.js";
+import { forget, get, onConnection } from "./api.js";
 import { $, el, note } from "./draw.js";
 import * as explore from "./explore.js";
 import * as inpaint from "./inpaint.js";
@@ -8,19 +8,28 @@ import * as table from "./table.js";
 import * as training from "./training.js";
 
 const views = { inpaint, explore, score, table, training };
-const studio = { run: null, limits: null, masks: [] };
+const studio = { run: null, runs: [], limits: null, masks: [], refresh };
 let shown = null;
 
-async function start() {
+function setup() {
   onConnection((there) => {
     $("banner").hidden = there;
     $("banner").textContent = there ? "" : "The server does not answer. Is nicest studio still running? Trying again …";
+    if (there && studio.run) refresh();
   });
   for (const view of Object.values(views)) view.setup(studio);
+  for (const each of ["dragover", "drop"]) addEventListener(each, (event) => event.preventDefault()); // a file beside a field stays outside
+  document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
+  $("views").addEventListener("click", () => scrollTo(0, 0));
+  $("run").addEventListener("change", () => { history.pushState(null, "", address(shown, $("run").value)); route(); });
+  start();
+}
+
+async function start() {
   let found;
   try { found = await get("/api/runs"); } catch (error) {
     note("state", error.message, true);
-    setTimeout(() => location.reload(), 3000);
+    setTimeout(start, 3000);
     return;
   }
   Object.assign(studio, { limits: found.limits, masks: found.masks, runs: found.runs });
@@ -28,37 +37,64 @@ async function start() {
   const select = $("run");
   select.replaceChildren(...found.runs.map((run) => el("option", { value: run.id }, label(run))));
   select.disabled = found.runs.length < 2;
-  select.addEventListener("change", () => choose(select.value));
   addEventListener("hashchange", route);
-  choose(found.runs[0].id);
+  route();
 }
 
 const label = (run) => (run.name === run.dataset || !run.dataset ? run.name : `${run.name} (${run.dataset})`);
+const address = (view, id) => `#${view}/${encodeURIComponent(id)}`;
+
+/** What the server says of the runs now: one that has got its model is shown with all its views. */
+async function refresh() {
+  let found;
+  try { found = await get("/api/runs"); } catch { return; }
+  if (!found.runs.some((each) => each.id === studio.run.id)) return location.reload();
+  studio.runs = found.runs.map((now) => {
+    const before = studio.runs.find((each) => each.id === now.id);
+    return before?.ready || !now.ready ? Object.assign(before ?? now, { why: now.why }) : now;
+  });
+  studio.runs.forEach((run) => { const option = [...$("run").options].find((each) => each.value === run.id); if (option) option.textContent = label(run); });
+  if (studio.runs.includes(studio.run)) return;
+  choose(studio.run.id);
+  route();
+}
 
 function choose(id) {
   if (shown) views[shown].leave?.();
   shown = null;
+  forget();
   studio.run = studio.runs.find((each) => each.id === id);
+  $("run").value = id;
   const [height, width] = studio.run.shape.length > 1 ? studio.run.shape.slice(-2) : [1, 1];
   document.documentElement.style.setProperty("--ratio", `${width} / ${height}`);
-  for (const link of $("views").children) link.hidden = Boolean(link.dataset.for) && !link.dataset.for.split(" ").includes(studio.run.kind);
+  for (const link of $("views").children) {
+    link.hidden = Boolean(link.dataset.for) && !link.dataset.for.split(" ").includes(studio.run.kind);
+    link.hash = address(link.dataset.view, id);
+  }
   for (const view of Object.values(views)) view.choose?.(studio.run);
-  route();
+  if (!studio.run.ready) refresh();
 }
 
+const absent = (why) => (why.includes("does not exist") ? "This run has no model yet: it comes with the first validation" : why);
+
+/** Show the run and the view of the address, as far as there are such. */
 function route() {
-  const links = [...$("views").children].filter((each) => !each.hidden);
-  const asked = location.hash.slice(1);
-  const name = links.some((each) => each.hash === `#${asked}`) ? asked : links[0].hash.slice(1);
+  const [asked, id] = location.hash.slice(1).split("/");
+  const wanted = studio.runs.find((each) => encodeURIComponent(each.id) === id) ?? studio.run ?? studio.runs[0];
+  if (wanted !== studio.run) choose(wanted.id);
+  const names = [...$("views").children].filter((each) => !each.hidden).map((each) => each.dataset.view);
+  const name = names.includes(asked) ? asked : names[0];
+  history.replaceState(null, "", address(name, studio.run.id));
   if (shown && shown !== name) views[shown].leave?.();
+  if (shown !== name) scrollTo(0, 0);
   for (const each of Object.keys(views)) $(each).hidden = each !== name;
   for (const link of $("views").children) {
-    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  note("state", studio.run.ready ? "" : `${studio.run.why}. The curves are shown as they grow.`);
+  note("state", studio.run.ready ? "" : `${absent(studio.run.why)}. The curves are shown as they grow.`);
   shown = name;
   views[name].enter(studio.run);
 }
 
-start();
+setup();

@@ -1,4 +1,5 @@
 // Pictures on canvases, small pieces of the page, and plots.
+import { whenBack } from "./api.js";
 
 export const $ = (id) => document.getElementById(id);
 
@@ -15,6 +16,35 @@ export function note(place, text, bad = false) {
   line.classList.toggle("bad", bad);
 }
 
+/** Say what failed; where the server was away, do it again when it is back, or take the words back. */
+export function sorry(place, error, again = () => note(place, "")) {
+  note(place, error.message, true);
+  if (error.status === 0) whenBack(place, again);
+}
+
+/** Do a thing when its wishes have ceased for a moment. */
+export function soon(work, wait = 120) {
+  let timer = 0;
+  return () => { clearTimeout(timer); timer = setTimeout(work, wait); };
+}
+
+/** A button that waits for an answer keeps the focus, and does nothing. */
+export const waits = (button, on) => button.setAttribute("aria-disabled", String(on));
+export const waiting = (button) => button.getAttribute("aria-disabled") === "true";
+
+/** The number in a field, or null when it is not one of those that the field takes: then `place` says so. */
+export function number(field, place, name, whole = true) {
+  const low = Number(field.min), high = Number(field.max), value = field.value === "" ? NaN : Number(field.value);
+  const good = value >= low && value <= high && (!whole || Number.isInteger(value));
+  field.setAttribute("aria-invalid", String(!good));
+  if (good) return value;
+  const got = field.value || (field.validity.badInput ? "something else" : "nothing");
+  note(place, `${name}: expected a ${whole ? "whole " : ""}number from ${low} to ${high}, got ${minus(got)}.`, true);
+  return null;
+}
+
+export const minus = (value) => String(value).replaceAll("-", "−");
+
 /** Buttons of which one is pressed; `chosen(value)` hears of a change. */
 export function segments(id, key, chosen) {
   const group = $(id);
@@ -29,7 +59,7 @@ export function press(group, button) {
   for (const each of group.querySelectorAll("button")) each.setAttribute("aria-pressed", String(each === button));
 }
 
-export const nats = (value) => (value === null || value === undefined ? "not finite" : `${value.toFixed(1)} nats`);
+export const nats = (value) => (value === null || value === undefined ? "not finite" : `${minus(value.toFixed(1))} nats`);
 export const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
 export const text64 = (array) => btoa(Array.from(array, (each) => String.fromCharCode(each)).join(""));
 
@@ -78,8 +108,6 @@ export function download(content, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
 const SVG = "http://www.w3.org/2000/svg";
 export function svg(tag, given = {}, ...children) {
   const made = document.createElementNS(SVG, tag);
@@ -96,23 +124,31 @@ function ticks(low, high, count) {
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
   return found;
 }
-const short = (value) => (Math.abs(value) >= 1e4 ? value.toExponential(0) : Number(value.toPrecision(4)).toString().replace("-", "−"));
+const short = (value) => minus(Math.abs(value) >= 1e4 ? value.toExponential(0) : Number(value.toPrecision(4)));
 
 /** Lines over one axis. Series: {name, points: [[x, y]], look}; marks: {x or y, name, look}. */
 export class Plot {
   constructor(id, { x = "", y = "", log = false, tip = null, floor = null } = {}) {
     Object.assign(this, { figure: $(id), xName: x, yName: y, log, tipText: tip, floor, series: [], marks: [] });
     this.view = svg("svg", { "aria-hidden": "true" });
-    this.tip = el("div", { className: "tip", hidden: true });
+    this.tip = el("div", { className: "tip", role: "status", hidden: true });
+    this.at = null;
     this.legend = el("div", { className: "legend" });
     this.figure.replaceChildren(this.view, this.legend, this.tip);
     new ResizeObserver(() => this.draw()).observe(this.figure);
-    this.figure.addEventListener("pointermove", (event) => this.hover(event));
-    this.figure.addEventListener("pointerleave", () => { this.tip.hidden = true; this.cross?.remove(); });
+    if (!tip) return;
+    this.figure.tabIndex = 0;
+    this.figure.setAttribute("role", "application");
+    this.figure.setAttribute("aria-label", `${this.figure.getAttribute("aria-label")}; arrow keys read the values`);
+    for (const each of ["pointerdown", "pointermove"]) this.figure.addEventListener(each, (event) => this.hover(event));
+    this.figure.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.point(null); });
+    this.figure.addEventListener("blur", () => this.point(null));
+    this.figure.addEventListener("keydown", (event) => this.key(event));
   }
 
   show(series, marks = [], range = {}) {
     Object.assign(this, { series, marks, range });
+    if (!series.length) this.at = null;
     this.draw();
   }
 
@@ -124,11 +160,13 @@ export class Plot {
     this.view.replaceChildren();
     const named = [...this.series, ...this.marks].filter((each) => each.name && !each.silent);
     this.legend.replaceChildren(...named.map((each) => el("span", {}, el("i", { className: each.look ?? "" }), each.name)));
+    this.point(null, false);
+    if (!all.length) return this.view.append(svg("line", { class: "grid", x1: 46, x2: width - 8, y1: height - 20, y2: height - 20 }));
     const box = { left: 46, right: width - 8, top: named.length ? 20 : 8, bottom: height - (this.xName ? 34 : 20) };
     const xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
-    let [x0, x1] = this.range?.x ?? (xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1]);
+    let [x0, x1] = this.range?.x ?? [Math.min(...xs), Math.max(...xs)];
     const levels = this.marks.filter((each) => each.y !== undefined).map((each) => each.y);
-    let [y0, y1] = this.range?.y ?? (ys.length ? [Math.min(this.low(ys), ...levels), Math.max(...ys, ...levels)] : [0, 1]);
+    let [y0, y1] = this.range?.y ?? [Math.min(this.low(ys), ...levels), Math.max(...ys, ...levels)];
     if (x0 === x1) x1 = x0 + 1;
     if (this.log) { y0 = Math.max(y0, 1e-6); } else if (!this.range?.y) { const pad = 0.06 * (y1 - y0) || 1; y0 -= pad; y1 += pad; }
     const ease = this.log ? Math.log10 : (value) => value;
@@ -148,10 +186,12 @@ export class Plot {
         : { x1: this.sx(mark.x), x2: this.sx(mark.x), y1: box.top, y2: box.bottom };
       this.view.append(svg("line", { class: `line ${mark.look ?? ""}`, ...at }));
     }
-    for (const { points, look, area } of this.series) {
+    const last = (each) => Number(Boolean(each.look?.includes("accent")));
+    for (const { points, look, area } of [...this.series].sort((a, b) => last(a) - last(b))) {
       const way = points.filter(([, y]) => Number.isFinite(y)).map(([x, y]) => `${this.sx(x).toFixed(1)},${this.sy(y).toFixed(1)}`).join(" ");
       this.view.append(svg("polyline", { class: area ? "band" : `line ${look ?? ""}`, points: way }));
     }
+    if (this.at !== null) this.point(Math.min(this.at, this.series[0].points.length - 1));
   }
 
   /** The lowest value worth showing: where the curve comes from is left out. */
@@ -168,18 +208,33 @@ export class Plot {
   }
 
   hover(event) {
-    if (!this.tipText || !this.series.length || !this.box) return;
+    const points = this.series[0]?.points ?? [];
+    if (!points.length || !this.box) return;
     const frame = this.figure.getBoundingClientRect();
     const x = this.x0 + (this.x1 - this.x0) * (event.clientX - frame.left - this.box.left) / (this.box.right - this.box.left);
-    const points = this.series[0].points;
-    if (!points.length) return;
-    const at = points.reduce((best, each, i) => (Math.abs(each[0] - x) < Math.abs(points[best][0] - x) ? i : best), 0);
-    this.tip.textContent = this.tipText(at, this.series);
-    this.tip.hidden = false;
-    const place = this.sx(points[at][0]);
+    this.point(points.reduce((best, each, i) => (Math.abs(each[0] - x) < Math.abs(points[best][0] - x) ? i : best), 0));
+  }
+
+  key(event) {
+    const count = this.series[0]?.points.length ?? 0, now = this.at ?? (event.key === "ArrowLeft" ? count : -1);
+    const to = { ArrowLeft: now - 1, ArrowRight: now + 1, PageDown: now + 10, PageUp: now - 10, Home: 0, End: count - 1 }[event.key];
+    if (event.key === "Escape") this.point(null);
+    if (to === undefined || !count) return;
+    event.preventDefault();
+    this.point(Math.min(count - 1, Math.max(0, to)));
+  }
+
+  /** Show the values at a point of the first series, or of none; `keep` is false where only the picture is drawn anew. */
+  point(at, keep = true) {
+    if (keep) this.at = at;
     this.cross?.remove();
+    this.tip.hidden = at === null;
+    if (at === null) return;
+    this.tip.textContent = minus(this.tipText(at, this.series));
+    const place = this.sx(this.series[0].points[at][0]);
     this.cross = svg("line", { class: "cross", x1: place, x2: place, y1: this.box.top, y2: this.box.bottom });
     this.view.append(this.cross);
-    this.tip.style.left = `${Math.min(Math.max(0, place + 8), frame.width - this.tip.offsetWidth)}px`;
+    this.tip.style.left = 0;
+    this.tip.style.left = `${Math.max(0, Math.min(place + 8, this.figure.clientWidth - this.tip.offsetWidth))}px`;
   }
 }

@@ -1,12 +1,14 @@
 // Samples, the code of one of them, the way between two, and a sphere.
-import { get, post } from "./api.js";
-import { $, el, nats, note, paint, press, segments, size, thumbnail } from "./draw.js";
+import { get, latest, post } from "./api.js";
+import { $, el, minus, nats, note, number, paint, segments, size, soon, sorry, thumbnail } from "./draw.js";
 
+const walls = latest(), moves = latest(), ways = latest(), spheres = latest();
 let run = null, picks = { a: null, b: null }, slot = "a", way = "straight", basis = "random", seed = 0, ball = null;
-let view = { turn: 0.4, tilt: 0.35 }, waiting = null, running = false, drawing = 0;
+let view = { turn: 0.4, tilt: 0.35 }, waiting = null, running = false, placed = null, tiles = { a: null, b: null };
 
 export function setup() {
-  $("temperature").addEventListener("input", () => { $("temperature-value").value = Number($("temperature").value).toFixed(2); soon(wall); });
+  const redraw = soon(() => { if (run) wall(); });
+  $("temperature").addEventListener("input", () => { $("temperature-value").value = Number($("temperature").value).toFixed(2); redraw(); });
   $("seed").addEventListener("change", wall);
   $("redraw").addEventListener("click", () => { $("seed").value = Math.floor(Math.random() * 1e6); wall(); });
   segments("pick", "pick", (value) => { slot = value; });
@@ -19,7 +21,16 @@ export function setup() {
   new ResizeObserver(() => globe()).observe($("globe"));
 }
 
-export function choose() { run = null; picks = { a: null, b: null }; ball = null; $("sliders").replaceChildren(); }
+export function choose() {
+  for (const each of [walls, moves, ways, spheres]) each();
+  run = placed = waiting = ball = null;
+  picks = { a: null, b: null };
+  for (const id of ["wall", "sliders", "between"]) $(id).replaceChildren();
+  for (const id of ["moved", "globe"]) $(id).width = $(id).height = 1;
+  for (const id of ["moved-nats", "moved-radius", "moved-typical"]) $(id).textContent = "–";
+  for (const id of ["wall-note", "moved-note", "between-note", "globe-note"]) note(id, "");
+  usable();
+}
 
 export function enter(chosen) {
   if (run === chosen) return;
@@ -31,16 +42,19 @@ export function enter(chosen) {
   sphere();
 }
 
-let timer = 0;
-function soon(work) { clearTimeout(timer); timer = setTimeout(work, 120); }
+/** What moves a pick waits until there is one. */
+function usable() {
+  for (const each of [$("keep"), $("reset"), ...$("ways").children, ...$("pick").children]) each.disabled = !picks.a;
+}
 
 async function wall() {
-  const mine = ++drawing;
+  const given = { n: 64, temperature: $("temperature").value, seed: number($("seed"), "wall-note", "Seed") };
+  if (given.seed === null) return;
+  const fresh = walls();
   note("wall-note", "Drawing …");
   try {
-    const given = { n: 64, temperature: $("temperature").value, seed: Math.max(0, Number($("seed").value) || 0) };
     const found = await get(`/api/runs/${run.id}/samples`, given);
-    if (mine !== drawing) return;
+    if (!fresh()) return;
     $("wall").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `sample ${i + 1}, ${nats(found.nats[i])}`, pick)));
     note("wall-note", "");
     const [first, second] = $("wall").children;
@@ -48,14 +62,19 @@ async function wall() {
     mark(second, "b", found.pictures[1]);
     position();
     between();
-  } catch (error) { note("wall-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("wall-note", error, wall); }
 }
 
 function mark(button, name, picture) {
-  for (const each of $("wall").children) if (each.dataset.mark === name.toUpperCase()) { delete each.dataset.mark; each.setAttribute("aria-pressed", "false"); }
-  button.dataset.mark = name.toUpperCase();
-  button.setAttribute("aria-pressed", "true");
+  tiles[name] = button;
   picks[name] = picture;
+  for (const each of $("wall").children) {
+    const marks = ["a", "b"].filter((key) => tiles[key] === each).join(" ").toUpperCase();
+    each.setAttribute("aria-pressed", String(Boolean(marks)));
+    if (marks) each.dataset.mark = marks;
+    else delete each.dataset.mark;
+  }
+  usable();
 }
 
 function pick(button, picture) {
@@ -66,10 +85,14 @@ function pick(button, picture) {
 
 /** Where the pick is: its first components become the places of the sliders. */
 async function position() {
+  const fresh = moves(), asked = picks.a;
+  placed = waiting = null;
   $("keep").value = run.dim;
   keepValue();
   try {
-    const found = await post(`/api/runs/${run.id}/move`, { picture: picks.a });
+    const found = await post(`/api/runs/${run.id}/move`, { picture: asked });
+    if (!fresh()) return;
+    placed = asked;
     const count = Math.min(12, found.places.length);
     if ($("sliders").children.length !== count) sliders(count);
     [...$("sliders").children].forEach((label, i) => {
@@ -81,7 +104,7 @@ async function position() {
       output.value = signed(found.places[i]);
     });
     present(found);
-  } catch (error) { note("moved-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("moved-note", error, position); }
 }
 
 function sliders(count) {
@@ -94,11 +117,12 @@ function sliders(count) {
   }));
 }
 
-const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+const signed = (value) => minus(`${value < 0 ? "" : "+"}${value.toFixed(2)}`);
 function keepValue() { $("keep-value").value = `${$("keep").value} of ${run.dim}`; }
 
 /** Ask for the picture of the sliders; while one answer is on its way, only the newest wish is kept. */
 async function move() {
+  if (!placed || placed !== picks.a) return;
   const inputs = [...$("sliders").querySelectorAll("input")];
   const moved = inputs.findLastIndex((each) => each.value !== String(Number(each.dataset.own)));
   waiting = { picture: picks.a, places: inputs.slice(0, moved + 1).map((each) => Number(each.value)) };
@@ -106,9 +130,12 @@ async function move() {
   if (running) return;
   running = true;
   while (waiting) {
-    const ask = waiting;
+    const ask = waiting, fresh = moves();
     waiting = null;
-    try { present(await post(`/api/runs/${run.id}/move`, ask)); } catch (error) { note("moved-note", error.message, true); }
+    try {
+      const found = await post(`/api/runs/${run.id}/move`, ask);
+      if (fresh()) present(found);
+    } catch (error) { if (fresh()) sorry("moved-note", error, move); }
   }
   running = false;
 }
@@ -123,25 +150,27 @@ function present(found) {
 
 async function between() {
   if (!picks.a || !picks.b) return;
+  const fresh = ways();
   try {
     const found = await post(`/api/runs/${run.id}/between`, { start: picks.a, end: picks.b, count: 9, way });
+    if (!fresh()) return;
     [...$("between").children].forEach((canvas, i) => { paint(canvas, run, found.pictures[i]); canvas.title = nats(found.nats[i]); });
     note("between-note", `From ${nats(found.nats[0])} to ${nats(found.nats[8])}; in the middle ${nats(found.nats[4])}.`);
-  } catch (error) { note("between-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("between-note", error, between); }
 }
 
 // The sphere: its images are fetched once and turned here.
 
 async function sphere() {
-  const asked = run;
+  const fresh = spheres();
   note("globe-note", "Decoding the sphere …");
   try {
     const found = await get(`/api/runs/${run.id}/sphere`, { basis, seed, n: 220 });
-    if (asked !== run) return;
+    if (!fresh()) return;
     ball = { points: found.points, tiles: found.pictures.map((each) => paint(el("canvas"), run, each)) };
     note("globe-note", `${found.points.length} codes at distance ${found.radius.toFixed(1)} from the mode, in units of the prior's scale.`);
     globe();
-  } catch (error) { note("globe-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("globe-note", error, sphere); }
 }
 
 function globe() {

@@ -1,20 +1,22 @@
 // Paint over a part of an image and watch the model fill it in.
-import { blob, follow, get, send } from "./api.js";
-import { $, bytes, colour, download, dropping, el, nats, note, paint, Plot, press, segments, size, text64, thumbnail } from "./draw.js";
+import { blob, follow, get, latest, send, whenBack } from "./api.js";
+import { $, bytes, download, dropping, el, nats, note, number, paint, Plot, press, segments, size, sorry, text64, thumbnail, waiting, waits } from "./draw.js";
 
+const lists = latest(), takes = latest(), stencils = latest(), films = latest();
 let studio, run, plot, picture = null, mask = null, tool = "brush", source = "test", page = 0;
-let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, marked = null;
+let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, corner = null, marked = null;
 
 export function setup(given) {
   studio = given;
-  plot = new Plot("climb", { y: "nats", floor: 0.12, tip: (i, series) => `step ${series[0].points[i][0]}\n${series.map((each) => each.points[i]?.[1].toFixed(1)).join("  ")} nats` });
-  segments("sources", "source", (value) => { source = value; page = 0; choices(); });
-  segments("tools", "tool", (value) => { tool = value; });
+  plot = new Plot("climb", { y: "nats", floor: 0.12, tip });
+  segments("sources", "source", (value) => { source = value; page = 0; takes(); choices(); });
+  segments("tools", "tool", (value) => { tool = value; corner = null; show(); });
   $("others").addEventListener("click", () => { page += 1; choices(); });
   $("invert").addEventListener("click", () => change((bit) => 1 - bit));
   $("clear").addEventListener("click", () => change(() => 0));
   $("go").addEventListener("click", go);
   $("stop").addEventListener("click", () => abort?.abort());
+  $("chains").addEventListener("change", () => { if (!abort) arrange(Number($("chains").value)); });
   $("save-png").addEventListener("click", savePng);
   $("save-gif").addEventListener("click", saveGif);
   dropping($("upload"), $("upload-file"), upload);
@@ -23,10 +25,13 @@ export function setup(given) {
 }
 
 export function choose(chosen) {
-  leave();
+  for (const each of [lists, takes, stencils]) each();
   run = null;
+  reset();
+  for (const id of ["choices", "masks"]) $(id).replaceChildren();
+  note("choices-note", "");
   if (chosen.kind !== "images") return;
-  picture = null; frames = []; chains = []; page = 0;
+  picture = corner = null; page = 0; cursor = { x: 0, y: 0 };
   const [height, width] = size(chosen);
   mask = new Uint8Array(height * width);
   $("brush").max = Math.max(3, Math.round(height / 3));
@@ -34,61 +39,78 @@ export function choose(chosen) {
   $("chains").replaceChildren(...Array.from({ length: studio.limits.chains }, (_, i) => el("option", {}, String(i + 1))));
   $("chains").value = "4";
   $("steps").max = studio.limits.steps;
-  plot.show([]);
-  results(4);
+  reset();
 }
 
 export function enter(chosen) {
   if (run === chosen) return;
   run = chosen;
+  show();
   masks();
   choices();
 }
 
 export const leave = () => abort?.abort();
 
+/** Nothing of an ascent is left: neither pictures nor words, nor anything to save. */
+function reset() {
+  abort?.abort();
+  abort = null;
+  films();
+  frames = []; marked = null;
+  delete $("results").dataset.frames;
+  results(Number($("chains").value) || 1);
+  plot.show([]);
+  $("progress").textContent = "";
+  note("inpaint-note", "");
+  busy(false);
+}
+
 async function choices() {
-  const asked = run;
+  const fresh = lists(), from = source;
   $("upload").hidden = source !== "upload";
   $("choices").hidden = $("others").hidden = source === "upload";
-  if (source === "upload") return note("choices-note", "");
-  if (source === "test" && run.data) { $("choices").replaceChildren(); return note("choices-note", `No test images: ${run.data}`, true); }
+  if (from === "upload") return note("choices-note", "");
+  if (from === "test" && run.data) { $("choices").replaceChildren(); return note("choices-note", `No test images: ${run.data}`, true); }
   note("choices-note", "Loading …");
   const n = 24;
   try {
-    const found = source === "test"
+    const found = from === "test"
       ? await get(`/api/runs/${run.id}/pictures`, { first: page * n, n })
       : await get(`/api/runs/${run.id}/samples`, { n, seed: page });
-    if (asked !== run) return;
+    if (!fresh()) return;
     if (!found.pictures.length && page) { page = 0; return choices(); }
-    $("choices").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `${source === "test" ? "test image" : "sample"} ${page * n + i + 1}`, take)));
+    $("choices").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `${from === "test" ? "test image" : "sample"} ${page * n + i + 1}`, take)));
     note("choices-note", found.pictures.length ? "" : "There are no images here.");
     if (!picture && found.pictures.length) take($("choices").firstChild, found.pictures[0]);
-  } catch (error) { note("choices-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("choices-note", error, choices); }
 }
 
 function take(button, chosen) {
-  abort?.abort();
+  takes();
+  reset();
   picture = chosen;
   press($("choices"), button);
   show();
 }
 
 async function upload([file]) {
+  const fresh = takes();
   note("choices-note", `Reading ${file.name} …`);
   try {
     if (file.size > studio.limits.body) throw new Error(`${file.name} is larger than ${studio.limits.body / 2 ** 20} MB: choose a smaller file`);
     const found = await send(`/api/runs/${run.id}/upload`, file, { inverted: $("upload-invert").checked });
+    if (!fresh()) return;
     take(null, found.picture);
     note("choices-note", `${file.name}, as the model sees it.`);
-  } catch (error) { note("choices-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("choices-note", error); }
 }
 
 async function masks() {
-  const [height, width] = size(run);
-  const asked = run;
+  const [height, width] = size(run), fresh = stencils();
   const made = await Promise.allSettled(studio.masks.map((name) => get(`/api/runs/${run.id}/mask`, { name })));
-  if (asked !== run) return;
+  if (!fresh()) return;
+  if (made.some(({ reason }) => reason?.status === 0)) whenBack("masks", masks);
   $("masks").replaceChildren(...made.flatMap(({ value }, i) => {
     if (!value) return [];
     const bits = bytes(value.mask), name = studio.masks[i].replace(":", " ").replace("-", " ") + (studio.masks[i].startsWith("random") ? " %" : "");
@@ -130,13 +152,30 @@ function easel() {
     const [height, width] = size(run);
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (move) cursor = { x: Math.min(width - 1, Math.max(0, cursor.x + move[0])), y: Math.min(height - 1, Math.max(0, cursor.y + move[1])) };
-    else if (event.key === " " || event.key === "Enter") spot(cursor, 1);
-    else if (event.key === "Backspace" || event.key === "Delete") spot(cursor, 0);
+    else if (event.key === " " || event.key === "Enter") mark();
+    else if (event.key === "Backspace" || event.key === "Delete") dab(0);
+    else if (event.key === "Escape" && corner) corner = null;
     else return;
     event.preventDefault();
     show();
   });
   for (const each of ["focus", "blur"]) canvas.addEventListener(each, () => show());
+}
+
+/** What space does where the cursor is: a spot, or one corner of a rectangle and then the other. */
+function mark() {
+  if (!picture) return;
+  if (tool !== "rectangle") return dab(tool === "eraser" ? 0 : 1);
+  if (!corner) { corner = cursor; return; }
+  abort?.abort();
+  stroke(corner, cursor, corner, mask.slice());
+  corner = null;
+}
+
+function dab(bit) {
+  if (!picture) return;
+  abort?.abort();
+  spot(cursor, bit);
 }
 
 function stroke(from, to, first, before) {
@@ -175,12 +214,13 @@ function show() {
   pen.fillStyle = hatch(zoom);
   mask.forEach((bit, i) => { if (bit) pen.fillRect((i % width) * zoom, Math.floor(i / width) * zoom, zoom, zoom); });
   if (document.activeElement === canvas && canvas.matches(":focus-visible")) {
-    pen.strokeStyle = colour("--blue");
-    pen.lineWidth = 3;
-    pen.strokeRect(cursor.x * zoom + 1.5, cursor.y * zoom + 1.5, zoom - 3, zoom - 3);
+    for (const [line, width] of [["#000", 7], ["#fff", 3]]) for (const { x, y } of corner ? [corner, cursor] : [cursor]) {
+      Object.assign(pen, { strokeStyle: line, lineWidth: width });
+      pen.strokeRect(x * zoom + 1, y * zoom + 1, Math.max(4, zoom - 2), Math.max(4, zoom - 2));
+    }
   }
   const count = mask.reduce((sum, bit) => sum + bit, 0);
-  $("hidden-count").textContent = count ? `${count} of ${mask.length} pixels hidden` : "Nothing is hidden yet.";
+  $("hidden-count").textContent = corner ? "One corner is set: space sets the other." : count ? `${count} of ${mask.length} pixels hidden` : "Nothing is hidden yet.";
   $("go").disabled = !picture || !count;
 }
 
@@ -197,7 +237,7 @@ function hatch() {
 // The ascent.
 
 function results(count) {
-  $("results").style.setProperty("--columns", count === 1 ? 1 : count <= 4 ? Math.min(2, count) : 4);
+  columns(count);
   chains = Array.from({ length: count }, (_, i) => {
     const canvas = el("canvas"), words = el("figcaption", {}, "–");
     canvas.setAttribute("role", "img");
@@ -207,37 +247,59 @@ function results(count) {
   $("results").replaceChildren(...chains.map((each) => each.figure));
 }
 
+const columns = (count) => $("results").style.setProperty("--columns", count === 1 ? 1 : count <= 4 ? 2 : 4);
+
+/** The place that so many chains will take; a result that is shown stays as far as it fits. */
+function arrange(count) {
+  if (!frames.length) return results(count);
+  columns(count);
+  const empty = Math.max(0, count - chains.length);
+  $("results").replaceChildren(...chains.slice(0, count).map((each) => each.figure), ...Array.from({ length: empty }, () => el("figure", {}, el("canvas"), el("figcaption", {}, "–"))));
+}
+
 async function go() {
+  const steps = number($("steps"), "inpaint-note", "Steps");
+  const noise = steps === null ? null : number($("noise"), "inpaint-note", "Noise", false);
+  if (noise === null) return $(steps === null ? "steps" : "noise").focus();
   abort?.abort();
+  films();
   const mine = abort = new AbortController();
   const ask = {
-    picture, mask: text64(mask), chains: Number($("chains").value), steps: Number($("steps").value), noise: Number($("noise").value),
+    picture, mask: text64(mask), chains: Number($("chains").value), steps, noise,
     seed: Math.floor(Math.random() * 2 ** 31),
   };
   results(ask.chains);
   frames = [];
   marked = { picture, mask: mask.slice() };
-  let truth = null, began = performance.now(), ended = false;
+  let truth = null, began = performance.now();
   busy(true);
   note("inpaint-note", "");
   $("progress").textContent = "starting …";
   try {
     await follow(`/api/runs/${run.id}/inpaint`, ask, (name, data) => {
-      if (mine.signal.aborted) return;
+      if (mine.signal.aborted || abort !== mine) return;
       if (name === "start") { truth = data.truth_nats; began = performance.now(); }
       if (name === "frame") frame(data, truth, ask.steps, began);
-      if (name === "end") ended = true;
       if (name === "error") throw new Error(data.error);
     }, mine.signal);
+    if (abort !== mine) return;
     const best = Math.max(...frames.at(-1).nats);
-    if (!ended) throw new Error("The stream broke off: the server has gone, or the connection.");
     note("inpaint-note", `The likeliest chain ends ${Math.abs(best - truth).toFixed(1)} nats ${best > truth ? "above" : "below"} the original.`);
   } catch (error) {
-    if (error.name === "AbortError" || mine.signal.aborted) note("inpaint-note", frames.length ? "Stopped. Go starts again from new noise." : "");
+    if (abort !== mine) return;
+    if (mine.signal.aborted) note("inpaint-note", frames.length ? "Stopped. Again starts from new noise." : "");
     else note("inpaint-note", error.message, true);
+    $("progress").textContent = frames.length ? `${mine.signal.aborted ? "stopped" : "broken off"} at step ${frames.at(-1).step} of ${steps}` : "";
   } finally {
     if (abort === mine) { abort = null; busy(false); }
   }
+}
+
+/** The step and the nats of its chains, four to a line. */
+function tip(i, series) {
+  const values = series.map((each) => each.points[i]?.[1]?.toFixed(1) ?? "–"), lines = [];
+  for (let k = 0; k < values.length; k += 4) lines.push(values.slice(k, k + 4).join("  "));
+  return `step ${series[0].points[i][0]}, nats\n${lines.join("\n")}`;
 }
 
 function frame(data, truth, steps, began) {
@@ -257,6 +319,7 @@ function frame(data, truth, steps, began) {
 }
 
 function busy(on) {
+  if (!on && document.activeElement === $("stop")) $("go").focus();
   $("stop").disabled = !on;
   $("go").textContent = on || frames.length ? "Again" : "Go";
   $("save-png").disabled = $("save-gif").disabled = on || !frames.length;
@@ -275,13 +338,15 @@ function savePng() {
 }
 
 async function saveGif() {
-  $("save-gif").disabled = true;
+  if (waiting($("save-gif"))) return;
+  const fresh = films();
+  waits($("save-gif"), true);
   note("inpaint-note", "Making the GIF …");
   const every = Math.ceil(frames.length / Math.min(200, studio.limits.film));
   const chosen = frames.filter((_, i) => i % every === 0 || i === frames.length - 1);
   try {
-    download(await blob(`/api/runs/${run.id}/film`, { frames: chosen.map((each) => each.pictures) }), "inpainted.gif");
-    note("inpaint-note", "The GIF is saved.");
-  } catch (error) { note("inpaint-note", error.message, true); }
-  $("save-gif").disabled = false;
+    const content = await blob(`/api/runs/${run.id}/film`, { frames: chosen.map((each) => each.pictures) });
+    if (fresh()) { download(content, "inpainted.gif"); note("inpaint-note", "The GIF is saved."); }
+  } catch (error) { if (fresh()) sorry("inpaint-note", error); }
+  waits($("save-gif"), false);
 }

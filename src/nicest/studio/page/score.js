@@ -1,7 +1,9 @@
 // The log-density of images, term by term, and its place among those of training.
-import { get, post, send } from "./api.js";
-import { $, dropping, el, note, paint, Plot, svg } from "./draw.js";
+import { get, latest, post, send } from "./api.js";
+import { $, dropping, el, minus, note, paint, Plot, sorry, svg } from "./draw.js";
 
+const runs = latest(), references = latest();
+let here = runs(); // whether the run is still the one that was asked for
 let studio, run = null, plot, quantiles = [], shown = [], drawn = false, timer = 0;
 
 export function setup(given) {
@@ -15,7 +17,16 @@ export function setup(given) {
   sketching();
 }
 
-export function choose() { clearTimeout(timer); run = null; shown = []; quantiles = []; plot.show([]); cards(); }
+export function choose() {
+  clearTimeout(timer);
+  references();
+  here = runs();
+  run = null; shown = []; quantiles = [];
+  plot.show([]);
+  cards();
+  for (const id of ["score-note", "reference-note"]) note(id, "");
+  $("caveat").textContent = "";
+}
 
 export async function enter(chosen) {
   if (run === chosen) return;
@@ -27,45 +38,57 @@ export async function enter(chosen) {
 
 /** The scores of the training set; of a large model they are counted for a while, and asked for again. */
 async function reference() {
-  const asked = run;
+  const fresh = references();
   clearTimeout(timer);
   try {
     const found = await get(`/api/runs/${run.id}/training-scores`);
-    if (asked !== run) return;
+    if (!fresh()) return;
     quantiles = found.quantiles;
     note("reference-note", found.counting ? "Counting the scores of the training set, for comparison; yours do not wait for it …" : quantiles.length ? "" : "The training data is gone: scores stand alone.");
     if (found.counting) timer = setTimeout(reference, 3000);
     density();
-  } catch (error) { note("reference-note", error.message, true); }
+  } catch (error) { if (fresh()) sorry("reference-note", error, reference); }
 }
 
 async function files(given) {
   note("score-note", `Reading ${given.length === 1 ? given[0].name : `${given.length} files`} …`);
-  const taken = [], failed = [];
+  const taken = [], failed = [], still = here;
   for (const file of given.slice(0, studio.limits.pictures)) {
     try {
       if (file.size > studio.limits.body) throw new Error(`larger than ${studio.limits.body / 2 ** 20} MB`);
       const { picture } = await send(`/api/runs/${run.id}/upload`, file, { inverted: $("score-invert").checked });
       taken.push({ name: file.name, picture });
     } catch (error) { failed.push(`${file.name}: ${error.message}`); }
+    if (!still()) return;
   }
   if (given.length > studio.limits.pictures) failed.push(`only the first ${studio.limits.pictures} files are read at once`);
-  if (taken.length) await score(taken);
-  note("score-note", failed.join(" · "), failed.length > 0);
+  try { if (taken.length) await score(taken, still); } catch (error) { failed.push(error.message); }
+  if (still()) note("score-note", failed.join(" · "), failed.length > 0);
 }
 
 async function some(kind, name) {
   const start = Math.floor(Math.random() * 100);
   const given = kind === "pictures" ? { first: start, n: 3 } : { n: 3, seed: Math.floor(Math.random() * 1e6) };
-  try {
+  await scoring(async (still) => {
     const found = await get(`/api/runs/${run.id}/${kind}`, given);
-    await score(found.pictures.map((picture, i) => ({ name: kind === "pictures" ? `${name} ${start + i + 1}` : name, picture })));
-    note("score-note", "");
-  } catch (error) { note("score-note", error.message, true); }
+    if (still()) await score(found.pictures.map((picture, i) => ({ name: kind === "pictures" ? `${name} ${start + i + 1}` : name, picture })), still);
+  });
 }
 
-async function score(given) {
+/** Do some work for scores of this run, and say that it goes on. */
+async function scoring(work) {
+  const still = here;
+  note("score-note", "Scoring …");
+  try {
+    await work(still);
+    if (still()) note("score-note", "");
+  } catch (error) { if (still()) sorry("score-note", error); }
+}
+
+async function score(given, still) {
+  note("score-note", "Scoring …");
   const found = await post(`/api/runs/${run.id}/score`, { pictures: given.map((each) => each.picture) });
+  if (!still()) return;
   $("caveat").textContent = found.caveat;
   shown = [...given.map((each, i) => ({ ...each, ...found.scores[i], unit: found.unit, draws: found.draws })), ...shown].slice(0, 24);
   cards();
@@ -78,8 +101,8 @@ function cards() {
 
 function card(each) {
   const numbers = el("div", { className: "numbers" },
-    el("div", {}, el("b", {}, each.nats === null ? "not finite" : each.nats.toFixed(2)), el("span", {}, each.unit)),
-    el("div", {}, el("b", {}, each.bits_per_dim === null ? "–" : each.bits_per_dim.toFixed(3)), el("span", {}, "bits/dim")));
+    el("div", {}, el("b", {}, each.nats === null ? "not finite" : minus(each.nats.toFixed(2))), el("span", {}, each.unit)),
+    el("div", {}, el("b", {}, each.bits_per_dim === null ? "–" : minus(each.bits_per_dim.toFixed(3))), el("span", {}, "bits/dim")));
   const picture = paint(el("canvas", { className: "picture" }), run, each.picture);
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", each.name);
@@ -150,9 +173,8 @@ function sketching() {
 async function sketched() {
   if (!drawn) return note("score-note", "Draw something first.");
   const content = await new Promise((done) => $("sketch").toBlob(done));
-  try {
+  await scoring(async (still) => {
     const { picture } = await send(`/api/runs/${run.id}/upload`, content);
-    await score([{ name: "a drawing", picture }]);
-    note("score-note", "");
-  } catch (error) { note("score-note", error.message, true); }
+    if (still()) await score([{ name: "a drawing", picture }], still);
+  });
 }

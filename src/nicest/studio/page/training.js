@@ -1,17 +1,28 @@
 // The likelihood of a run over its epochs, while it trains too, and the spectrum of its scaling layer.
-import { get } from "./api.js";
-import { note, Plot } from "./draw.js";
+import { get, latest } from "./api.js";
+import { minus, note, Plot, sorry } from "./draw.js";
 
-let run = null, rows = [], curves, spectrum, timer = 0;
+const polls = latest(), spectra = latest();
+let studio, run = null, name = "", rows = [], curves, spectrum, timer = 0;
 
-export function setup() {
+export function setup(given) {
+  studio = given;
   const value = (each) => (Number.isFinite(each) ? each.toFixed(2) : "–");
   curves = new Plot("curves", { x: "epoch", y: "nats", floor: 0.05, tip: (i, [train, valid]) => `epoch ${train.points[i][0]}\ntraining ${value(train.points[i][1])}\nvalidation ${value(valid.points[i][1])}` });
   spectrum = new Plot("spectrum", { x: "component, from the largest", y: "sd", tip: (i, series) => `component ${i + 1}\n${series.map((each) => `${each.name} ${each.points[i]?.[1].toPrecision(4)}`).join("\n")}` });
 }
 
-export function choose() { run = null; rows = []; curves.show([]); spectrum.show([]); leave(); }
-export function leave() { clearTimeout(timer); }
+export function choose(chosen) {
+  leave();
+  spectra();
+  if (name !== chosen.id) { rows = []; curves.show([]); note("curves-note", ""); }
+  run = null;
+  name = chosen.id;
+  spectrum.show([]);
+  note("spectrum-note", "");
+}
+
+export function leave() { clearTimeout(timer); polls(); }
 
 export function enter(chosen) {
   if (run !== chosen) {
@@ -24,18 +35,30 @@ export function enter(chosen) {
 
 async function poll() {
   clearTimeout(timer);
-  const asked = run;
+  const fresh = polls();
   let wait = 10_000;
   try {
     const found = await get(`/api/runs/${run.id}/metrics`, { after: rows.at(-1)?.step ?? -1 });
-    if (asked !== run) return;
+    if (!fresh()) return;
     if (found.rows.length) { rows.push(...found.rows); draw(); }
-    const last = rows.at(-1), live = found.idle_seconds !== null && found.idle_seconds < 60;
-    wait = live ? 2000 : 10_000;
-    const where = last ? `Epoch ${last.epoch}${found.epochs ? ` of ${found.epochs}` : ""}, ${last.valid_nats?.toFixed(2) ?? "–"} nats on validation` : "No figures yet: the first come with the first validation.";
-    note("curves-note", last ? `${where}${live ? "; still training, or just done" : ""}.` : where);
-  } catch (error) { note("curves-note", error.message, true); wait = 5000; }
+    const live = found.idle_seconds !== null && found.idle_seconds < 60;
+    if (live || !run.ready) wait = 2000;
+    note("curves-note", state(found, live), run.ready && found.idle_seconds === null);
+    if (!run.ready) studio.refresh();
+  } catch (error) {
+    if (!fresh()) return;
+    sorry("curves-note", error, () => { if (fresh()) poll(); });
+    wait = 5000;
+  }
   timer = setTimeout(poll, wait);
+}
+
+function state(found, live) {
+  const last = rows.at(-1), all = found.epochs;
+  if (run.ready && found.idle_seconds === null) return `The record of this training is not there any more: expected metrics.jsonl in the folder of ${run.name}.`;
+  if (!last) return "No figures yet: the first come with the first validation.";
+  const done = all && last.epoch >= all ? "; training is done" : live ? "; still training, or stopped a moment ago" : "";
+  return `Epoch ${last.epoch}${all ? ` of ${all}` : ""}, ${last.valid_nats === null || last.valid_nats === undefined ? "–" : minus(last.valid_nats.toFixed(2))} nats on validation${done}.`;
 }
 
 function draw() {
@@ -44,13 +67,15 @@ function draw() {
 }
 
 async function components() {
+  const fresh = spectra();
   note("spectrum-note", "Counting …");
   try {
     const found = await get(`/api/runs/${run.id}/spectrum`);
+    if (!fresh()) return;
     const points = (values, by) => values.map((value, i) => [i + 1, by * value]);
     const series = [{ name: "NICE", points: points(found.sigma, found.deviation) }];
     if (found.pca) series.push({ name: "PCA of the data", points: points(found.pca, 1), look: "accent dashed" });
     spectrum.show(series, found.whitened ? [{ y: 1, name: "whitened data", look: "accent dashed" }] : []);
-    note("spectrum-note", "A component with a large deviation is one in which images vary; one near zero is nearly fixed.");
-  } catch (error) { note("spectrum-note", error.message, true); }
+    note("spectrum-note", `A component with a large deviation is one in which ${run.kind === "images" ? "images" : "rows"} vary; one near zero is nearly fixed.`);
+  } catch (error) { if (fresh()) sorry("spectrum-note", error, components); }
 }
