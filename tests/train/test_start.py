@@ -71,3 +71,15 @@ def test_the_run_has_it_written_out_and_goes_on(table: str, tmp_path: Path):
     assert set(last(tmp_path / "half")) == set(last(tmp_path / "whole"))
     resumed = train(load_recipe("table"), tmp_path / "half", resume=True, device="cpu")
     assert resumed["finished"]
+
+
+def test_pictures_are_whitened_with_shrinkage(tmp_path: Path):
+    random = np.random.default_rng(0)
+    smooth = random.normal(size=(120, 4)) @ random.normal(size=(4, 48))
+    levels = (128 + 30 * smooth + random.normal(size=(120, 48))).clip(0, 255).astype(np.uint8)
+    np.save(tmp_path / "rows.npy", levels.reshape(120, 6, 8))
+    recipe = load_recipe("images").override(f'data.name="{tmp_path / "rows.npy"}"', "model.width=7")
+    found = sized(recipe, load_splits(recipe), ("model.width=7",))
+    assert (found.model.preprocess, found.model.marginals, found.model.width) == ("zca", "none", 7)
+    assert 0 < found.model.shrinkage <= 0.1
+    assert (found.train.batch, found.train.epochs) == (20, 400)  # 5 steps of 108 images, 2,000 in all

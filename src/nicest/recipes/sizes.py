@@ -1,4 +1,4 @@
-"""A recipe for a table, chosen from its size: from a hundred rows of two columns to a million of a hundred."""
+"""Recipes by the size of the data: tables of a hundred rows of two columns to a million of a hundred, and pictures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nicest.recipes.recipe import DataSettings, Recipe
 IN_MEMORY = "rows in memory"  # data.name of a model that was fitted to an array and not to a file
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
+WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 
 
 def recipe_for(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Recipe:
@@ -28,6 +29,43 @@ def recipe_for(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Reci
     batch = Recipe().changed({"train": {"batch": batch} | dict(given["train"])}, "NICE").train.batch
     recipe = Recipe("table", "a table of continuous columns", data=DataSettings(name=IN_MEMORY), model=model)
     return recipe.changed({"train": _train(n, batch, model.couplings)}, "").changed({"train": given["train"]}, "NICE")
+
+
+def recipe_for_images(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) -> Recipe:
+    """The recipe for n images of D numbers, with what is `given` in place of what would be chosen.
+
+    Few images teach a network little that their covariance does not tell: it starts from a whitening with shrunk
+    correlations, is narrow, and trains until ten validations bring nothing better.
+    """
+    model = {
+        "preprocess": "zca" if dim <= WIDEST_IMAGES else "none",
+        "couplings": 4,
+        "hidden_layers": 3,
+        "width": 200 if n < 10_000 else 500 if n < 50_000 else 1000,
+        "dropout": 0.2 if n < 10_000 else 0.1,
+        "initialisation": "whitened",
+        "marginals": "none",
+    }
+    batch = min(200, max(20, n // 40))
+    batch = Recipe().changed({"train": {"batch": batch} | dict(given["train"])}, "").train.batch
+    per_epoch = max(1, n // batch)
+    steps = round(2_000 * max(1.0, n / 1_000) ** 0.4)
+    every = max(1, round(50 / per_epoch))
+    train = {
+        "epochs": math.ceil(steps / per_epoch),
+        "batch": batch,
+        "lr": 5e-4,
+        "betas": [0.9, 0.99],
+        "eps": 1e-5,
+        "weight_decay": 0.1,
+        "schedule": "cosine",
+        "warmup": min(200, steps - 1),
+        "loss": "nats-per-dim",
+        "ema": 0.99,
+        "evaluate_every": every,
+        "patience": 10 * every,
+    }
+    return Recipe().changed({"model": model, "train": train}, "").changed(given, "")
 
 
 def settings_given(recipe: Recipe, overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:

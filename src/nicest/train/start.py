@@ -15,9 +15,10 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.flows import Gaussian, Logistic, Prior, SinhArcsinh, moments
 from nicest.recipes import Recipe
-from nicest.recipes.sizes import FEW, recipe_for, settings_given
+from nicest.recipes.sizes import FEW, recipe_for, recipe_for_images, settings_given
 
 SHRINKAGES = (1e-6, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)  # never 0: columns may depend on each other
+SHRINKAGES_OF_IMAGES = SHRINKAGES[:6]  # what couplings find in images goes beyond their covariance, but builds on it
 FEWEST = 10  # rows to choose by
 CHOICE_ROWS = 5000  # rows that are enough to choose a start by
 PRIORS: dict[str, type[Prior]] = {"gaussian": Gaussian, "logistic": Logistic}
@@ -34,19 +35,24 @@ class Start(NamedTuple):
 def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
     """The recipe with model and training chosen for the rows, but for what it sets itself, or `overrides` do."""
     given = settings_given(recipe, overrides)
-    made = recipe_for(len(splits.train) + len(splits.valid), splits.dim, given)
-    steps = np.array(splits.steps or [0.0])
-    noise = np.random.default_rng(recipe.train.seed).random(splits.train.shape, np.float32)
-    rows = splits.train + np.where(steps > 0, noise, 0)  # as training has it in whole steps
-    chosen = choose_start(rows, replace(recipe, model=made.model, train=made.train), given["model"])
-    return replace(chosen, sized=False)
+    n, images = len(splits.train) + len(splits.valid), len(splits.shape) > 1
+    made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
+    chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else {}
+    rows = splits.train[:: -(-len(splits.train) // CHOICE_ROWS)]
+    noise = np.random.default_rng(recipe.train.seed).random(rows.shape, np.float32)
+    discrete = splits.levels or np.array(splits.steps or [0.0]) > 0
+    noisy = rows + np.where(discrete, noise, 0)  # as training has it in levels and whole steps
+    recipe = replace(recipe, model=made.model, train=made.train, sized=False)
+    return choose_start(noisy, recipe, chosen | given["model"], SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
 
 
 @torch.no_grad()
-def choose_start(rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any]) -> Recipe:
+def choose_start(
+    rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any], among: tuple[float, ...] = SHRINKAGES
+) -> Recipe:
     """The recipe with marginals, prior and shrinkage such that the untrained flow scores best on rows left out.
 
-    Five folds for up to 2,000 rows, one beyond; what `chosen` names stays as it is.
+    Five folds for up to 2,000 rows, one beyond and for more than 1,000 columns; what `chosen` names stays as it is.
     """
     if len(rows) < FEWEST:
         return recipe.changed({"model": Start()._asdict() | dict(chosen)}, "NICE")
@@ -54,9 +60,9 @@ def choose_start(rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any]) ->
     x = (x - x.mean(0)) / x.std(0, correction=0)
     bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"][: 1 + (len(x) >= FEW)]
     priors = [chosen["prior"]] if "prior" in chosen else list(PRIORS)
-    shrinkages = [chosen["shrinkage"]] if "shrinkage" in chosen else list(SHRINKAGES)
+    shrinkages = [chosen["shrinkage"]] if "shrinkage" in chosen else list(among)
     fold, totals = torch.arange(len(x)) % 5, Counter[Start]()
-    for k in range(5 if len(x) <= 2_000 else 1):
+    for k in range(5 if len(x) <= 2_000 and x.shape[1] <= 1_000 else 1):
         for marginals in bends:
             seen, left, log_det = bent(x[fold != k], x[fold == k], marginals)
             eigenvalues, vectors = _spectrum(seen, recipe.model.preprocess)
