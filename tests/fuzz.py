@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import platform
@@ -24,9 +25,11 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from functools import cache
+from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -1658,6 +1661,13 @@ READERS: dict[str, Callable[[], Reader]] = {
 }
 
 
+def timed(name: str, cases: int, seed: int, keep: Path | None) -> tuple[Tally, float]:
+    """All cases of one reader, in a process of its own, and how long they took."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    return fuzz(READERS[name](), cases, seed, keep), time.monotonic() - began
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20_000, help="for each reader")
@@ -1665,25 +1675,27 @@ def main() -> int:
     parser.add_argument("--reader", action="append", choices=list(READERS), help="only this one; may come again")
     parser.add_argument("--out", type=Path, help="a .json file for the counts")
     parser.add_argument("--keep", type=Path, help="a folder for the files that were read badly")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="readers at once, each in a process")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     print(f"{'reader':<14}{'cases':>9}{'clear errors':>14}{'right answers':>15}{'the rest':>10}{'seconds':>9}")
     counts, said = {}, []
-    for name in asked.reader or READERS:
-        began = time.monotonic()
-        tally = fuzz(READERS[name](), asked.cases, asked.seed, asked.keep)
-        got = tally.counts
-        seconds = time.monotonic() - began
-        line = f"{name:<14}{got['cases']:>9}{got['clear']:>14}{got['right']:>15}{tally.rest:>10}{seconds:>9.0f}"
-        print(line, flush=True)
-        counts[name] = {each: got[each] for each in ("cases", "clear", "right", *REST)}
-        said += tally.said
+    names = asked.reader or list(READERS)
+    work = partial(timed, cases=asked.cases, seed=asked.seed, keep=asked.keep)
+    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        for name, (tally, seconds) in zip(names, pool.map(work, names), strict=True):
+            got = tally.counts
+            line = f"{name:<14}{got['cases']:>9}{got['clear']:>14}{got['right']:>15}{tally.rest:>10}{seconds:>9.0f}"
+            print(line, flush=True)
+            counts[name] = {each: got[each] for each in ("cases", "clear", "right", *REST)}
+            said += tally.said
     for each in said[:100]:
         print(each)
     if asked.out:
         versions = {each.__name__: each.__version__ for each in (np, scipy, PIL, pa, torch, safetensors)}
         versions |= {"python": platform.python_version()}
-        result = {"seed": asked.seed, "readers": counts, "versions": versions}
+        command = f"python tests/fuzz.py --cases {asked.cases} --seed {asked.seed}"
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        result = {"command": command, "date": date, "readers": counts, "versions": versions}
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(result, indent=2) + "\n")
     return 1 if said else 0
