@@ -162,17 +162,24 @@ PEERS: dict[str, Method] = {"zuko MAF": _zuko("MAF"), "zuko NSF": _zuko("NSF")}
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a comparison: the best of each row in bold."""
+    """The tables of a comparison: nats with their spread between splits, the best of each row in bold; and seconds."""
     methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
-    lines = [f"| table | rows x columns | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
+    nats = [f"| table | rows x columns | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
+    seconds = [f"| seconds | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
     for table in dict.fromkeys(row["table"] for row in result["rows"]):
-        found = {row["method"]: row for row in result["rows"] if row["table"] == table}
-        best = max(row["mean_nats"] for row in found.values())
-        cells = [_cell(row["mean_nats"], best) for row in found.values()]
-        first = next(iter(found.values()))
-        lines.append(f"| {table} | {first['n']} x {first['dim']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        found = [row for row in result["rows"] if row["table"] == table]
+        best = max(row["mean_nats"] for row in found)
+        size = f"{found[0]['n']} x {found[0]['dim']}"
+        nats.append(f"| {table} | {size} | {' | '.join(_cell(row, best) for row in found)} |")
+        seconds.append(f"| {table} | {' | '.join(_seconds(row['seconds']) for row in found)} |")
+    return "\n".join([*nats, "", *seconds])
 
 
-def _cell(nats: float, best: float) -> str:
-    return f"**{nats:.2f}**" if nats == best else f"{nats:.2f}"
+def _cell(row: dict[str, Any], best: float) -> str:
+    mean = f"{row['mean_nats']:.2f}"
+    spread = f" ± {np.std(row['nats'], ddof=1):.2f}" if len(row["nats"]) > 1 else ""
+    return (f"**{mean}**" if row["mean_nats"] == best else mean) + spread
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2g}"
