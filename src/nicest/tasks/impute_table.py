@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,12 +76,15 @@ def impute_table(
         write = stack.enter_context(writing(target, file.schema))
         write_cells = stack.enter_context(writing(Path(cells), cell_schema())) if cells else None
         bar = stack.enter_context(Bar("filling in", file.count or 0))
-        for batch in in_parts(file.batches(file.names)):
+        for batch in file.batches(file.names):
             encoded = encode(batch, columns, path)
             hidden = np.isnan(encoded.rows) & ~encoded.unknown[:, None]
-            # other rows, other draws
-            part = int(np.random.SeedSequence([seed, counts["rows"]]).generate_state(1)[0])
-            found = fill(flow, encoded.rows, hidden, columns, draws=draws, steps=steps, interval=interval, seed=part)
+            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval, "seed": [seed, counts["rows"]]}
+
+            def tell(share: float, before: int = counts["rows"], rows: int = batch.num_rows) -> None:
+                bar.update(before + int(share * rows), f"{counts['filled']:,} cells")
+
+            found = fill(flow, encoded.rows, hidden, columns, watch=tell, **how)
             write(filled(batch, columns, found, hidden))
             if write_cells:
                 write_cells(listed_cells(columns, found, hidden, counts["rows"]))
@@ -96,31 +99,42 @@ def impute_table(
     return {"out": str(target), "cells": str(cells) if cells else None, "interval": interval, "seed": seed, **counts}
 
 
-def in_parts(batches: Iterator[Any]) -> Iterator[Any]:
-    """Record batches of few rows: their draws are held in memory, some hundred for each."""
-    for batch in batches:
-        for start in range(0, batch.num_rows, ROWS):
-            yield batch.slice(start, ROWS)
-
-
 def fill(
+    flow: Flow,
+    rows: np.ndarray,
+    hidden: np.ndarray,
+    columns: Sequence[Column],
+    *,
+    seed: int | list[int],
+    watch: Callable[[float], None] = lambda share: None,
+    **how: Any,
+) -> Cells:
+    """The hidden cells of rows of the model's numbers, which may be NaN there; some at once, for the draws' sake."""
+    found = Cells(*(np.full(rows.shape, np.nan) for _ in Cells._fields))
+    holed = np.flatnonzero(hidden.any(1))
+    parts = np.split(holed, range(ROWS, len(holed), ROWS)) if len(holed) else []
+    seeds = np.random.SeedSequence(seed).generate_state(len(parts)).tolist()  # other rows, other draws
+    for i, (part, own) in enumerate(zip(parts, seeds, strict=True)):
+        cells = _filled_rows(flow, rows[part], hidden[part], columns, seed=own, **how)
+        for target, each in zip(found, cells, strict=True):
+            target[part] = np.where(hidden[part], each, np.nan)
+        watch((i + 1) / len(parts))
+    return found
+
+
+def _filled_rows(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
 ) -> Cells:
-    """The hidden cells of rows of the model's numbers, which may be NaN there."""
-    found = Cells(*(np.full(rows.shape, np.nan) for _ in Cells._fields))
-    index = np.flatnonzero(hidden.any(1))
-    if not len(index):
-        return found
     discrete = np.array([column.discrete for column in columns])
     most = np.array([column_steps(column) for column in columns])
-    noise = np.random.default_rng(seed).random(rows[index].shape)  # as training has it in what is observed
-    x = rows[index] + np.where(discrete, noise, 0.0).astype(np.float32)
+    noise = np.random.default_rng(seed).random(rows.shape)  # as training has it in what is observed
+    x = rows + np.where(discrete, noise, 0.0).astype(np.float32)
     device, dtype = flow.prior.loc.device, flow.prior.loc.dtype
     bounds = [torch.tensor(each, device=device, dtype=dtype) for each in ends(discrete, most)]
     imputed = impute_rows(
         flow.continuous(),
         torch.from_numpy(x).to(device, dtype),
-        torch.from_numpy(hidden[index]).to(device),
+        torch.from_numpy(hidden).to(device),
         bounds=(bounds[0], bounds[1]),
         seed=seed,
         ascent=0,  # a table gets means, not modes
@@ -134,9 +148,7 @@ def fill(
     frequent, share = most_frequent(drawn)
     value, share = np.where(discrete, frequent, imputed.mean.cpu().numpy()), np.where(discrete, share, np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
-    for target, each in zip(found, (value, low, high, share, agree), strict=True):
-        target[index] = np.where(hidden[index], each, np.nan)
-    return found
+    return Cells(value, low, high, share, agree)
 
 
 def column_steps(column: Column) -> float:
