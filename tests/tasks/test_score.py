@@ -400,15 +400,16 @@ def test_levels_beyond_those_of_training(digits_run: Path, in_tmp: Path, refusal
 def test_noise_does_not_depend_on_how_many_rows_come_at_once(
     mixed_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a CPU; the graphs of a GPU draw for whole batches, whose size is a constant."""
     write_table(in_tmp / "t.csv", mixed_table(300))
-    score(mixed_run, ["t.csv"], out="a.parquet")
+    score(mixed_run, ["t.csv"], out="a.parquet", device="cpu")
     for batch, engine in ((7, 2000), (50_000, 13), (64, 5)):
         monkeypatch.setattr("nicest.data.tables.BATCH", batch)
         monkeypatch.setattr("nicest.train.engine.BATCH", engine)
-        score(mixed_run, ["t.csv"], out="b.parquet")
+        score(mixed_run, ["t.csv"], out="b.parquet", device="cpu")
         one, other = (scores(in_tmp / name)["log_density"] for name in ("a.parquet", "b.parquet"))
         np.testing.assert_allclose(one, other, atol=1e-4)
-    score(mixed_run, ["t.csv"], out="c.parquet", seed=1)
+    score(mixed_run, ["t.csv"], out="c.parquet", seed=1, device="cpu")
     assert np.abs(np.subtract(one, scores(in_tmp / "c.parquet")["log_density"])).max() > 1e-2
 
 
