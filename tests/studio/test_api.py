@@ -18,7 +18,7 @@ from PIL import Image
 from nicest.data.columns import Column
 from nicest.studio import limits
 from nicest.studio.guard import HEADERS, PATIENCE, Guard
-from nicest.studio.rows import _typed
+from nicest.studio.rows import _ends, _typed
 from nicest.studio.server import PAGE, create_app, is_loopback, name_runs
 from nicest.tasks.evaluate import evaluate
 from nicest.train.checkpoint import load_with_recipe
@@ -380,6 +380,18 @@ class TestTables:
         answer = ask("POST", "/api/runs/people/impute", content=json.dumps({"cells": cells}), headers=typed)
         assert answer.status_code == 422
         assert line in answer.json()["error"]
+
+    def test_dates_are_written_as_dates(self, refusal: Callable[..., str]):
+        days = Column("day", "date32[day]", "steps", 0.0, 60.0, 2.0)
+        assert _ends(days) == ("1970-01-01", "1970-03-02")
+        assert _typed("1970-01-03", days).to_pylist() == ["1970-01-03"]
+        for value, line in (
+            ("soon", "expected a moment, as 1970-01-01, in column 'day', got 'soon'"),
+            (5, "expected a moment, as 1970-01-01, in column 'day', got '5'"),
+            ("1970-01-02", "expected steps of 2 from 1970-01-01 in column 'day'"),
+            ("1971-01-01", "expected a moment as training had, 1970-01-01 to 1970-03-02, in column 'day'"),
+        ):
+            assert line in refusal(_typed, value, days)
 
     @pytest.mark.parametrize(
         ("value", "line"),

@@ -130,13 +130,19 @@ def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
     return Batch(rows, unknown)
 
 
+def is_moment(column: Column) -> bool:
+    """Whether a column is of dates or times."""
+    from pyarrow import types
+
+    return not column.values and bool(types.is_temporal(arrow_type(column.type)))
+
+
 def _wanted(column: Column) -> str:
     from pyarrow import types
 
     if column.values and isinstance(column.values[0], str):
         return "texts"
-    kind = arrow_type(column.type)
-    return column.type if types.is_temporal(kind) or types.is_boolean(kind) else "numbers"
+    return column.type if is_moment(column) or types.is_boolean(arrow_type(column.type)) else "numbers"
 
 
 class NotANumber(Exception):
@@ -158,7 +164,7 @@ def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
         if is_text(cells.type) or (types.is_boolean(cells.type) and not texts):
             return by_entry(cells, lambda entries: _places(entries, column, texts))
         raise NotANumber(brief(cells.type, 60))
-    numbers = _as_in_training(cells, column)
+    numbers = as_in_training(cells, column)
     if column.values:
         return _nearest(numbers, column)
     codes = numbers - column.taken_off
@@ -170,7 +176,7 @@ def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
     return np.where(between, 0.0, whole), between
 
 
-def _as_in_training(cells: Any, column: Column) -> np.ndarray:
+def as_in_training(cells: Any, column: Column) -> np.ndarray:
     """Numbers in the unit of training: moments may come in another, or as text."""
     from pyarrow import types
 

@@ -198,8 +198,9 @@ class TableScores(BaseModel):
 class ColumnInfo(BaseModel):
     name: str
     kind: Literal["real", "steps", "values"]
-    low: float
-    high: float
+    moment: bool = Field(description="Whether cells are dates or times, which are written as text.")
+    low: Any
+    high: Any
     values: list[Any]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicest.data.cells import decode, encode
+from nicest.data.cells import NotANumber, as_in_training, decode, encode, is_moment
 from nicest.data.columns import Column
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
@@ -45,8 +45,8 @@ class Rows:
 
     def column_infos(self) -> list[ColumnInfo]:
         return [
-            ColumnInfo(name=c.name, kind=c.kind, low=c.low, high=c.high, values=list(c.values))
-            for c in self.table_only()
+            ColumnInfo(name=c.name, kind=c.kind, moment=is_moment(c), low=low, high=high, values=list(c.values))
+            for c, (low, high) in ((column, _ends(column)) for column in self.table_only())
         ]
 
     def score_table(self, content: bytes, suffix: str) -> TableScores:
@@ -132,20 +132,35 @@ def _typed(value: Any, column: Column) -> Any:
         return pa.array([value], pa.bool_())
     if value is None:
         return pa.array([None], pa.float64())
+    low, high = _ends(column)
     try:
-        found = float(value)
-    except (ValueError, OverflowError):
+        found = float(as_in_training(pa.array([str(value)]), column)[0]) if is_moment(column) else float(value)
+    except (ValueError, OverflowError, NotANumber, pa.ArrowException):
         found = math.nan
     if not math.isfinite(found):
-        raise _not_of(column, "a number", value)
+        raise _not_of(column, f"a moment, as {low}," if is_moment(column) else "a number", value)
     if column.kind == "values" and found not in column.values:
         raise _not_of(column, f"one of {', '.join(f'{each:g}' for each in column.values)}", value)
     span, room = column.high - column.low, 0 if column.discrete else FAR
     if column.kind != "values" and not column.low - room * span <= found <= column.high + room * span:
-        raise _not_of(column, f"a number as training had, {column.low:g} to {column.high:g},", value)
+        what = "a moment" if is_moment(column) else "a number"
+        raise _not_of(column, f"{what} as training had, {_word(low)} to {_word(high)},", value)
     if column.kind == "steps" and (found - column.low) % column.step:
-        raise _not_of(column, f"steps of {column.step:g} from {column.low:g}", value)
-    return pa.array([found], pa.float64())
+        raise _not_of(column, f"steps of {column.step:g} from {_word(low)}", value)
+    return pa.array([str(value)]) if is_moment(column) else pa.array([found], pa.float64())
+
+
+def _ends(column: Column) -> tuple[Any, Any]:
+    """The smallest and the largest cell of training, as people write them."""
+    if not is_moment(column):
+        return column.low, column.high
+    span = column.high - column.low
+    (low,), (high,) = _rows_of(decode(np.array([[0.0], [span / column.step if column.step else span]]), [column]))
+    return low, high
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _not_of(column: Column, wanted: str, value: Any) -> NicestError:

@@ -84,7 +84,7 @@ async function form() {
     const fields = columns.map((column, i) => {
       const input = column.kind === "values"
         ? el("select", { name: column.name }, el("option", { value: "" }, "unknown"), ...column.values.map((value, i) => el("option", { value: String(i) }, String(value))))
-        : el("input", { name: column.name, type: "text", inputMode: "decimal", placeholder: `${cell(column.low)} to ${cell(column.high)}` });
+        : el("input", { name: column.name, type: "text", inputMode: column.moment ? "text" : "decimal", placeholder: `${cell(column.low)} to ${cell(column.high)}` });
       input.setAttribute("aria-describedby", `impute-${i}`);
       return el("div", {}, el("label", {}, column.name, input), el("p", { className: "hint", id: `impute-${i}` }));
     });
@@ -118,6 +118,7 @@ function known(field, column) {
   const own = field.closest("div").classList.contains("found") ? "" : field.value.trim();
   if (own === "") return null;
   if (column.kind === "values") return column.values[Number(own)];
+  if (column.moment) return own;
   const plain = own.replace("−", "-");
   if (NUMBER.test(plain) && Number.isFinite(Number(plain))) return Number(plain);
   say(field, `${column.name}: expected a number, as 1.5, got ${own.slice(0, 40)}; correct it, or leave it empty`, { bad: true });
