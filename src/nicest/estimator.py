@@ -27,7 +27,7 @@ from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe
-from nicest.tasks.impute import impute_rows
+from nicest.tasks.impute import impute_rows, in_parts
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe
 from nicest.train.digests import ENVIRONMENT
@@ -37,7 +37,6 @@ from nicest.train.runtime import choose_device, environment
 
 FILE = "estimator.json"
 LARGEST = 1e100  # beyond it squares overflow
-IMPUTED_AT_ONCE = 500  # rows
 MODEL = {
     "couplings": "couplings",
     "hidden_layers": "hidden_layers",
@@ -250,19 +249,18 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         x = torch.from_numpy(rows.astype(np.float64) - self.origin_).to(self.flow_.prior.loc.device)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         filled, low, high = (np.array(rows) for _ in range(3))
-        poor, holed = 0, np.flatnonzero(np.isnan(rows).any(1))
-        for part, start in enumerate(range(0, len(holed), IMPUTED_AT_ONCE)):  # since all draws are held in memory
-            which = holed[start : start + IMPUTED_AT_ONCE]
+        poor = 0
+        for which, own in in_parts(np.isnan(rows), seed):
             how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval or 0.9}
             try:
-                found = impute_rows(self.flow_, x[which], x[which].isnan(), ascent=0, seed=seed + part, **how)
+                found = impute_rows(self.flow_, x[which], x[which].isnan(), ascent=0, seed=own, **how)
             except NicestError as error:
                 raise ValueError(str(error)) from error
             poor += int((~found.mixed).sum())
             for target, each in zip((filled, low, high), (found.mean, found.low, found.high), strict=True):
                 target[which] = np.where(np.isnan(rows[which]), each.cpu().numpy() + self.origin_, rows[which])
         if poor:
-            warnings.warn(f"the chains of {poor} of {len(holed)} rows do not agree: take more steps", stacklevel=2)
+            warnings.warn(f"the chains of {poor} rows do not agree: take more steps", stacklevel=2)
         return filled if interval is None else (filled, low, high)
 
     def save(self, path: str | Path) -> None:

@@ -208,7 +208,7 @@ def test_the_file_that_is_scored_is_not_written_over(plain_run: Path, in_tmp: Pa
     before = (in_tmp / "t.csv").read_bytes()
     (in_tmp / "link.csv").symlink_to(in_tmp / "t.csv")
     for out in ("t.csv", "./t.csv", "link.csv"):
-        assert "expected --out to be a file of its own" in refusal(score, plain_run, ["t.csv"], out=out)
+        assert "expected a file of its own for the result" in refusal(score, plain_run, ["t.csv"], out=out)
     assert (in_tmp / "t.csv").read_bytes() == before
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +19,7 @@ from nicest.tasks.fill import OURS, Ascent, Space, frozen
 from nicest.train.engine import Engine
 
 ROWS = 2000  # chains that walk at once, whatever the number of rows
+AT_ONCE = 500  # rows with missing cells
 NUMBERS = 1 << 25  # in the factors of the rows that walk at once, D² for each
 SAMPLES = 4000  # of the flow, for the Gaussian that the chains start from and are preconditioned by
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
@@ -115,6 +117,13 @@ def impute_rows(
     low, high = (_quantile(ordered, q) for q in ((1 - interval) / 2, (1 + interval) / 2))
     mean, low, high = (torch.where(missing, each.to(x), x) for each in (kept.double().mean(0), low, high))
     return Imputed(mode, mean, low, high, kept, nats, acceptance, r_hat)
+
+
+def in_parts(missing: np.ndarray, seed: int | list[int]) -> list[tuple[np.ndarray, int]]:
+    """The rows with missing cells, some at once, since all their draws are held in memory; each part has its seed."""
+    holed = np.flatnonzero(missing.any(1))
+    parts = np.split(holed, range(AT_ONCE, len(holed), AT_ONCE)) if len(holed) else []
+    return list(zip(parts, np.random.SeedSequence(seed).generate_state(len(parts)).tolist(), strict=True))
 
 
 def _check(flow: Flow, x: Tensor, missing: Tensor) -> None:

@@ -18,11 +18,9 @@ from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.progress import Bar
-from nicest.tasks.impute import MIXED, impute_rows
-from nicest.train.checkpoint import RunFolder, load_with_recipe, require_other_file
+from nicest.tasks.impute import MIXED, impute_rows, in_parts
+from nicest.train.checkpoint import RunFolder, load_with_recipe, require_own_file
 from nicest.train.runtime import choose_device
-
-ROWS = 500  # that are filled in at once
 
 
 class Cells(NamedTuple):
@@ -61,14 +59,12 @@ def impute_table(
     for each in outputs:
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
-        if each.exists() and path.exists() and each.samefile(path):
-            raise NicestError(f"expected a file of its own for the result, got {each}, which is to be filled in")
     columns = RunFolder(run).columns()
     if not columns:
         raise NicestError(f"{run} is no model of a table: train one with `nicest train table --data FILE`")
     flow, recipe, _ = load_with_recipe(run, device=choose_device(device))
     for each in outputs:
-        require_other_file(each, recipe)
+        require_own_file(each, recipe, path)
     file = TableFile(path)
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
@@ -111,10 +107,8 @@ def fill(
 ) -> Cells:
     """The hidden cells of rows of the model's numbers, which may be NaN there; some at once, for the draws' sake."""
     found = Cells(*(np.full(rows.shape, np.nan) for _ in Cells._fields))
-    holed = np.flatnonzero(hidden.any(1))
-    parts = np.split(holed, range(ROWS, len(holed), ROWS)) if len(holed) else []
-    seeds = np.random.SeedSequence(seed).generate_state(len(parts)).tolist()  # other rows, other draws
-    for i, (part, own) in enumerate(zip(parts, seeds, strict=True)):
+    parts = in_parts(hidden, seed)
+    for i, (part, own) in enumerate(parts):
         cells = _filled_rows(flow, rows[part], hidden[part], columns, seed=own, **how)
         for target, each in zip(found, cells, strict=True):
             target[part] = np.where(hidden[part], each, np.nan)

@@ -17,7 +17,7 @@ from nicest.files import write_bytes
 from nicest.flows import Flow
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
-from nicest.train.checkpoint import RunFolder, load_with_recipe, require_other_file
+from nicest.train.checkpoint import RunFolder, load_with_recipe, require_own_file
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device
 
@@ -43,7 +43,7 @@ def sample(
     columns = RunFolder(run).columns()
     kind = ".csv" if columns else ".npy" if len(recipe.data.shape) == 1 else ".png"
     path = Path(f"samples{kind}") if out is None else Path(out)
-    require_other_file(path, recipe)
+    require_own_file(path, recipe)
     drawn = draw(flow, recipe.data, n, temperature=temperature, seed=seed)
     if path.suffix in TABLES:
         if not columns:

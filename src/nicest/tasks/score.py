@@ -24,7 +24,7 @@ from nicest.files import replacing
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.splits import load_splits
-from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe, require_other_file
+from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe, require_own_file
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device, rows_to
 
@@ -77,11 +77,9 @@ def score(
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
     paths = [Path(file) for file in files]
-    if path.exists() and any(file.exists() and path.samefile(file) for file in paths):
-        raise NicestError(f"expected --out to be a file of its own, got {out}, which is to be scored")
     place = choose_device(_own_device(device))
     flow, recipe, figures = load_with_recipe(run, device=place)
-    require_other_file(path, recipe)
+    require_own_file(path, recipe, *paths)
     columns = _columns(run, recipe)
     parts = list(share(plan(paths, columns), rank, size))
     engine = Engine(flow)

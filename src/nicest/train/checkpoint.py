@@ -274,8 +274,10 @@ def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str)
         )
 
 
-def require_other_file(out: Path, recipe: Recipe) -> None:
-    """Refuse to write a result over the data that a run was trained on."""
-    data = Path(recipe.data.name)
-    if out.is_file() and data.is_file() and out.samefile(data):
-        raise NicestError(f"expected a file of its own for the result, got {out}, on which the run was trained")
+def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:
+    """Refuse to write a result over what was asked about, or over the data that a run was trained on."""
+    trained = Path(recipe.data.name)
+    for other in (*asked, trained):
+        if out.is_file() and other.is_file() and out.samefile(other):
+            what = "on which the run was trained" if other is trained else "which was asked about"
+            raise NicestError(f"expected a file of its own for the result, got {out}, {what}")
