@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from nicest import __version__
 from nicest.errors import NicestError
 from nicest.studio import limits
-from nicest.studio.images import Images
+from nicest.studio.images import Events, Images
 from nicest.studio.limits import Desk
 from nicest.studio.messages import (
     Between,
@@ -180,24 +180,25 @@ def add_inpainting(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         except BaseException:
             desk.jobs.give_back()
             raise
-        return Stream(stream(events, desk), desk.jobs.give_back)
+        return Stream(events, desk)
 
 
 class Stream(StreamingResponse):
-    """An answer that gives its slot back when it is over, or when its client has left."""
+    """Events of an ascent, which ends and gives its slot back when it is over, or when its client has left."""
 
-    def __init__(self, events: AsyncIterator[str], give_back: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.events, self.give_back = events, give_back
+    def __init__(self, events: Events, desk: Desk) -> None:
+        super().__init__(stream(events, desk), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self.events, self.desk = events, desk
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.give_back()
+            self.events.close()
+            self.desk.jobs.give_back()
 
 
-async def stream(events: Iterator[tuple[str, dict[str, Any]]], desk: Desk) -> AsyncIterator[str]:
+async def stream(events: Events, desk: Desk) -> AsyncIterator[str]:
     """Events as text; between two of them anyone else may have the thread, and a client that left is noticed."""
     began = time.perf_counter()
     try:

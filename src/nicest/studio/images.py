@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,8 @@ from nicest.train.runtime import rows_to
 
 FRAMES = 150  # looks at an ascent, at least
 SECONDS = 1 / 25  # that pass between two looks, at most
+
+Events = Generator[tuple[str, dict[str, Any]], None, None]  # what an event is called, and what it says
 
 
 class Images:
@@ -92,7 +94,7 @@ class Images:
         hidden = hidden_by(name, self.data.shape[-2:], seed=seed)
         return base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()
 
-    def ascent(self, ask: Inpainting) -> Iterator[tuple[str, dict[str, Any]]]:
+    def ascent(self, ask: Inpainting) -> Events:
         """The events of an ascent: its start, frames, and its end; what is wrong with the request is said at once."""
         x = self.tensor(ask.picture)
         bits = np.frombuffer(_bytes(ask.mask), np.uint8)
@@ -110,7 +112,7 @@ class Images:
         )
         return self._events(looks, pace, truth, ask.steps)
 
-    def _events(self, looks: Any, pace: Pace, truth: float, steps: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _events(self, looks: Any, pace: Pace, truth: float, steps: int) -> Events:
         self.loaded.climbers(+1)
         try:
             yield "start", {"truth_nats": truth, "steps": steps}
