@@ -26,8 +26,9 @@ from nicest.flows import (
     TriangularAffine,
     odd_even,
 )
-from nicest.tasks import impute
-from nicest.tasks.impute import Box, Imputed, Walk, conditional, gaussian, impute_rows, split_r_hat
+from nicest.tasks.impute import Imputed, Walk, impute_rows, split_r_hat
+from nicest.train import chains
+from nicest.train.chains import Box, conditional, gaussian
 
 LONG = {"draws": 400, "steps": 600, "warmup": 300}
 FAST = {"draws": 80, "steps": 100, "warmup": 60, "ascent": 20}
@@ -211,7 +212,7 @@ class TestRows:
         flow, x = bent(3), torch.randn(9, 3).double()
         hidden, random = torch.rand(9, 3) < 0.6, torch.get_rng_state()
         heard: list[float] = []
-        monkeypatch.setattr(impute, "ROWS", 12)
+        monkeypatch.setattr(chains, "ROWS", 12)
         first, again, other = (
             impute_rows(flow, x, hidden, **FAST, seed=seed, watch=heard.append) for seed in (1, 1, 2)
         )
@@ -233,7 +234,7 @@ class TestRows:
         heard: list[Tensor] = []
         langevin = Walk.langevin
         monkeypatch.setattr(Walk, "langevin", lambda walk, at, step: (heard.append(step), langevin(walk, at, step))[1])
-        monkeypatch.setattr(impute, "JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.tasks.impute.JUMP_EVERY", 10**9)
         found = impute_rows(bent(3), torch.randn(6, 3).double(), torch.ones(6, 3, dtype=torch.bool), **FAST)
         warm, frozen = heard[: FAST["warmup"]], heard[FAST["warmup"] :]
         assert len({tuple(step.tolist()) for step in warm}) == FAST["warmup"]
@@ -246,7 +247,7 @@ class TestRows:
         assert "finite nowhere" in refusal(impute_rows, bent(3), x, x.isnan(), **FAST)
 
     def test_chains_that_do_not_mix_are_named(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(impute, "JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.tasks.impute.JUMP_EVERY", 10**9)
         x = torch.tensor([[math.nan, -9.0], [0.0, 0.0]]).double()  # hills at ±√11, and nothing between
         found = impute_rows(two_hills(), x, x.isnan(), seed=1, **LONG)
         assert found.mixed.tolist() == [False, True]

@@ -21,10 +21,11 @@ from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Log
 from nicest.plots import image_grid
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, Space, ascend, fill, frozen
+from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, ascend, fill
 from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE
 from nicest.train.checkpoint import load_with_recipe
+from nicest.train.space import Space, frozen
 
 SHORT = replace(OURS, steps=60)
 MAP = replace(SHORT, noise=0.0)

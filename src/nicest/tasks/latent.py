@@ -31,10 +31,10 @@ from nicest.plots import (
 )
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.tasks.fill import Space
 from nicest.train.checkpoint import load_with_recipe
 from nicest.train.engine import Engine
 from nicest.train.runtime import choose_device, rows_to
+from nicest.train.space import Space
 
 BASES = ("random", "top")
 WAYS = ("straight", "spherical")
