@@ -397,7 +397,7 @@ def check_folder(path: Path, data: bytes) -> None:
 def check_table(path: Path, data: bytes) -> None:
     """A table is trained on, scored and sampled."""
     check_splits(path)
-    rows, columns, _ = read_table(path)
+    rows, _, columns = read_table(path)
     require(rows.shape[1] == len(columns), "columns")
     sampled = decode(rows[:100], columns)
     again, unknown = encode(sampled, columns, path)

@@ -283,7 +283,7 @@ class TestBadRows:
     @pytest.mark.parametrize(
         ("rows", "words"),
         [
-            ([[1.0, np.nan], [2, 3]], "NaN"),
+            ([[1.0, np.nan], [2, 3]], "2 numbers or more in every column, got hardly any but NaN in column 1"),
             ([[1.0, np.inf], [2, 3]], "infinity"),
             ([["a", "b"], ["c", "d"]], "could not convert string to float"),
             ([[1.0, 2.0]], "minimum of 2"),

@@ -21,12 +21,14 @@ from sklearn.base import (
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from nicest.data.arrays import origins
 from nicest.data.columns import Column, columns_to_json
 from nicest.data.tables import listed
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe
+from nicest.recipes.sizes import FEW
 from nicest.tasks.impute import impute_rows, in_parts
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe
@@ -102,7 +104,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     typical_nats_ : median log-density of the training rows.
     history_ : a row of figures for each validation.
     n_epochs_ : epochs until the model that was kept; 0 if training did not improve on the start.
-    origin_ : what is taken off every column before the flow; 0, but for models that `nicest train` made of a table.
+    origin_ : what is taken off every column before the flow: 0, but for columns far from 0, of which float32 would
+        lose the digits, and for models that `nicest train` made of a table.
     range_ : smallest and largest number of every column in training, (2, D).
     """
 
@@ -160,37 +163,52 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Fit the density to the rows of X; y is ignored."""
+        """Fit the density to the rows of X; y is ignored.
+
+        Cells that are NaN are missing: their rows train with cells that are drawn from the model while it learns.
+        """
         self._check_shares()
-        rows = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        if (largest := float(np.abs(rows).max())) > LARGEST:
+        options = {"dtype": [np.float64, np.float32], "ensure_min_samples": 2, "ensure_all_finite": "allow-nan"}
+        rows = validate_data(self, X, **options)
+        missing = np.isnan(rows)
+        if (few := np.flatnonzero((~missing).sum(0) < 2)).size:
+            raise ValueError(f"expected 2 numbers or more in every column, got hardly any but NaN in column {few[0]}")
+        if (largest := float(np.nanmax(np.abs(rows)))) > LARGEST:
             raise ValueError(f"expected values up to {LARGEST:g}, got {largest:g}: rescale that column")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        warm = self.warm_start and self._fits(rows)
+        origin = self.origin_ if warm else origins(rows)
         try:
             fitted = fit_table(
-                rows,
+                rows - origin if origin.any() else rows,
                 seed=seed,
                 given={"model": self._given(MODEL), "train": self._given(TRAIN)},
                 valid=self.validation_fraction,
                 device=self.device,
                 quiet=not self.verbose,
-                warm=(self.flow_, self.recipe_.model) if self.warm_start and self._fits(rows) else None,
+                warm=(self.flow_, self.recipe_.model) if warm else None,
             )
         except NicestError as error:
             raise ValueError(str(error)) from error
         self.flow_, self.recipe_, self.history_ = fitted.flow, fitted.recipe, fitted.metrics
         self.n_epochs_ = int(fitted.figures["epoch"])
-        self.origin_, self.range_ = np.zeros(rows.shape[1]), np.stack([rows.min(0), rows.max(0)]).astype(np.float64)
-        self._set_offset(self._log_prob(rows))
+        self.origin_ = origin
+        self.range_ = np.stack([np.nanmin(rows, 0), np.nanmax(rows, 0)]).astype(np.float64)
+        whole = rows[~missing.any(1)]
+        enough = len(whole) >= FEW or len(whole) == len(rows)
+        self._set_offset(self._log_prob(whole if enough else self.sample(10_000, random_state=0)))
         return self
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
-        """The log-density of every row, in nats of the units of X; -inf for rows too far out for any number."""
+        """The log-density of every row, in nats of the units of X; -inf for rows too far out for any number.
+
+        Rows with NaN have none: NaN.
+        """
         return self._log_prob(self._rows(X))
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
-        """The mean log-density of the rows, in nats."""
-        return float(self.score_samples(X).mean())
+        """The mean log-density of the rows without NaN, in nats."""
+        return float(np.nanmean(self.score_samples(X)))
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """New rows, (n_samples, D), in the units of the data."""
@@ -203,7 +221,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return engine.sample(n_samples, generator=generator).cpu().numpy() + self.origin_
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """The latent coordinates h = f(x) of every row: independent, each of the law of the prior."""
+        """The latent coordinates h = f(x) of every row: independent, each of the law of the prior; NaN of NaN."""
         return self._each("encode", self._rows(X) - self.origin_)
 
     def inverse_transform(self, X: ArrayLike) -> np.ndarray:
@@ -219,8 +237,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """-1 for outliers, +1 for inliers."""
-        return np.where(self.decision_function(X) >= 0, 1, -1)
+        """-1 for outliers, +1 for inliers, and for rows with NaN, of which nothing is known."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
 
     def typicality(self, X: ArrayLike) -> np.ndarray:
         """-|log p(x) - median of training rows|: near 0 for typical rows, also where the density is too high.
@@ -243,9 +261,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
         Cells that are there come back as they are. Chains that do not agree are warned of; `steps` is their length.
         """
-        check_is_fitted(self)
-        options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
-        rows = validate_data(self, X, **options)
+        rows = self._rows(X)
         x = torch.from_numpy(rows.astype(np.float64) - self.origin_).to(self.flow_.prior.loc.device)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         filled, low, high = (np.array(rows) for _ in range(3))
@@ -325,6 +341,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         each = zip(names, self.range_[0].tolist(), self.range_[1].tolist(), self.origin_.tolist(), strict=True)
         return tuple(Column(name, "double", "real", low, high, origin=origin) for name, low, high, origin in each)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # in fit and impute
+        return tags
+
     @property
     def _n_features_out(self) -> int:
         return self.n_features_in_
@@ -351,15 +372,21 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     def _rows(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
-        return validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
+        return validate_data(self, X, **options)
 
     def _log_prob(self, rows: np.ndarray) -> np.ndarray:
         nats = self._each("log_prob", rows - self.origin_)
-        return np.where(np.isnan(nats), -np.inf, nats)
+        return np.where(np.isnan(nats) & ~np.isnan(rows).any(1), -np.inf, nats)
 
     def _each(self, method: str, rows: np.ndarray) -> np.ndarray:
-        x = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
-        return np.concatenate([part.cpu().numpy() for part in Engine(self.flow_).each(method, x)])
+        """What the flow makes of rows; NaN of those that hold NaN."""
+        whole = ~np.isnan(rows).any(1)
+        found = np.full(rows.shape[:1] if method == "log_prob" else rows.shape, np.nan)
+        if whole.any():
+            parts = Engine(self.flow_).each(method, torch.from_numpy(rows[whole]))
+            found[whole] = np.concatenate([part.cpu().numpy() for part in parts])
+        return found
 
     def _set_offset(self, nats: np.ndarray) -> None:
         self.typical_nats_, self._quantiles = float(np.median(nats)), np.quantile(nats, np.linspace(0, 1, QUANTILES))

@@ -254,7 +254,7 @@ def test_long_spans_of_days_stay_exact(tmp_path: Path) -> None:
     days[:2] = 0, FINEST
     cells = pa.array(days * DAY, pa.int64()).cast(pa.date64())
     write_table(tmp_path / "t.arrow", pa.table({"a": cells, "b": RNG.normal(size=1000)}))
-    rows, columns, _ = read_table(tmp_path / "t.arrow")
+    rows, _, columns = read_table(tmp_path / "t.arrow")
     np.testing.assert_array_equal(rows[:, 0], days)
     assert decode(rows, columns)["a"].combine_chunks().equals(cells)
 
@@ -320,14 +320,14 @@ def test_rows_of_training_come_back(tmp_path_factory: pytest.TempPathFactory, ce
 # ---- missing cells
 
 
-def test_rows_with_missing_cells_are_not_trained_on(tmp_path: Path) -> None:
+def test_rows_with_missing_cells_are_apart_from_whole_ones(tmp_path: Path) -> None:
     table = {"a": pa.array([1, None, *range(2, N)]), "b": pa.array([*("xy" * (N // 2 - 1)), None, "x"])}
     table["c"] = pa.array([*FRACTIONS[:-1], math.nan])
     write_table(tmp_path / "t.parquet", pa.table(table))
-    rows, columns, left_out = read_table(tmp_path / "t.parquet")
-    assert (len(rows), left_out, len(columns)) == (N - 3, 3, 3)
-    with pytest.warns(UserWarning, match="3 of 40 rows have missing cells and are not trained on"):
-        splits = load(str(tmp_path / "t.parquet"))
+    rows, holed, columns = read_table(tmp_path / "t.parquet")
+    assert (len(rows), len(holed), len(columns)) == (N - 3, 3, 3)
+    np.testing.assert_array_equal(np.isnan(holed), [[True, False, False], [False, True, False], [False, False, True]])
+    splits = load(str(tmp_path / "t.parquet"))
     assert sum(len(splits.split(part)) for part in ("train", "valid", "test")) == N - 3
     assert splits.steps == (1.0, 1.0, 0.0)
 
@@ -349,7 +349,7 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "a column that is missing": ("a,b\n1,\n2,\n3,\n", ["column 'b' is missing in all rows", 'data.drop=["b"]']),
     "a column of NaN": ({"a": [1, 2, 3], "b": [math.nan] * 3}, ["column 'b' is missing in all rows"]),
     "a column of nothing": ({"a": [1, 2, 3], "b": pa.nulls(3)}, ["column 'b' is missing in all rows"]),
-    "a gap in each row": ("a,b\n1,\n,2\n3,\n", ["expected rows without missing cells", "got 3 rows"]),
+    "a gap in each row": ("a,b\n1,\n,2\n3,\n", ["at least 3 rows without missing cells", "got 0 of 3", "data.drop"]),
     "infinity": ({"a": [1.5, math.inf, 2], "b": [1, 2, 3]}, ["finite numbers, got inf in column 'a'", "drop those"]),
     "minus infinity in text": ("a,b\n1,-inf\n2,3\n3,4\n", ["finite numbers, got -inf in column 'b'"]),
     "beyond float64 in text": ("a,b\n1,1e999\n2,3\n3,4\n", ["finite numbers, got inf in column 'b'"]),
@@ -391,7 +391,7 @@ def test_bad_tables(name: str, tmp_path: Path, refusal: Refusal) -> None:
 def test_dates_of_a_text_file_are_dates(cells: list, kind: str, step: float, first: str, tmp_path: Path) -> None:
     lines = [f"{each},{i}.5" for i, each in enumerate(cells * 3)]
     (tmp_path / "t.csv").write_text("\n".join(["when,x", *lines]) + "\n")
-    rows, columns, _ = read_table(tmp_path / "t.csv")
+    rows, _, columns = read_table(tmp_path / "t.csv")
     assert (columns[0].kind, columns[0].type, columns[0].step) == ("steps", kind, step)
     assert set(rows[:, 0]) == {0.0, 1.0}
     write_table(tmp_path / "out.csv", decode(rows, columns))
@@ -447,7 +447,7 @@ def test_ten_thousand_columns(tmp_path: Path) -> None:
     names, rows = [f"c{i}" for i in range(10_000)], RNG.normal(size=(12, 10_000)).round(3)
     table = pa.table(list(rows.T), names=names)
     parquet.write_table(table, tmp_path / "t.parquet")
-    got, columns, _ = read_table(tmp_path / "t.parquet")
+    got, _, columns = read_table(tmp_path / "t.parquet")
     assert got.shape == (12, 10_000)
     low = np.array([column.low for column in columns])
     np.testing.assert_allclose(got + low, rows, atol=1e-5)

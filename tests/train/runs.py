@@ -1,4 +1,4 @@
-"""Small runs on the embedded digits, and what they leave on disk."""
+"""Small runs on the embedded digits or a table, and what they leave on disk."""
 
 import hashlib
 import os
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -106,6 +107,21 @@ def digests(folder: Path) -> dict[str, str]:
     """A digest of every file in a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def people(path: Path, n: int = 400, seed: int = 0) -> Path:
+    """A table of a real column, whole numbers, texts and booleans, with holes in a fifth of its rows."""
+    rng = np.random.default_rng(seed)
+    height = rng.normal(170, 10, n)
+    cells = [
+        [f"{h:.2f}", f"{h * 0.4 + rng.normal():.0f}", rng.choice(["red", "blue"]), rng.choice(["true", "false"])]
+        for h in height
+    ]
+    for row in rng.choice(n, n // 5, replace=False):
+        for d in rng.choice(4, rng.integers(1, 4), replace=False):
+            cells[row][d] = ""
+    path.write_text("\n".join(["height,weight,colour,member", *(",".join(row) for row in cells)]) + "\n")
+    return path
 
 
 def interrupt_at(step: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:

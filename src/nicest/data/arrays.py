@@ -11,6 +11,7 @@ import numpy as np
 from nicest.errors import NicestError
 
 ARRAY_KEYS = ("images", "x", "data", "X")
+CONSTANT = 1e-12  # spread over largest number of a column, below which it is constant
 
 
 class Rows(NamedTuple):
@@ -91,7 +92,7 @@ def require_varying(rows: Rows, source: str) -> None:
     """Refuse continuous columns that are constant: the density there is infinite."""
     if rows.levels is not None:
         return
-    constant = np.flatnonzero((rows.values == rows.values[0]).all(axis=0) & ~_stepped(rows))
+    constant = np.flatnonzero((np.nanmin(rows.values, 0) == np.nanmax(rows.values, 0)) & ~_stepped(rows))
     if constant.size:
         named = ", ".join(_called(rows, each) for each in constant[:5]) + (", ..." if constant.size > 5 else "")
         raise NicestError(
@@ -104,13 +105,13 @@ def require_digits(rows: Rows, source: str) -> None:
     """Refuse continuous columns so far from 0 that float32 has no digits left for their spread."""
     if rows.levels is not None:
         return
-    spacing = np.spacing(np.abs(rows.values).max(axis=0))
-    coarse = np.flatnonzero((spacing > 1e-3 * rows.values.std(axis=0, dtype=np.float64)) & ~_stepped(rows))
+    spacing = np.spacing(np.nanmax(np.abs(rows.values), axis=0))
+    coarse = np.flatnonzero((spacing > 1e-3 * np.nanstd(rows.values, axis=0, dtype=np.float64)) & ~_stepped(rows))
     if coarse.size:
-        column = coarse[0]
+        cells = rows.values[:, coarse[0]]
         raise NicestError(
-            f"{source}: column {_called(rows, column)} has values near {rows.values[0, column]:g} and a spread of "
-            f"{rows.values[:, column].std(dtype=np.float64):.2g}, for which float32 has too few digits; "
+            f"{source}: column {_called(rows, coarse[0])} has values near {np.nanmax(cells):g} and a spread of "
+            f"{np.nanstd(cells, dtype=np.float64):.2g}, for which float32 has too few digits; "
             "subtract an offset from it"
         )
 
@@ -124,12 +125,11 @@ def _stepped(rows: Rows) -> np.ndarray:
     return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
 
 
-def with_digits(rows: np.ndarray) -> np.ndarray:
-    """Rows as float32, or as float64 where float32 has too few digits for some column."""
-    largest = np.abs(rows).max(axis=0)
-    if (np.finfo(np.float32).eps * largest > 1e-4 * rows.std(axis=0, dtype=np.float64)).any() or largest.max() > 1e38:
-        return rows.astype(np.float64, copy=False)
-    return rows.astype(np.float32, copy=False)
+def origins(rows: np.ndarray) -> np.ndarray:
+    """What to take off the columns before float32 rounds them: 0, or the mean where it has too few digits for them."""
+    largest, spread = np.nanmax(np.abs(rows), axis=0), np.nanstd(rows, axis=0, dtype=np.float64)
+    far = (np.finfo(np.float32).eps * largest > 1e-4 * spread) & (spread > CONSTANT * largest)
+    return np.where(far, np.nanmean(rows, axis=0, dtype=np.float64), 0.0)
 
 
 def widened(rows: np.ndarray, seed: int) -> np.ndarray:
@@ -137,8 +137,8 @@ def widened(rows: np.ndarray, seed: int) -> np.ndarray:
 
     A column counts as constant if its spread is below 10^-12 of its largest value.
     """
-    largest = np.abs(rows).max(axis=0)
-    constant = np.flatnonzero(rows.std(axis=0, dtype=np.float64) <= 1e-12 * largest)
+    largest = np.nanmax(np.abs(rows), axis=0)
+    constant = np.flatnonzero(np.nanstd(rows, axis=0, dtype=np.float64) <= CONSTANT * largest)
     if not constant.size:
         return rows
     rows = rows.astype(np.float64)

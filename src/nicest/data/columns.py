@@ -45,6 +45,18 @@ class Column:
     def discrete(self) -> bool:
         return self.kind != "real"
 
+    @property
+    def most(self) -> float:
+        """The largest whole number of the cells of training; none is where they are continuous."""
+        if self.kind == "steps":
+            return (self.high - self.low) / self.step
+        return len(self.values) - 1 if self.values else math.inf
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Where a missing cell may lie: anywhere, or from the first whole number to the end of the last."""
+        return (0.0, self.most + 1 - 1e-3) if self.discrete else (-math.inf, math.inf)
+
 
 def leave_out(name: str) -> str:
     """What to do about a column, to be copied into a shell."""

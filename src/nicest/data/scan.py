@@ -191,17 +191,14 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, tuple[Column, ...], int]:
-    """All whole rows of a table (N, D), its columns, and how many rows were left out, for their missing cells."""
+def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
+    """The whole rows of a table (N, D), those with missing cells, which are NaN, and its columns."""
     columns = scan(path, drop)
-    parts, left_out = [], 0
+    none = np.empty((0, len(columns)), np.float32)
+    whole, holed = [none], [none]
     for batch in TableFile(path).batches([column.name for column in columns]):
         rows = encode(batch, columns, path).rows
-        whole = ~np.isnan(rows).any(1)
-        parts.append(rows[whole])
-        left_out += int((~whole).sum())
-    rows = np.concatenate(parts) if parts else np.empty((0, len(columns)), np.float32)
-    if not len(rows):
-        there = f"{left_out} rows, each with a missing cell" if left_out else "none"
-        raise NicestError(f"{path}: expected rows without missing cells to train on, got {there}")
-    return rows, columns, left_out
+        missing = np.isnan(rows).any(1)
+        whole.append(rows[~missing])
+        holed.append(rows[missing])
+    return np.concatenate(whole), np.concatenate(holed), columns

@@ -1,23 +1,26 @@
 """Data sets as train, validation and test rows: the published ones by name, own data by path."""
 
+import functools
 import hashlib
 import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from nicest.data import download, images
-from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
-from nicest.data.columns import Column
+from nicest.data import copula, download, images
+from nicest.data.arrays import Rows, as_rows, called, read_npy, read_npz, require_digits, require_varying
+from nicest.data.columns import Column, leave_out
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
 
 PARTS = ("train", "valid", "test")
+FEW = 30  # rows to validate on, below which some that were filled in help out
+WIDEST = 200  # columns of a table whose rows with missing cells are trained on
 IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
 
 
@@ -27,7 +30,8 @@ class Splits:
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
     of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
-    its numbers are whole: 1, or 0 of a continuous one.
+    its numbers are whole: 1, or 0 of a continuous one. Its rows with missing cells, which are NaN, are `holed`, those
+    with the fewest first: the first `watching` of them validate, where there are too few whole ones, the others train.
     """
 
     name: str
@@ -38,6 +42,8 @@ class Splits:
     levels: int | None
     steps: tuple[float, ...] = ()
     columns: tuple[Column, ...] = ()
+    holed: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    watching: int = 0
 
     @property
     def dim(self) -> int:
@@ -47,11 +53,37 @@ class Splits:
     def digest(self) -> str:
         """A fingerprint of all rows and of the part each is in."""
         fingerprint = hashlib.blake2b(digest_size=8)
-        for part in PARTS:
-            rows = self.split(part)
+        for part in (*PARTS, "holed") if len(self.holed) else PARTS:
+            rows = getattr(self, part)
             fingerprint.update(f"{part} {rows.shape} {rows.dtype}".encode())
             fingerprint.update(np.ascontiguousarray(rows).data)
         return fingerprint.hexdigest()
+
+    @functools.cached_property
+    def filled(self) -> np.ndarray:
+        """The rows with missing cells, filled in for a start."""
+        if not len(self.holed):
+            return self.holed
+        whole = np.array(self.steps or [0.0] * self.dim) > 0
+        return copula.fill(np.concatenate([self.train, self.holed]), whole)[len(self.train) :]
+
+    @property
+    def training(self) -> np.ndarray:
+        """All rows that train: the whole ones, then those with missing cells, filled in for a start."""
+        rest = self.filled[self.watching :]
+        return np.concatenate([self.train, rest]) if len(rest) else self.train
+
+    @property
+    def validating(self) -> np.ndarray:
+        """All rows that tell when to stop: the whole ones, and where they are few some that were filled in."""
+        if self.valid is self.train:
+            return self.training
+        return np.concatenate([self.valid, self.filled[: self.watching]]) if self.watching else self.valid
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which cells are missing in the rows that train with missing cells."""
+        return np.isnan(self.holed[self.watching :])
 
     def split(self, name: str) -> np.ndarray:
         """The rows of one split."""
@@ -102,9 +134,15 @@ def _require_fractions(seed: int, valid: float, test: float) -> None:
         raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
 
 
-def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float) -> Splits:
-    """Split rows by a permutation from a seed, with at least one row in each part."""
-    n = len(rows.values)
+def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float, holed: np.ndarray | None = None) -> Splits:
+    """Split rows by a permutation from a seed, with at least one row in each part.
+
+    With rows with missing cells beside them, the fractions are of all, but no more than a quarter of the whole ones.
+    """
+    n, wanted = len(rows.values), valid
+    if holed is not None:
+        wanted = valid * (n + len(holed)) / n
+        valid, test = (max(each, min(each * (n + len(holed)) / n, 0.25)) for each in (valid, test))
     n_valid, n_test = max(1, round(n * valid)), max(1, round(n * test))
     if n_valid + n_test >= n:
         raise NicestError(
@@ -112,24 +150,29 @@ def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float) -> Spli
             f"and test {n_test}; give more rows or smaller fractions"
         )
     order = np.random.default_rng(seed).permutation(n)
-    test_rows, valid_rows, train_rows = np.split(order, [n_test, n_test + n_valid])
-    return _assemble(name, _take(rows, train_rows), _take(rows, valid_rows), _take(rows, test_rows))
+    parts = [_take(rows, each) for each in np.split(order, [n_test, n_test + n_valid])]
+    if holed is None:
+        return _assemble(name, parts[2], parts[1], parts[0])
+    return with_holed(_assemble(name, parts[2], parts[1], parts[0], holed), holed, seed, round(n * wanted))
 
 
 def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
     """Rows (N, D) of continuous numbers, without a test part; with `valid` = 0 the training rows validate, too."""
-    n_valid = min(max(1, round(len(rows) * valid)), len(rows) - 1) if valid else 0
-    order = np.random.default_rng(seed).permutation(len(rows))
-    train = rows[order[n_valid:]]
-    return Splits(name, train, rows[order[:n_valid]] if n_valid else train, rows[:0], rows.shape[1:], None)
+    missing = np.isnan(rows).any(1)
+    whole, holed, wanted = rows[~missing], rows[missing], max(1, round(len(rows) * valid)) if valid else 0
+    n_valid = min(wanted, len(whole) // 4 if len(holed) else len(whole) - 1)
+    order = np.random.default_rng(seed).permutation(len(whole))
+    train = whole[order[n_valid:]]
+    splits = Splits(name, train, whole[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
+    return with_holed(splits, holed, seed, wanted) if len(holed) else splits
 
 
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:
     return rows._replace(values=rows.values[index])
 
 
-def _assemble(name: str, train: Rows, valid: Rows, test: Rows) -> Splits:
-    """Put three parts of one kind together."""
+def _assemble(name: str, train: Rows, valid: Rows, test: Rows, holed: np.ndarray | None = None) -> Splits:
+    """Put three parts of one kind together; rows with missing cells may train with the first."""
     for part, rows in zip(PARTS, (train, valid, test), strict=True):
         if len(rows.values) == 0:
             raise NicestError(f"{name}: expected at least 1 row in each split, got none in {part}: too few images")
@@ -138,8 +181,9 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows) -> Splits:
                 f"{name}: expected splits of one kind, got train of shape {train.shape} and levels {train.levels}, "
                 f"{part} of shape {rows.shape} and levels {rows.levels}"
             )
-    require_varying(train, name)
-    require_digits(train, name)
+    trains = train if holed is None else train._replace(values=np.concatenate([train.values, holed]))
+    require_varying(trains, name)
+    require_digits(trains, name)
     return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
 
 
@@ -169,8 +213,9 @@ def _cifar10() -> Splits:
     """CIFAR-10, 40,000 / 10,000 / 10,000: the fifth batch validates."""
     batches = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
     paths = download.locate("cifar10", [*batches, "cifar-10-batches-bin/test_batch.bin"])
-    *first, fifth, test = [images.read_cifar10(path) for path in paths]
-    return _assemble("cifar10", *(as_rows(array, "cifar10") for array in (np.concatenate(first), fifth, test)))
+    *first, fifth, last = [images.read_cifar10(path) for path in paths]
+    train, valid, test = (as_rows(array, "cifar10") for array in (np.concatenate(first), fifth, last))
+    return _assemble("cifar10", train, valid, test)
 
 
 def _svhn() -> Splits:
@@ -197,7 +242,8 @@ def _fer2013() -> Splits:
     (path,) = download.locate("fer2013", ["fer2013.csv"])
     faces, usage = images.read_fer2013(path)
     rows = as_rows(faces, str(path))
-    return _assemble("fer2013", *(_take(rows, usage == part) for part in images.FER2013_USAGES))
+    train, valid, test = (_take(rows, usage == part) for part in images.FER2013_USAGES)
+    return _assemble("fer2013", train, valid, test)
 
 
 PUBLISHED: dict[str, Callable[[], Splits]] = {
@@ -227,19 +273,40 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
-    """The whole rows of a table; those with missing cells are not trained on."""
-    values, columns, left_out = read_table(path, drop)
-    if left_out:
-        share = f"{left_out} of {left_out + len(values)}"
-        warnings.warn(f"{path}: {share} rows have missing cells and are not trained on", stacklevel=2)
+    """The rows of a table; those with missing cells train, but do not test, and validate only where there is need."""
+    values, holed, columns = read_table(path, drop)
     if len(columns) < 2:
         commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
         raise NicestError(
             f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
         )
+    if len(values) < 3 and len(holed):
+        worst = columns[int(np.isnan(holed).sum(0).argmax())].name
+        raise NicestError(
+            f"{path}: expected at least 3 rows without missing cells, to train, validate and test on, got"
+            f" {len(values)} of {len(values) + len(holed)}; most are missing in column {called(worst)}:"
+            f" {leave_out(worst)}"
+        )
+    wide = len(columns) > WIDEST
+    if len(holed) and wide:
+        share = f"{len(holed)} of {len(values) + len(holed)}"
+        warnings.warn(
+            f"{path}: {share} rows have missing cells and are not trained on, as in all tables of more than {WIDEST}"
+            " columns",
+            stacklevel=2,
+        )
     rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
     rows = rows._replace(names=tuple(column.name for column in columns))
-    return replace(by_seed(path.resolve().stem, rows, seed, valid, test), columns=columns)
+    beside = None if wide or not len(holed) else holed
+    return replace(by_seed(path.resolve().stem, rows, seed, valid, test, beside), columns=columns)
+
+
+def with_holed(splits: Splits, holed: np.ndarray, seed: int, valid: int) -> Splits:
+    """The splits with rows with missing cells beside the whole ones; of all, so many are to validate."""
+    holed = holed[np.random.default_rng(seed).permutation(len(holed))]
+    holed = holed[np.argsort(np.isnan(holed).sum(1), kind="stable")]
+    holed = np.where(np.isnan(holed), np.float32(np.nan), holed)  # one NaN is as another
+    return replace(splits, holed=holed, watching=min(max(0, min(valid, FEW) - len(splits.valid)), len(holed) // 2))
 
 
 def _from_parts(name: str, parts: dict[str, Rows], seed: int, valid: float) -> Splits:

@@ -120,16 +120,16 @@ def _filled_rows(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
 ) -> Cells:
     discrete = np.array([column.discrete for column in columns])
-    most = np.array([column_steps(column) for column in columns])
+    most = np.array([column.most for column in columns])
     noise = np.random.default_rng(seed).random(rows.shape)  # as training has it in what is observed
     x = rows + np.where(discrete, noise, 0.0).astype(np.float32)
     device, dtype = flow.prior.loc.device, flow.prior.loc.dtype
-    bounds = [torch.tensor(each, device=device, dtype=dtype) for each in ends(discrete, most)]
+    lower, upper = torch.tensor([column.bounds for column in columns], device=device, dtype=dtype).unbind(1)
     imputed = impute_rows(
         flow.continuous(),
         torch.from_numpy(x).to(device, dtype),
         torch.from_numpy(hidden).to(device),
-        bounds=(bounds[0], bounds[1]),
+        bounds=(lower, upper),
         seed=seed,
         ascent=0,  # a table gets means, not modes
         **how,
@@ -143,18 +143,6 @@ def _filled_rows(
     value, share = np.where(discrete, frequent, imputed.mean.cpu().numpy()), np.where(discrete, share, np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
     return Cells(value, low, high, share, agree)
-
-
-def column_steps(column: Column) -> float:
-    """The largest number of a column of whole steps or few values."""
-    if column.values:
-        return len(column.values) - 1
-    return (column.high - column.low) / column.step if column.step else np.inf
-
-
-def ends(discrete: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where hidden cells may lie: any number, or from the first step to the end of the last."""
-    return np.where(discrete, 0.0, -np.inf), np.where(discrete, most + 1 - 1e-3, np.inf)
 
 
 def most_frequent(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.progress import Bar
 from nicest.recipes import Recipe
+from nicest.recipes.sizes import FEW
 from nicest.recipes.splits import load_splits
 from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe, require_own_file
 from nicest.train.engine import Engine
@@ -246,7 +247,8 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training said what there is to say about them
-            rows = load_splits(recipe).train
+            splits = load_splits(recipe)
+            rows = splits.train if len(splits.train) >= FEW else splits.training  # with few whole ones, all
     except NicestError as error:
         Bar("", 1).note(f"no outlier scores: {error}")
         return None

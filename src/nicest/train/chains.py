@@ -69,7 +69,7 @@ class Chains:
                 at, chance = self.langevin(at, log_step.exp())
                 log_step = adapted(log_step, chance, i)
         good = at.nats.isfinite() & at.y[:, 0].isfinite().all(-1, keepdim=True)
-        return torch.where(hidden & good, self.space.leave(at.y[:, 0]).to(x), x)
+        return torch.where(hidden & good, self.space.leave(at.y[:, 0].to(x)), x)
 
     def first_step(self) -> Tensor:
         """log ε of every row, (B,), before it is adapted."""

@@ -30,6 +30,7 @@ from nicest.train.checkpoint import COLUMNS, LAST, RunFolder, WatchedFolder, rea
 from nicest.train.digests import ENVIRONMENT
 from nicest.train.distributed import World, joined, local, restarts
 from nicest.train.engine import Engine
+from nicest.train.holes import Holes
 from nicest.train.memory import explaining_memory
 from nicest.train.optim import set_rates
 from nicest.train.runtime import environment, rows_to
@@ -65,7 +66,7 @@ def train(
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
             recipe = world.first(sized(recipe, splits, overrides) if world.rank == 0 else None)
-        world.require_shares(min(recipe.train.batch, len(splits.train)))
+        world.require_shares(min(recipe.train.batch, len(splits.training)))
         with run.open_for_writing():
             run.refuse_existing()
             state = start(recipe, splits, place, world)
@@ -83,7 +84,7 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.steps).double()
     if needs_moments(flow) and world.rank == 0:
-        fit_to_rows(flow, rows_to(splits.train, device), recipe.model.shrinkage)
+        fit_to_rows(flow, rows_to(splits.training, device), recipe.model.shrinkage)
     if world.joined:
         flow.load_state_dict(world.sent(flow.state_dict()))
     return State(recipe, flow, device, world)
@@ -98,7 +99,7 @@ def resume_state(
         raise NicestError(f"{run.path} holds a run of recipe {stored.name!r}, not {recipe.name!r}")
     recipe = _same_model(stored, stored.override(*overrides))
     splits = load_splits(recipe)
-    world.require_shares(min(recipe.train.batch, len(splits.train)))
+    world.require_shares(min(recipe.train.batch, len(splits.training)))
     state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device, world)
     state.restore(tensors, counters, random=True)
     run.drop_metrics_after(state.counters.step - state.counters.unscored)
@@ -117,7 +118,8 @@ def read_last(run: RunFolder, world: World) -> tuple[dict[str, Tensor], Recipe, 
 def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) -> dict[str, Any]:
     """The loop. Stops early, with everything saved, when the user presses Ctrl-C."""
     settings, flow, counters, world = state.recipe.train, state.flow, state.counters, state.world
-    rows, valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
+    rows, valid = rows_to(splits.training, state.device), rows_to(splits.validating, state.device)
+    holes = Holes(state, splits, rows)
     batch = min(settings.batch, len(rows))
     per_epoch = len(rows) // batch  # what is left over sits out this epoch; the order is new in each
     total = settings.epochs * per_epoch
@@ -135,6 +137,9 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
         Bar(state.recipe.name, total, counters.step, quiet=quiet or world.rank > 0) as bar,
         interruptible(once=not world.joined) as interrupted,
     ):
+        if len(holes.missing) and not counters.step:
+            share = f"{len(holes.missing):,} of {len(rows):,}"
+            bar.note(f"{share} rows that train have missing cells, which are drawn from the model while it learns")
         flow.train()
         step, stop = TrainingStep(state, rows, batch), False
         saver = Saver(state, run)
@@ -146,6 +151,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                 generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
                 order, order_of = torch.randperm(len(rows), generator=generator).to(state.device), epoch
             if position == 0 and not unscored:
+                holes.draw(epoch)
                 state.losses = torch.zeros(per_epoch, device=state.device)
             lr = set_rates(state.optimizer, settings, counters.step - unscored, epoch, total)
             try:
@@ -165,6 +171,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                 late = world.first(saver.late())
                 if good <= position or ((stop or late) and world.anywhere(not finite(flow))):
                     recover(state, run, epoch * per_epoch + good, step, bar)
+                    holes.put()
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
                     engine = scoring(state)  # the weights may have moved
                     continue
@@ -185,6 +192,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                 valid_nats = math.nan if scored is None else scored + offset
                 if not math.isfinite(valid_nats):
                     recover(state, run, counters.step, step, bar)
+                    holes.put()
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
                     engine = scoring(state)  # the weights may have moved
                     continue
@@ -285,7 +293,7 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
 def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
     """What to say when a run cannot go on: the step, the layer, the remedy."""
     settings = state.recipe.train
-    found = state.world.each(sick_layer(state.whole_flow(), step.rows[step.index]))
+    found = state.world.each(sick_layer(state.whole(state.flow), step.rows[step.index]))
     where = next((each for each in found if each != ELSEWHERE), ELSEWHERE)
     return (
         f"non-finite loss at step {state.counters.step}, for the second time, first in {where}: lower train.lr"

@@ -44,11 +44,11 @@ def explaining_memory(fit: Fit) -> Fit:
 
 def too_large(state: State, splits: Splits, run: RunFolder, begun: bool) -> str:
     """What to say when memory ran out."""
-    batch = min(state.recipe.train.batch, len(splits.train))
+    batch = min(state.recipe.train.batch, len(splits.training))
     fits = fitting_batch(state, splits, batch)
     said = f"out of memory on {describe_device(state.device)} with a batch of {batch}: "
     if not fits:
-        size = splits.train.nbytes + splits.valid.nbytes
+        size = splits.training.nbytes + splits.validating.nbytes
         return said + (
             f"not even one row fits beside the model and the data ({size / 2**20:,.0f} MiB):"
             " free the device, lower model.width, take fewer rows, or choose --device cpu"
@@ -69,7 +69,7 @@ def fitting_batch(state: State, splits: Splits, batch: int) -> int:
     while batch := batch // 2:
         _give_back()
         try:
-            rows, _ = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
+            rows, _ = rows_to(splits.training, state.device), rows_to(splits.validating, state.device)
             TrainingStep(state, rows, batch)(torch.zeros(batch, dtype=torch.long, device=state.device))
             if state.device.type == "cuda":
                 torch.cuda.synchronize(state.device)

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from nicest.data import Splits, in_memory
-from nicest.data.arrays import widened, with_digits
+from nicest.data.arrays import widened
+from nicest.data.splits import WIDEST
+from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_to_rows
@@ -46,16 +48,19 @@ def fit_table(
     quiet: bool = True,
     warm: tuple[Flow, ModelSettings] | None = None,
 ) -> Fitted:
-    """A flow of finite rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
+    """A flow of rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
 
-    `valid` is the share of rows that validates, by default as their number asks for.
+    Cells that are NaN are missing. `valid` is the share of rows that validates, by default as their number asks for.
     """
+    if rows.shape[1] > WIDEST and np.isnan(rows).any():
+        raise NicestError(f"expected rows without NaN, as of all tables of more than {WIDEST} columns: leave them out")
     given = {"model": {}, "train": {}} | dict(given or {})
     recipe = recipe_for(len(rows), rows.shape[1], given).changed({"train": {"seed": seed}}, "NICE")
     share = held_out(len(rows)) if valid is None else valid
-    splits = in_memory(IN_MEMORY, with_digits(widened(rows, seed)), seed, share)
+    dtype = np.float32 if np.nanmax(np.abs(rows)) < np.finfo(np.float32).max / 4 else np.float64
+    splits = in_memory(IN_MEMORY, widened(rows, seed).astype(dtype), seed, share)
     if warm is None:
-        recipe = choose_start(splits.train, recipe, given["model"])
+        recipe = choose_start(splits.training, recipe, given["model"])
         return fit_rows(recipe, splits, device=device, quiet=quiet)
     flow, model = warm
     return fit_rows(replace(recipe, model=model), splits, device=device, quiet=quiet, flow=copy.deepcopy(flow))
@@ -79,7 +84,7 @@ def fit_rows(
             fit_to_rows(flow, torch.from_numpy(_all_rows(splits)), recipe.model.shrinkage)
         state, run = State(recipe, flow, place), RunFolder(folder)
         first = state.average_tensors() | state.constants
-        start = float(Engine(state.average.eval()).log_prob(rows_to(splits.valid, place)).double().mean())
+        start = float(Engine(state.average.eval()).log_prob(rows_to(splits.validating, place)).double().mean())
         state.save(run.path / LAST)
         ended = fit(state, splits, run, quiet=quiet)
         if not ended["finished"]:
@@ -93,4 +98,6 @@ def fit_rows(
 
 def _all_rows(splits: Splits) -> np.ndarray:
     """Training and validation rows, which are the same ones where there are too few to hold any out."""
-    return splits.train if splits.valid is splits.train else np.concatenate([splits.train, splits.valid])
+    if splits.valid is splits.train:
+        return splits.training
+    return np.concatenate([splits.training, splits.validating])

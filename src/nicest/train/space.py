@@ -37,7 +37,8 @@ class Space:
 
     def enter(self, x: Tensor) -> Tensor:
         """Rows of data as points of the space."""
-        return self.place(x.to(self.like) + (0.5 if self.levels else 0.0))
+        x = x.to(torch.promote_types(x.dtype, self.like.dtype))  # float64 has digits that the flow has not
+        return self.place(x + (0.5 if self.levels else 0.0)).to(self.like)
 
     def place(self, x: Tensor) -> Tensor:
         """Real numbers in units of the data as points of the space; a level x has its edges at x and x + 1."""

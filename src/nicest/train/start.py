@@ -35,15 +35,20 @@ class Start(NamedTuple):
 def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
     """The recipe with model and training chosen for the rows, but for what it sets itself, or `overrides` do."""
     given = settings_given(recipe, overrides)
-    n, images = len(splits.train) + len(splits.valid), len(splits.shape) > 1
+    n, images = len(splits.training) + len(splits.validating), len(splits.shape) > 1
     made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
     chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else {}
-    rows = splits.train[:: -(-len(splits.train) // CHOICE_ROWS)]
+    rows = some(splits.training)
     noise = np.random.default_rng(recipe.train.seed).random(rows.shape, np.float32)
     discrete = splits.levels or np.array(splits.steps or [0.0]) > 0
     noisy = rows + np.where(discrete, noise, 0)  # as training has it in levels and whole steps
     recipe = replace(recipe, model=made.model, train=made.train, sized=False)
     return choose_start(noisy, recipe, chosen | given["model"], SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
+
+
+def some(rows: np.ndarray) -> np.ndarray:
+    """Rows from all parts, enough to choose a start by."""
+    return rows[:: -(-len(rows) // CHOICE_ROWS)]
 
 
 @torch.no_grad()
@@ -56,7 +61,7 @@ def choose_start(
     """
     if len(rows) < FEWEST:
         return recipe.changed({"model": Start()._asdict() | dict(chosen)}, "NICE")
-    x = torch.from_numpy(rows[:: -(-len(rows) // CHOICE_ROWS)].copy()).double()
+    x = torch.from_numpy(some(rows).copy()).double()
     x = (x - x.mean(0)) / x.std(0, correction=0)
     bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"][: 1 + (len(x) >= FEW)]
     priors = [chosen["prior"]] if "prior" in chosen else list(PRIORS)

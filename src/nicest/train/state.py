@@ -52,19 +52,20 @@ class State:
         self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
         self.counters = Counters()
         self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far
+        self.cells = torch.zeros(0, device=device)  # what the missing cells of training rows are taken for
 
     def average_tensors(self) -> dict[str, Tensor]:
         """A copy of the averaged flow as it is now."""
         return {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
 
-    def whole_flow(self) -> Flow:
-        """The flow, for a look inside: itself, or a copy of all its parts."""
+    def whole(self, flow: Flow) -> Flow:
+        """The flow or its average, for a look inside: itself, or a copy of all its parts."""
         if not self.sharded:
-            return self.flow
+            return flow
         with torch.random.fork_rng(devices=[]):
-            flow = build(self.recipe).to(self.device)
-        flow.load_state_dict({name: whole(t) for name, t in self.flow.state_dict().items()})
-        return flow.train(self.flow.training)
+            copied = build(self.recipe).to(self.device)
+        copied.load_state_dict({name: whole(t) for name, t in flow.state_dict().items()})
+        return copied.train(flow.training)
 
     def save(self, path: Path) -> None:
         tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
@@ -73,6 +74,8 @@ class State:
         for i, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
         tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}  # the same in all processes
+        if len(self.cells):
+            tensors["cells"] = self.cells
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         tensors = self.world.collected(tensors)
@@ -101,6 +104,7 @@ class State:
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
         self.counters = Counters(**counters)
         self.losses = tensors["losses"].to(self.device)
+        self.cells = tensors.get("cells", self.cells).to(self.device)
         if random:
             torch.set_rng_state(tensors["random.cpu"])
             if self.device.type == "cuda" and "random.cuda" in tensors:

@@ -1,0 +1,71 @@
+"""Rows with missing cells: they train with cells drawn from the model itself, anew every few epochs.
+
+∇ log p(observed) = E[∇ log p(observed, missing)] over p(missing | observed), so that steps on rows whose missing cells
+are draws from that law climb the likelihood of what was observed. The draws are chains that go on from where they were
+while the model learns (stochastic approximation: Gu & Kong 1998, Delyon, Lavielle & Moulines 1999).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nicest.data import Splits
+from nicest.train.chains import SAMPLES, Chains
+from nicest.train.space import frozen
+from nicest.train.state import State
+
+MOVES = 10  # of a chain each time; one in five is a leap
+AT_LEAST = 2000  # rows whose chains move, if there are as many
+
+
+class Holes:
+    """The missing cells among the rows on the device, (N, D), the last of which have some; changed in place.
+
+    What they are taken for is part of the state, as `state.cells`. They move whenever there was a validation; of many
+    rows, as many as cost about what the training since the last one did.
+    """
+
+    def __init__(self, state: State, splits: Splits, rows: Tensor) -> None:
+        self.state, self.rows = state, rows
+        self.missing = torch.from_numpy(splits.missing).to(state.device)
+        self.holed = rows[len(rows) - len(self.missing) :]
+        self.whole = torch.tensor(splits.steps or [0.0] * splits.dim, device=state.device) > 0
+        bounds = [column.bounds for column in splits.columns] or [(-math.inf, math.inf)] * splits.dim
+        self.lower, self.upper = torch.tensor(bounds, device=state.device).unbind(1)
+        if len(self.missing) and not len(state.cells):
+            state.cells = self.holed[self.missing]
+        self.put()
+
+    def put(self) -> None:
+        """Take the cells for what the state says."""
+        if len(self.missing):
+            self.holed[self.missing] = self.state.cells
+
+    def draw(self, epoch: int) -> None:
+        """Before an epoch: move the chains on, if it is time."""
+        every = self.state.recipe.train.evaluate_every
+        if not len(self.missing) or not epoch or epoch % every:
+            return
+        state, times = self.state, epoch // every
+        generator = torch.Generator(state.device).manual_seed(state.recipe.train.seed * 1_000_003 + epoch)
+        count = min(len(self.missing), max(AT_LEAST, every * len(self.rows) // MOVES))
+        which = (torch.arange(count, device=state.device) + times * count) % len(self.missing)  # all, turn by turn
+        flow = state.whole(state.average)
+        with frozen(flow):
+            flow = flow.continuous()
+            some = torch.randint(len(self.rows), (SAMPLES,), generator=generator, device=state.device)
+            chains = Chains(flow, self.noisy(self.rows[some], generator), (self.lower, self.upper), generator)
+            for part in which.split(chains.at_once()):
+                moved = chains.moved(self.noisy(self.holed[part], generator), self.missing[part], MOVES)
+                moved = torch.where(self.whole, moved.floor(), moved)
+                self.holed[part] = torch.where(self.missing[part], moved, self.holed[part])
+        state.cells = state.world.sent({"": self.holed[self.missing].cpu()})[""].to(state.device)
+        self.put()
+
+    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Rows with noise in the columns of whole steps, as the model has it."""
+        noise = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        return x + torch.where(self.whole, noise, 0.0)

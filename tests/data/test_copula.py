@@ -1,0 +1,98 @@
+"""Missing cells filled in for a start: draws from a Gaussian copula."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import stats
+
+from nicest.data import copula
+
+CONTINUOUS = np.zeros(3, dtype=bool)
+
+
+def by_the_first(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Three correlated columns, and holes in the second wherever the first is large: at random, given the first."""
+    rng = np.random.default_rng(seed)
+    covariance = np.array([[1.0, 0.8, 0.3], [0.8, 1.0, 0.5], [0.3, 0.5, 1.0]])
+    rows = rng.multivariate_normal(np.zeros(3), covariance, n)
+    missing = np.zeros(rows.shape, dtype=bool)
+    missing[:, 1] = rng.random(n) < 1 / (1 + np.exp(-3 * rows[:, 0]))
+    return rows, missing
+
+
+def test_the_covariance_is_that_of_maximum_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With holes in one column alone, that is a regression on the others: Anderson (1957)."""
+    rows, missing = by_the_first(2000)
+    seen, there = rows[:, [0, 2]], ~missing[:, 1]
+    mean, covariance = seen.mean(0), np.cov(seen.T, bias=True)
+    design = np.column_stack([np.ones(there.sum()), seen[there]])
+    weights = np.linalg.lstsq(design, rows[there, 1])[0]
+    noise = np.mean((rows[there, 1] - design @ weights) ** 2)
+    slope = weights[1:]
+    monkeypatch.setattr(copula, "ROUNDS", 300)
+    monkeypatch.setattr(copula, "RIDGE", 0)
+    found_mean, found = copula._fit(np.where(missing, np.nan, rows))
+    assert found_mean[1] == pytest.approx(weights[0] + slope @ mean, abs=1e-6)
+    np.testing.assert_allclose(found[1, [0, 2]], covariance @ slope, atol=1e-6)
+    assert found[1, 1] == pytest.approx(noise + slope @ covariance @ slope, abs=1e-6)
+
+
+def test_draws_have_the_law_that_whole_rows_hide() -> None:
+    rows, missing = by_the_first(20_000)
+    holed = np.where(missing, np.nan, rows)
+    assert holed[~missing.any(1)].mean(0)[1] < -0.4  # of the whole rows alone: far from 0
+    filled = copula.fill(holed, CONTINUOUS)
+    np.testing.assert_allclose(filled.mean(0), rows.mean(0), atol=0.06)
+    np.testing.assert_allclose(np.cov(filled.T), np.cov(rows.T), atol=0.1)
+    away = ((filled - rows)[missing[:, 1], 1], np.sqrt(2 * (1 - 0.8**2)))  # two draws of one conditional law
+    assert np.std(away[0]) == pytest.approx(away[1], rel=0.15)
+
+
+def test_skewed_and_whole_columns_keep_their_marginals() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=4000)
+    rows = np.column_stack([np.exp(2 * base), np.floor(2 * base).clip(-2, 2), base + rng.normal(size=4000)])
+    missing = rng.random(rows.shape) < 0.3
+    filled = copula.fill(np.where(missing, np.nan, rows), np.array([False, True, False]))
+    assert set(filled[:, 1]) == {-2.0, -1.0, 0.0, 1.0, 2.0}
+    for d in range(3):
+        assert stats.ks_2samp(filled[missing[:, d], d], rows[missing[:, d], d]).statistic < 0.06
+    alone = missing[:, 0] & ~missing[:, 1]
+    assert stats.spearmanr(filled[alone, 0], rows[alone, 1]).statistic > 0.6  # of 0.95, without the noise among equals
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 12), st.integers(1, 5)),
+        elements=st.floats(-1e6, 1e6, width=32) | st.just(float("nan")),
+    ),
+    seed=st.integers(0, 99),
+)
+def test_what_is_there_stays_and_the_rest_lies_among_its_column(rows: np.ndarray, seed: int) -> None:
+    rows[0] = np.nan_to_num(rows[0])  # every column has a cell that is there
+    whole = np.arange(rows.shape[1]) % 2 == 1
+    missing = np.isnan(rows)
+    filled = copula.fill(rows, whole, seed)
+    assert filled.dtype == rows.dtype
+    np.testing.assert_array_equal(filled[~missing], rows[~missing])
+    for d in range(rows.shape[1]):
+        column = rows[~missing[:, d], d]
+        assert (column.min() <= filled[:, d]).all()
+        assert (filled[:, d] <= column.max()).all()
+        assert not whole[d] or set(filled[:, d]) <= set(column)
+    np.testing.assert_array_equal(copula.fill(rows, whole, seed), filled)
+
+
+def test_many_rows_and_wide_tables_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, missing = by_the_first(300)
+    holed = np.where(missing, np.nan, rows)
+    expected = copula.fill(holed, CONTINUOUS)
+    monkeypatch.setattr(copula, "AT_ONCE", 9 * 7)
+    np.testing.assert_allclose(copula.fill(holed, CONTINUOUS), expected, atol=0.3)  # other draws of a close fit
+    wide = np.random.default_rng(0).normal(size=(40, 200))
+    wide[np.arange(40), np.arange(40)] = np.nan
+    assert np.isfinite(copula.fill(wide, np.zeros(200, dtype=bool))).all()

@@ -1,0 +1,282 @@
+"""Rows with missing cells: drawn from the model while it learns, and all else as for whole rows."""
+
+import math
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import SMALL, interrupt_at, last, people, run, same_run
+from scipy import stats
+from torch import Tensor
+
+from nicest import NICE
+from nicest.data import Splits, load
+from nicest.flows import Chain, Flow, Gaussian, TriangularAffine
+from nicest.recipes import load_recipe
+from nicest.recipes.splits import describe
+from nicest.train import holes as module
+from nicest.train import loop
+from nicest.train.chains import Chains
+from nicest.train.holes import Holes
+from nicest.train.loop import train
+
+Refusal = Callable[..., str]
+COVARIANCE = torch.tensor([[1.0, 0.8, 0.3], [0.8, 1.0, 0.5], [0.3, 0.5, 1.0]]).double()
+TABLE = (*SMALL, "train.batch=50", "train.epochs=4", "model.preprocess=zca", "model.width=16")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return people(tmp_path_factory.mktemp("holes") / "people.csv")
+
+
+def trained(out: Path, table: Path, *more: str) -> None:
+    run(out, f'data.name="{table}"', *more, settings=TABLE, recipe="digits")
+
+
+class TestChains:
+    """Of a Gaussian, of which all conditionals are known."""
+
+    @pytest.fixture
+    def flow(self) -> Flow:
+        whitening = TriangularAffine(3).double().fit_moments(torch.zeros(3).double(), COVARIANCE)
+        return Flow(Chain(whitening), Gaussian(3)).double()
+
+    @pytest.mark.parametrize("moves", [1, 10, 200])
+    def test_draws_of_the_law_stay_draws_of_it_and_others_become_so(self, flow: Flow, moves: int):
+        n, generator = 4000, torch.Generator().manual_seed(0)
+        root = torch.linalg.cholesky(COVARIANCE)
+        samples = torch.randn(n, 3, generator=generator).double() @ root.T
+        hidden = torch.tensor([False, True, True]).expand(n, 3)
+        chains = Chains(flow, samples, None, generator)
+        solve = torch.linalg.solve(COVARIANCE[:1, :1], COVARIANCE[:1, 1:])
+        given = samples[:, :1]
+        left = COVARIANCE[1:, 1:] - COVARIANCE[1:, :1] @ solve
+        starts = [samples] + [torch.where(hidden, 3.0, samples)] * (moves == 200)
+        for start in starts:
+            found = torch.cat(
+                [chains.moved(x, h, moves) for x, h in zip(start.split(2000), hidden.split(2000), strict=True)]
+            )
+            assert torch.equal(found[:, 0], samples[:, 0])
+            assert (found[:, 1:] != start[:, 1:]).any(1).double().mean() > 0.3
+            rest = (found[:, 1:] - given @ solve) @ torch.linalg.inv(torch.linalg.cholesky(left)).T
+            for d in range(2):
+                assert stats.kstest(rest[:, d].numpy(), "norm").pvalue > 1e-3
+            assert abs(float((rest[:, 0] * rest[:, 1]).mean())) < 0.06
+
+    def test_where_nothing_is_finite_the_cells_stay(self, flow: Flow):
+        generator = torch.Generator().manual_seed(0)
+        chains = Chains(flow, torch.randn(100, 3, generator=generator).double(), None, generator)
+        x = torch.tensor([[1e300, 2.0, 3.0], [0.0, 2.0, 3.0]]).double()
+        found = chains.moved(x, torch.tensor([[False, True, True]] * 2), 10)
+        assert torch.equal(found[0], x[0])
+        assert not torch.equal(found[1], x[1])
+
+
+class TestLikelihood:
+    def correlated(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """A curved pair of columns and one more; holes in the second where the first is large."""
+        rng = np.random.default_rng(seed)
+        first = rng.normal(size=n)
+        rows = np.column_stack([first, first**2 / 2 + 0.3 * rng.normal(size=n), rng.normal(size=n) + first])
+        missing = np.zeros(rows.shape, dtype=bool)
+        missing[:, 1] = rng.random(n) < 0.8 / (1 + np.exp(-3 * first))
+        missing[:, 2] = rng.random(n) < 0.2
+        return rows, missing
+
+    def test_what_whole_rows_do_not_tell_is_learned_and_not_by_the_first_draws(self, monkeypatch: pytest.MonkeyPatch):
+        """The first are of a copula, which knows no curve."""
+        rows, missing = self.correlated(600, 0)
+        test, _ = self.correlated(2000, 1)
+        holed = np.where(missing, np.nan, rows)
+
+        def score(data: np.ndarray) -> float:
+            return NICE(random_state=0).fit(data).score(test)
+
+        full, whole, ours = score(rows), score(holed[~missing.any(1)]), score(holed)
+        monkeypatch.setattr(Holes, "draw", lambda self, epoch: None)
+        first = score(holed)
+        assert max(whole, first) < ours < full
+        assert full - ours < 0.5 * (full - max(whole, first))
+
+
+class TestCells:
+    def made(self, table: Path, tmp_path: Path, epoch: int) -> tuple[Splits, Tensor, Holes]:
+        trained(tmp_path / "run", table, "train.epochs=2")
+        recipe = describe(load_recipe("digits").override(*TABLE, f'data.name="{table}"'), load(str(table)))
+        splits = load(str(table))
+        state = loop.start(recipe, splits, torch.device("cpu"))
+        rows = torch.from_numpy(splits.training)
+        holes = Holes(state, splits, rows)
+        holes.draw(epoch)
+        return splits, rows, holes
+
+    def test_what_is_there_stays_and_what_is_drawn_is_of_its_column(self, table: Path, tmp_path: Path):
+        splits, rows, holes = self.made(table, tmp_path, 1)
+        before, missing = splits.training, np.vstack([np.zeros((len(splits.train), 4), bool), splits.missing])
+        assert len(splits.missing) == 80
+        found = rows.numpy()
+        np.testing.assert_array_equal(found[~missing], before[~missing])
+        assert (found[missing] != before[missing]).mean() > 0.3
+        assert np.isfinite(found).all()
+        for d, column in enumerate(splits.columns):
+            if column.discrete:
+                assert set(found[:, d]) <= set(range(int(column.most) + 1))
+        assert torch.equal(holes.state.cells, holes.holed[holes.missing])
+
+    def test_they_move_after_a_validation_and_not_before_the_first_epoch(self, table: Path, tmp_path: Path):
+        for epoch in (0, 1):
+            splits, rows, _ = self.made(table, tmp_path / str(epoch), epoch)
+            assert np.array_equal(rows.numpy(), splits.training) == (epoch == 0)
+
+    def test_of_many_some_move_each_time_and_all_in_turn(
+        self, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(module, "AT_LEAST", 1)
+        monkeypatch.setattr(module, "MOVES", 20)  # which are so dear that 16 of 80 rows move at once
+        _, rows, holes = self.made(table, tmp_path, 0)
+        changed = torch.zeros(80, dtype=torch.bool)
+        for epoch in range(1, 6):
+            before = holes.holed.clone()
+            holes.draw(epoch)
+            now = (holes.holed != before).any(1)
+            assert 0 < int(now.sum()) <= len(rows) // 20
+            changed |= now
+        assert changed.double().mean() > 0.6
+
+    def test_they_are_in_the_state_and_the_note_says_how_many(
+        self, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        trained(tmp_path, table)
+        assert last(tmp_path)["cells"].shape == (int(load(str(table)).missing.sum()),)
+        assert "80 of 320 rows that train have missing cells" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def straight(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("straight")
+    trained(out, table)
+    return out
+
+
+class TestRuns:
+    @pytest.mark.parametrize("step", [2, 5, 6, 14])  # of 6 in an epoch: before the first draws, at its end, ...
+    def test_a_stopped_run_resumes_to_the_bit(
+        self, table: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    ):
+        interrupt_at(step, signal.SIGINT, monkeypatch)
+        trained(tmp_path, table)
+        monkeypatch.undo()
+        torch.manual_seed(99)
+        assert train(load_recipe("digits"), tmp_path, resume=True, device="cpu")["finished"]
+        assert same_run(tmp_path, straight)
+
+    def test_a_cell_that_was_missing_and_is_there_is_noticed(self, table: Path, tmp_path: Path, refusal: Refusal):
+        own = tmp_path / "own.csv"
+        own.write_text(table.read_text())
+        trained(tmp_path / "run", own, "train.epochs=1")
+        own.write_text(table.read_text().replace("\n,", "\n170.00,", 1))
+        assert "has changed since" in refusal(train, load_recipe("digits"), tmp_path / "run", resume=True, device="cpu")
+
+    def test_after_a_sick_step_the_cells_are_those_of_the_last_state(
+        self, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        put, cells = Holes.put, []
+
+        def heard(holes: Holes) -> None:
+            put(holes)
+            cells.append(holes.holed[holes.missing].clone())
+
+        recover = loop.recover
+        monkeypatch.setattr(Holes, "put", heard)
+        sick = iter([False] * 8 + [True] + [False] * 99)
+        step = loop.TrainingStep.__call__
+
+        def sicken(self: loop.TrainingStep, index: Tensor) -> Tensor:
+            loss = step(self, index)
+            return loss * math.nan if next(sick) else loss
+
+        monkeypatch.setattr(loop.TrainingStep, "__call__", sicken)
+        seen: list[Tensor] = []
+        monkeypatch.setattr(loop, "recover", lambda state, *rest: (recover(state, *rest), seen.append(state.cells)))
+        trained(tmp_path, table)
+        assert len(seen) == 1
+        assert any(torch.equal(seen[0], each) for each in cells)
+
+    def test_few_whole_rows_are_helped_out_in_validation_but_not_in_the_test(self, tmp_path: Path):
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(200, 6)) + rng.normal(size=(200, 1))
+        missing = rng.random(rows.shape) < 0.3
+        missing[:9] = False
+        lines = [
+            ",".join("" if m else f"{x:.4f}" for x, m in zip(*each, strict=True))
+            for each in zip(rows, missing, strict=True)
+        ]
+        (tmp_path / "t.csv").write_text("\n".join(["a,b,c,d,e,f", *lines]) + "\n")
+        splits = load(str(tmp_path / "t.csv"))
+        whole = int((~missing.any(1)).sum())
+        assert len(splits.train) + len(splits.valid) + len(splits.test) == whole
+        assert len(splits.validating) == 20 > len(splits.valid) == len(splits.test) == round(whole / 4)
+        assert np.isnan(splits.holed[: splits.watching]).sum(1).max() <= np.isnan(splits.missing).sum(1).max() + 1
+        assert all(np.isfinite(each).all() for each in (splits.training, splits.validating, splits.test))
+        assert len(splits.training) + len(splits.validating) + len(splits.test) == 200
+
+    def test_without_whole_rows_one_line_says_so(self, tmp_path: Path, refusal: Refusal):
+        (tmp_path / "t.csv").write_text("a,b\n1.5,\n2.5,1\n,2.5\n,3.25\n,4.1\n")
+        message = refusal(load, str(tmp_path / "t.csv"))
+        assert "at least 3 rows without missing cells, to train, validate and test on, got 1 of 5" in message
+        assert "--set 'data.drop=[\"a\"]'" in message
+
+    def test_in_wide_tables_they_are_left_out_and_that_is_said(self, tmp_path: Path):
+        rng = np.random.default_rng(0)
+        lines = [",".join(f"{x:.3f}" for x in row) for row in rng.normal(size=(12, 201))]
+        lines[3] = "," + lines[3].partition(",")[2]
+        names = ",".join(f"c{i}" for i in range(201))
+        (tmp_path / "t.csv").write_text("\n".join([names, *lines]) + "\n")
+        with pytest.warns(UserWarning, match="1 of 12 rows have missing cells and are not trained on"):
+            splits = load(str(tmp_path / "t.csv"))
+        assert len(splits.training) == len(splits.train)
+
+
+class TestEstimator:
+    def test_every_row_may_have_a_hole(self):
+        rng = np.random.default_rng(0)
+        rows = rng.multivariate_normal(np.zeros(4), 0.3 * np.eye(4) + 0.7, 300)
+        holed = rows.copy()
+        holed[np.arange(300), rng.integers(0, 4, 300)] = np.nan
+        model = NICE(random_state=0, epochs=30).fit(holed)
+        truth = stats.multivariate_normal(np.zeros(4), 0.3 * np.eye(4) + 0.7)
+        test = rng.multivariate_normal(np.zeros(4), 0.3 * np.eye(4) + 0.7, 1000)
+        assert abs(model.score(test) - truth.logpdf(test).mean()) < 0.3
+        filled = model.impute(holed, steps=400)
+        error = (filled - rows)[np.isnan(holed)]
+        assert np.sqrt((error**2).mean()) < 0.75  # by column means it is 1, by the best guess 0.6
+        assert np.isnan(model.score_samples(holed)).all()
+        assert (model.predict(holed) == 1).all()
+        assert np.isnan(model.transform(holed)).all()
+
+    def test_a_seed_gives_the_same_model(self):
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(100, 3))
+        rows[rng.random(rows.shape) < 0.2] = np.nan
+        one, two = (NICE(random_state=0, epochs=5).fit(rows) for _ in range(2))
+        test = rng.normal(size=(10, 3))
+        np.testing.assert_array_equal(one.score_samples(test), two.score_samples(test))
+
+    def test_digits_that_float32_lacks_are_kept(self):
+        rng = np.random.default_rng(0)
+        rows = rng.multivariate_normal(np.zeros(3), COVARIANCE.numpy(), 400)
+        holed = np.where(rng.random(rows.shape) < 0.2, np.nan, rows)
+        test = rng.multivariate_normal(np.zeros(3), COVARIANCE.numpy(), 500)
+        far = np.array([1e7, 0, 0])
+        near, there = (NICE(random_state=0, epochs=20).fit(holed + each).score(test + each) for each in (0 * far, far))
+        assert there == pytest.approx(near, abs=0.1)
+
+    def test_wide_tables_are_refused(self):
+        rows = np.random.default_rng(0).normal(size=(10, 201))
+        rows[0, 0] = np.nan
+        with pytest.raises(ValueError, match="more than 200 columns"):
+            NICE().fit(rows)
