@@ -16,17 +16,18 @@ ROOT = Path(__file__).parents[2]
 SHORT = {"draws": 16, "steps": 20, "warmup": 20}
 
 
-def test_a_small_comparison_has_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compare_imputation, "STEPS", 8)
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_small_comparison_has_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool):
     monkeypatch.setattr(compare_imputation, "POSTERIOR_DRAWS", 2)
     monkeypatch.setattr(impute.impute_rows, "__kwdefaults__", impute.impute_rows.__kwdefaults__ | SHORT)
-    result = imputation(["wine"], [3], out=tmp_path / "a.json")
+    result = imputation(["wine"], [3], holes=holes, out=tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == result
     rows = {row["method"]: row for row in result["rows"]}
     assert list(rows) == ["column mean", "KNN", "iterative", "iterative, draws", "NICE, mean", "NICE, mode"]
     assert rows["NICE, mean"]["rmse"] < rows["column mean"]["rmse"]
     assert {name for name, row in rows.items() if "coverage" in row} == {"iterative, draws", "NICE, mean"}
     assert rows["NICE, mean"]["rows"] == 36
+    assert result["holes_in_training"] == holes
     assert len(markdown(result).splitlines()) == 8
 
 
@@ -66,8 +67,9 @@ def test_an_unknown_table_is_refused(refusal: Callable[..., str]):
     assert "got 'iris'" in refusal(imputation, ["iris"])
 
 
-def test_the_page_shows_what_was_measured():
-    result = json.loads((ROOT / "results" / "tables-imputation.json").read_text())
+@pytest.mark.parametrize("name", ["tables-imputation", "tables-imputation-holes"])
+def test_the_page_shows_what_was_measured(name: str):
+    result = json.loads((ROOT / "results" / f"{name}.json").read_text())
     assert markdown(result) in (ROOT / "docs" / "tables.md").read_text()
 
 
@@ -75,6 +77,6 @@ def test_the_command_asks_for_what_it_was_told(monkeypatch: pytest.MonkeyPatch):
     asked: list = []
     row = {"set": "wine", "method": "KNN", "rmse": 0.5, "rmse_sd": 0.1, "seconds": 1.0}
     monkeypatch.setattr(compare_imputation, "imputation", lambda *a, **k: asked.append((*a, k)) or {"rows": [row]})
-    end = CliRunner().invoke(app, ["compare", "imputation", "wine", "--seeds", "2"])
-    assert asked == [(["wine"], range(2), {"out": None})]
+    end = CliRunner().invoke(app, ["compare", "imputation", "wine", "--seeds", "2", "--holes"])
+    assert asked == [(["wine"], range(2), {"holes": True, "out": None})]
     assert "| wine | KNN | 0.500 ± 0.100 |" in end.output

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, interrupt_at, metrics, run, same_run
+from runs import SMALL, interrupt_at, last, metrics, people, run, same_run
 
 from nicest.data import load
 from nicest.flows import MLP, Additive, Coupling, Partition
@@ -67,6 +67,26 @@ def test_a_run_on_the_gpu_learns_like_one_on_the_cpu(tmp_path: Path):
     gpu, cpu = metrics(tmp_path / "gpu")[-1], metrics(tmp_path / "cpu")[-1]
     assert gpu["valid_nats"] == pytest.approx(cpu["valid_nats"], abs=1.0)
     assert "command" in json.loads((tmp_path / "gpu" / "environment.json").read_text())
+
+
+def test_missing_cells_are_drawn_on_the_gpu_and_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = (*SMALL, f'data.name="{people(tmp_path / "people.csv")}"', "train.batch=50", "model.preprocess=zca")
+
+    def go(out: str, device: str = "cuda", *, resume: bool = False) -> dict[str, torch.Tensor]:
+        train(load_recipe("digits"), tmp_path / out, overrides=() if resume else table, resume=resume, device=device)
+        return last(tmp_path / out)
+
+    straight, cpu = go("straight"), go("cpu", "cpu")
+    assert straight["cells"].shape == cpu["cells"].shape
+    splits = load(str(tmp_path / "people.csv"))
+    first = splits.training[len(splits.train) :][splits.missing]
+    assert (straight["cells"].numpy() != first).mean() > 0.3
+    gpu, there = metrics(tmp_path / "straight")[-1], metrics(tmp_path / "cpu")[-1]
+    assert gpu["valid_nats"] == pytest.approx(there["valid_nats"], abs=1.0)
+    interrupt_at(8, signal.SIGINT, monkeypatch)
+    go("stopped")
+    monkeypatch.undo()
+    torch.testing.assert_close(go("stopped", resume=True)["cells"], straight["cells"], rtol=1e-3, atol=1e-3)
 
 
 both = pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -309,18 +309,18 @@ class TestSaver:
         assert equal(model(tmp_path / "cheap"), model(tmp_path / "dear"))
         assert metrics(tmp_path / "cheap") == metrics(tmp_path / "dear")
 
-    def test_is_due_when_saving_would_take_less_than_a_fiftieth(self, monkeypatch: pytest.MonkeyPatch):
+    def test_is_due_when_saving_would_take_less_than_a_hundredth(self, monkeypatch: pytest.MonkeyPatch):
         now = [100.0]
         monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
         saver = loop.Saver(None, None)  # type: ignore[arg-type]
         saver.took = saver.spent = 1.0
-        now[0] = 149.0
+        now[0] = 199.0
         assert not saver.due()
-        now[0] = 151.0
+        now[0] = 201.0
         assert saver.due()
 
     @pytest.mark.parametrize("cost", [0.01, 0.2, 3.0])
-    def test_saving_takes_less_than_a_fiftieth_of_the_time_beyond_its_start(
+    def test_saving_takes_less_than_a_hundredth_of_the_time_beyond_its_start(
         self, monkeypatch: pytest.MonkeyPatch, cost: float
     ):
         """Validations every 50 ms, for half an hour of a clock of our own, and a state that takes `cost` to write."""
@@ -331,8 +331,8 @@ class TestSaver:
             clock.now += 0.05
             if saver.due():
                 saver.save()
-        assert clock.saves > 10
-        assert clock.saves * cost < loop.CHEAP + cost + 1800 / 50
+        assert clock.saves > 5
+        assert clock.saves * cost < loop.CHEAP + cost + 1800 / 100
 
     def test_a_real_run_with_a_validation_every_few_steps_keeps_to_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -348,7 +348,7 @@ class TestSaver:
         monkeypatch.setattr(loop, "CHEAP", 0.0)
         result = run(tmp_path, "train.epochs=100", "train.batch=700")  # two steps an epoch
         assert 1 < len(took) < 50  # not each of a hundred
-        assert sum(took[1:-1]) < 0.02 * result["seconds"] + max(took)  # the first and the last whatever they cost
+        assert sum(took[1:-1]) < 0.01 * result["seconds"] + max(took)  # the first and the last whatever they cost
 
 
 class Clock:

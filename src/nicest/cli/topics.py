@@ -195,16 +195,17 @@ def compare_density(
 def compare_imputation(
     tables: Tables = None,
     seeds: Splittings = 3,
+    holes: Annotated[bool, typer.Option("--holes", help="Cells are missing in the training rows, too.")] = False,
     out: Record = None,
     as_json: Json = False,
 ) -> None:
     """Missing cells found again: NICE, column means, nearest neighbours, chained regressions. It takes minutes.
 
-    Example: nicest compare imputation wine --seeds 1
+    Example: nicest compare imputation wine --seeds 1 --holes
     """
     from nicest.tasks.compare_imputation import SETS, imputation, markdown
 
-    result = imputation(tables or SETS, range(seeds), out=out)
+    result = imputation(tables or SETS, range(seeds), holes=holes, out=out)
     emit(result, as_json, lambda result: print(markdown(result)))
 
 

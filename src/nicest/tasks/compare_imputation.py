@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,10 +17,8 @@ from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.progress import track
-from nicest.recipes.recipe import parse
 from nicest.tasks.impute import Imputed, impute_rows
-from nicest.train.checkpoint import load_with_recipe
-from nicest.train.loop import train
+from nicest.train.rows import fit_table
 from nicest.train.runtime import describe_device
 
 SETS = ("breast_cancer", "wine", "diabetes", "digits")
@@ -33,32 +28,6 @@ TEST = 0.2  # share of the rows that is tested
 INTERVAL = 0.9
 POSTERIOR_DRAWS = 20  # of the chained regressions
 FEW = 20  # distinct whole numbers at most: such a column is of levels, and gets noise (NICE §5.1)
-COPIES = 8  # of every training row, each with noise of its own, where there are such columns
-
-STEPS = 1500  # of training, at most
-PREPROCESSES = ("none", "triangular")  # the better on the validation rows is kept
-
-RECIPE = """
-[model]
-couplings = 4
-law = "affine"
-hidden_layers = 1
-width = 128
-dropout = 0.2
-initialisation = "zero-last"
-prior = "gaussian"
-
-[train]
-batch = 64
-lr = 3e-3
-eps = 1e-8
-weight_decay = 1.0
-schedule = "cosine"
-warmup = 100
-loss = "nats-per-dim"
-ema = 0.99
-precision = "float32"
-"""
 
 
 class Guess(NamedTuple):
@@ -70,42 +39,23 @@ class Guess(NamedTuple):
 
 
 def fit_flow(rows: np.ndarray, seed: int) -> Flow:
-    """A flow of rows (N, D) of real numbers; a level x of a column of few whole numbers is the interval [x, x + 1)."""
-    rng = np.random.default_rng(seed)
-    valid, fitted = np.split(rng.permutation(len(rows)), [max(1, len(rows) // 7)])
-    parts = {"train": rows[fitted], "valid": rows[valid], "test": rows[valid]}
-    levels = few_levels(rows)
-    if levels.any():
-        parts = {name: np.repeat(part, COPIES, 0) for name, part in parts.items()}
-        parts = {name: part + levels * rng.random(part.shape) for name, part in parts.items()}
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        arrays = {name: part.astype(np.float32) for name, part in parts.items()}
-        np.savez(Path(folder) / "rows.npz", **arrays)  # type: ignore[arg-type]
-        runs = {name: _train(Path(folder), name, len(parts["train"]), seed) for name in PREPROCESSES}
-        return load_with_recipe(Path(folder) / max(runs, key=lambda name: runs[name]))[0]
-
-
-def _train(folder: Path, preprocess: str, rows: int, seed: int) -> float:
-    """Train on rows.npz of a folder; returns the best log-likelihood on the validation rows."""
-    recipe = parse(RECIPE, "tables")
-    epochs = max(1, STEPS // max(1, rows // recipe.train.batch))
-    own = {"data.name": f'"{folder}/rows.npz"', "model.preprocess": preprocess, "train.seed": seed}
-    own |= {"train.epochs": epochs, "train.evaluate_every": max(1, epochs // 100)}
-    settings = tuple(f"{name}={value}" for name, value in own.items())
-    return float(train(recipe, folder / preprocess, overrides=settings, device="cpu")["best_nats"])
+    """What `nicest.NICE` fits to rows (N, D); a level x of a column of few whole numbers is the interval [x, x + 1)."""
+    noise = few_levels(rows) * np.random.default_rng(seed).random(rows.shape)
+    return fit_table(rows + noise, seed=seed).flow
 
 
 def few_levels(rows: np.ndarray) -> np.ndarray:
     """Which columns hold few distinct whole numbers, (D,)."""
-    return np.array([bool((column == column.round()).all()) and len(np.unique(column)) <= FEW for column in rows.T])
+    columns = [column[~np.isnan(column)] for column in rows.T]
+    return np.array([bool((each == each.round()).all()) and len(np.unique(each)) <= FEW for each in columns])
 
 
 def impute_table(flow: Flow, rows: np.ndarray, train_rows: np.ndarray, seed: int) -> Imputed:
     """Rows with NaN, imputed in real numbers: levels enter as their middles and are bounded by those of training."""
     levels, missing = few_levels(train_rows), np.isnan(rows)
-    low = np.where(levels, train_rows.min(0), -np.inf)
-    high = np.where(levels, train_rows.max(0) + 1, np.inf)
-    x, lower, upper = (torch.from_numpy(each).float() for each in (rows + levels / 2, low, high))
+    low = np.where(levels, np.nanmin(train_rows, 0), -np.inf)
+    high = np.where(levels, np.nanmax(train_rows, 0) + 1, np.inf)
+    x, lower, upper = (torch.from_numpy(each) for each in (rows + levels / 2, low, high))
     return impute_rows(flow, x, torch.from_numpy(missing), interval=INTERVAL, bounds=(lower, upper), seed=seed)
 
 
@@ -183,7 +133,7 @@ def measures(guess: Guess, truth: np.ndarray, missing: np.ndarray, scale: np.nda
     return found
 
 
-def trial(name: str, seed: int) -> list[dict[str, Any]]:
+def trial(name: str, seed: int, holes: bool) -> list[dict[str, Any]]:
     """One table, one split, one set of hidden cells: a record for each method."""
     table, rng = read_table(name), np.random.default_rng(seed)
     test, fitted = np.split(rng.permutation(len(table)), [round(TEST * len(table))])
@@ -192,6 +142,8 @@ def trial(name: str, seed: int) -> list[dict[str, Any]]:
     rows = np.where(missing, np.nan, truth)
     # pixels have one unit, and some hardly vary
     scale = np.full(table.shape[1], train_rows.std()) if name == "digits" else train_rows.std(0)
+    if holes:
+        train_rows = np.where(rng.random(train_rows.shape) < HIDDEN, np.nan, train_rows)
     records = []
     for method, guess in others(train_rows, rows, seed).items():
         began = time.perf_counter()
@@ -205,20 +157,22 @@ def trial(name: str, seed: int) -> list[dict[str, Any]]:
 
 
 def imputation(
-    sets: Sequence[str] = SETS, seeds: Sequence[int] = SEEDS, *, out: str | Path | None = None
+    sets: Sequence[str] = SETS, seeds: Sequence[int] = SEEDS, *, holes: bool = False, out: str | Path | None = None
 ) -> dict[str, Any]:
     """Hide a fifth of the cells of the test rows of tables of scikit-learn, and find them again by every method.
 
-    `out` is where the result is written as JSON; `markdown` makes the table of docs/tables.md from it.
+    With `holes`, a fifth of the cells of the training rows is hidden, too. `out` is where the result is written as
+    JSON; `markdown` makes the table of docs/tables.md from it.
     """
     if unknown := [name for name in sets if name not in SETS]:
         raise NicestError(f"expected tables of {', '.join(SETS)}, got {unknown[0]!r}")
     began = time.perf_counter()
     trials = [(name, seed) for name in sets for seed in seeds]
-    records = [record for each in track(trials, "imputation", len(trials)) for record in trial(*each)]
+    records = [record for each in track(trials, "imputation", len(trials)) for record in trial(*each, holes)]
     result = {
         "device": describe_device(torch.device("cpu")),
         "hidden": HIDDEN,
+        "holes_in_training": holes,
         "interval": INTERVAL,
         "seeds": list(seeds),
         "rows": summary(records),

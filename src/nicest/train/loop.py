@@ -42,6 +42,7 @@ CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for 
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
 ELSEWHERE = "the prior or the gradient"
 SCORED_AT_ONCE = 500  # rows of a validation between two looks at the signals
+RARELY = 100  # times what the last save took, that pass before the next; the first and the last come beside it
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
@@ -252,7 +253,7 @@ def score(engine: Engine, rows: Tensor, interrupted: threading.Event, world: Wor
 
 
 class Saver:
-    """Writes the state, and the best model before it: often, unless that would cost more than 2 % of the time."""
+    """Writes the state, and the best model before it: often, unless that would cost more than 1 % of the time."""
 
     def __init__(self, state: State, run: RunFolder) -> None:
         self.state, self.run = state, run
@@ -261,11 +262,11 @@ class Saver:
 
     def due(self) -> bool:
         """After a validation."""
-        return self.spent < CHEAP or time.perf_counter() - self.at > 50 * self.took
+        return self.spent < CHEAP or time.perf_counter() - self.at > RARELY * self.took
 
     def late(self) -> bool:
         """At any step: so much would be lost that it is saved in the middle of an epoch."""
-        return time.perf_counter() - self.at > max(SAVE_EVERY, 50 * self.took)
+        return time.perf_counter() - self.at > max(SAVE_EVERY, RARELY * self.took)
 
     def save(self) -> None:
         began = time.perf_counter()
