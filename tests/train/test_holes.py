@@ -127,6 +127,17 @@ class TestCells:
                 assert set(found[:, d]) <= set(range(int(column.most) + 1))
         assert torch.equal(holes.state.cells, holes.holed[holes.missing])
 
+    def test_whole_numbers_in_the_million_stay_in_their_column(self, tmp_path: Path):
+        """Where float32 rounds the end of the last step up to the next."""
+        rng = np.random.default_rng(0)
+        lines = [f"{rng.normal():.3f},{rng.choice([0, 1, 1_000_000])}" for _ in range(200)]
+        lines += [f"{rng.normal():.3f}," for _ in range(200)]
+        (tmp_path / "t.csv").write_text("\n".join(["a,b", *lines]) + "\n")
+        splits, rows, _ = self.made(tmp_path / "t.csv", tmp_path, 1)
+        assert splits.columns[1].most == 1_000_000
+        assert 0 <= float(rows[:, 1].min()) <= float(rows[:, 1].max()) <= 1_000_000
+        assert bool((rows[:, 1] == rows[:, 1].floor()).all())
+
     def test_they_move_after_a_validation_and_not_before_the_first_epoch(self, table: Path, tmp_path: Path):
         for epoch in (0, 1):
             splits, rows, _ = self.made(table, tmp_path / str(epoch), epoch)

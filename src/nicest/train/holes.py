@@ -19,6 +19,8 @@ from nicest.train.state import State
 
 MOVES = 10  # of a chain each time; one in five is a leap
 AT_LEAST = 2000  # rows whose chains move, if there are as many
+ANYWHERE = (-math.inf, math.inf, math.inf)
+FAR = 1 << 40  # from the seeds of the order of the rows
 
 
 class Holes:
@@ -33,8 +35,8 @@ class Holes:
         self.missing = torch.from_numpy(splits.missing).to(state.device)
         self.holed = rows[len(rows) - len(self.missing) :]
         self.whole = torch.tensor(splits.steps or [0.0] * splits.dim, device=state.device) > 0
-        bounds = [column.bounds for column in splits.columns] or [(-math.inf, math.inf)] * splits.dim
-        self.lower, self.upper = torch.tensor(bounds, device=state.device).unbind(1)
+        ends = [(*column.bounds, column.most) for column in splits.columns] or [ANYWHERE] * splits.dim
+        self.lower, self.upper, self.most = torch.tensor(ends, device=state.device).unbind(1)
         if len(self.missing) and not len(state.cells):
             state.cells = self.holed[self.missing]
         self.put()
@@ -50,7 +52,7 @@ class Holes:
         if not len(self.missing) or not epoch or epoch % every:
             return
         state, times = self.state, epoch // every
-        generator = torch.Generator(state.device).manual_seed(state.recipe.train.seed * 1_000_003 + epoch)
+        generator = torch.Generator(state.device).manual_seed(FAR + state.recipe.train.seed * 1_000_003 + epoch)
         count = min(len(self.missing), max(AT_LEAST, every * len(self.rows) // MOVES))
         which = (torch.arange(count, device=state.device) + times * count) % len(self.missing)  # all, turn by turn
         flow = state.whole(state.average)
@@ -60,7 +62,7 @@ class Holes:
             chains = Chains(flow, self.noisy(self.rows[some], generator), (self.lower, self.upper), generator)
             for part in which.split(chains.at_once()):
                 moved = chains.moved(self.noisy(self.holed[part], generator), self.missing[part], MOVES)
-                moved = torch.where(self.whole, moved.floor(), moved)
+                moved = torch.where(self.whole, moved.floor().clamp_min(0).minimum(self.most), moved)
                 self.holed[part] = torch.where(self.missing[part], moved, self.holed[part])
         state.cells = state.world.sent({"": self.holed[self.missing].cpu()})[""].to(state.device)
         self.put()
