@@ -118,7 +118,8 @@ def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
         try:
             codes, new = _codes(cells, column)
         except (pa.ArrowException, NotANumber) as error:
-            found = error.found if isinstance(error, NotANumber) else brief(cells.type, 60)
+            cell = re.search(r"string: ('.*') as a scalar", str(error))  # Arrow's words for a date that is none
+            found = str(error) if isinstance(error, NotANumber) else brief(cell[1] if cell else cells.type, 60)
             raise NicestError(
                 f"{path}: expected {_wanted(column)} in column {called(column.name)}, as in training, got {found}"
             ) from error
@@ -146,11 +147,7 @@ def _wanted(column: Column) -> str:
 
 
 class NotANumber(Exception):
-    """Cells that are not what training had."""
-
-    def __init__(self, found: str) -> None:
-        super().__init__(found)
-        self.found = found
+    """Cells that are not what training had, in words."""
 
 
 def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
