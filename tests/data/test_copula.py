@@ -12,6 +12,13 @@ from nicest.data import copula
 CONTINUOUS = np.zeros(3, dtype=bool)
 
 
+def fill(rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """All rows, in their order."""
+    holed, filled = np.isnan(rows).any(1), rows.copy()
+    filled[holed] = copula.fill(rows[~holed], rows[holed], whole)
+    return filled
+
+
 def by_the_first(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Three correlated columns, and holes in the second wherever the first is large: at random, given the first."""
     rng = np.random.default_rng(seed)
@@ -33,7 +40,7 @@ def test_the_covariance_is_that_of_maximum_likelihood(monkeypatch: pytest.Monkey
     slope = weights[1:]
     monkeypatch.setattr(copula, "ROUNDS", 300)
     monkeypatch.setattr(copula, "RIDGE", 0)
-    found_mean, found = copula._fit(np.where(missing, np.nan, rows))
+    found_mean, found = copula.fit(np.where(missing, np.nan, rows))
     assert found_mean[1] == pytest.approx(weights[0] + slope @ mean, abs=1e-6)
     np.testing.assert_allclose(found[1, [0, 2]], covariance @ slope, atol=1e-6)
     assert found[1, 1] == pytest.approx(noise + slope @ covariance @ slope, abs=1e-6)
@@ -43,7 +50,7 @@ def test_draws_have_the_law_that_whole_rows_hide() -> None:
     rows, missing = by_the_first(20_000)
     holed = np.where(missing, np.nan, rows)
     assert holed[~missing.any(1)].mean(0)[1] < -0.4  # of the whole rows alone: far from 0
-    filled = copula.fill(holed, CONTINUOUS)
+    filled = fill(holed, CONTINUOUS)
     np.testing.assert_allclose(filled.mean(0), rows.mean(0), atol=0.06)
     np.testing.assert_allclose(np.cov(filled.T), np.cov(rows.T), atol=0.1)
     away = ((filled - rows)[missing[:, 1], 1], np.sqrt(2 * (1 - 0.8**2)))  # two draws of one conditional law
@@ -55,7 +62,7 @@ def test_skewed_and_whole_columns_keep_their_marginals() -> None:
     base = rng.normal(size=4000)
     rows = np.column_stack([np.exp(2 * base), np.floor(2 * base).clip(-2, 2), base + rng.normal(size=4000)])
     missing = rng.random(rows.shape) < 0.3
-    filled = copula.fill(np.where(missing, np.nan, rows), np.array([False, True, False]))
+    filled = fill(np.where(missing, np.nan, rows), np.array([False, True, False]))
     assert set(filled[:, 1]) == {-2.0, -1.0, 0.0, 1.0, 2.0}
     for d in range(3):
         assert stats.ks_2samp(filled[missing[:, d], d], rows[missing[:, d], d]).statistic < 0.06
@@ -70,13 +77,12 @@ def test_skewed_and_whole_columns_keep_their_marginals() -> None:
         st.tuples(st.integers(1, 12), st.integers(1, 5)),
         elements=st.floats(-1e6, 1e6, width=32) | st.just(float("nan")),
     ),
-    seed=st.integers(0, 99),
 )
-def test_what_is_there_stays_and_the_rest_lies_among_its_column(rows: np.ndarray, seed: int) -> None:
+def test_what_is_there_stays_and_the_rest_lies_among_its_column(rows: np.ndarray) -> None:
     rows[0] = np.nan_to_num(rows[0])  # every column has a cell that is there
     whole = np.arange(rows.shape[1]) % 2 == 1
     missing = np.isnan(rows)
-    filled = copula.fill(rows, whole, seed)
+    filled = fill(rows, whole)
     assert filled.dtype == rows.dtype
     np.testing.assert_array_equal(filled[~missing], rows[~missing])
     for d in range(rows.shape[1]):
@@ -84,15 +90,42 @@ def test_what_is_there_stays_and_the_rest_lies_among_its_column(rows: np.ndarray
         assert (column.min() <= filled[:, d]).all()
         assert (filled[:, d] <= column.max()).all()
         assert not whole[d] or set(filled[:, d]) <= set(column)
-    np.testing.assert_array_equal(copula.fill(rows, whole, seed), filled)
+    np.testing.assert_array_equal(fill(rows, whole), filled)
 
 
-def test_many_rows_and_wide_tables_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, missing = by_the_first(300)
     holed = np.where(missing, np.nan, rows)
-    expected = copula.fill(holed, CONTINUOUS)
-    monkeypatch.setattr(copula, "AT_ONCE", 9 * 7)
-    np.testing.assert_allclose(copula.fill(holed, CONTINUOUS), expected, atol=0.3)  # other draws of a close fit
+    expected = copula.fit(holed)
+    monkeypatch.setattr(copula, "AT_ONCE", 7)
+    for found, each in zip(copula.fit(holed), expected, strict=True):
+        np.testing.assert_allclose(found, each, atol=1e-10)
+    filled = fill(holed, CONTINUOUS)
+    assert np.isfinite(filled).all()
+    assert np.corrcoef(filled[missing], rows[missing])[0, 1] > 0.3
+
+
+def test_what_is_expected_is_so_whatever_is_missing() -> None:
+    """Against the conditional of a Gaussian by its covariance, row by row."""
+    rng = np.random.default_rng(0)
+    mixing = rng.normal(size=(6, 6))
+    mean, covariance = rng.normal(size=6), mixing @ mixing.T + np.eye(6)
+    scores = rng.multivariate_normal(mean, covariance, 50)
+    scores[rng.random(scores.shape) < 0.4] = np.nan
+    scores[0], seen = np.nan, set()
+    for part in copula.conditional(scores, mean, covariance):
+        for row, places, counts, expected, root in zip(*part, strict=True):
+            gone, there = places[counts], ~np.isnan(scores[row])
+            assert set(gone) == set(np.flatnonzero(~there))
+            weights = covariance[np.ix_(gone, there)] @ np.linalg.inv(covariance[np.ix_(there, there)])
+            np.testing.assert_allclose(expected[counts], mean[gone] + weights @ (scores[row] - mean)[there], atol=1e-9)
+            left = covariance[np.ix_(gone, gone)] - weights @ covariance[np.ix_(there, gone)]
+            np.testing.assert_allclose((root @ root.T)[np.ix_(counts, counts)], left, atol=1e-9)
+            seen.add(row)
+    assert seen == set(np.flatnonzero(np.isnan(scores).any(1)))
+
+
+def test_the_widest_tables_are_filled_in() -> None:
     wide = np.random.default_rng(0).normal(size=(40, 200))
     wide[np.arange(40), np.arange(40)] = np.nan
-    assert np.isfinite(copula.fill(wide, np.zeros(200, dtype=bool))).all()
+    assert np.isfinite(fill(wide, np.zeros(200, dtype=bool))).all()

@@ -279,7 +279,13 @@ class TestParts:
         assert ((low <= y) & (y <= high)).all()
         (slope,) = torch.autograd.grad(y.sum(), z)
         torch.testing.assert_close(slope.abs().log(), log_slope.detach(), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(box.enter(y, 1e-9), z, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(box.enter(y), z, rtol=1e-6, atol=1e-6)
+
+    def test_beyond_a_box_is_a_margin_inside_and_at_its_end_hardly(self):
+        box = Box(torch.tensor([[0.0]]).double(), torch.tensor([[10.0]]).double())
+        y = torch.tensor([[-3.0], [0.0], [10.0], [99.0]]).double()
+        found = box.leave(box.enter(y))[0]
+        torch.testing.assert_close(found, torch.tensor([[0.01], [1e-5], [10 - 1e-5], [9.99]]).double())
 
     def test_outliers_and_infinities_do_not_make_the_gaussian(self):
         z = torch.randn(4000, 2)

@@ -4,6 +4,7 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from nicest import NICE
 from nicest.data import Splits, load
-from nicest.flows import Chain, Flow, Gaussian, TriangularAffine
+from nicest.flows import Chain, Flow, Gaussian, Rescale, TriangularAffine
 from nicest.recipes import load_recipe
 from nicest.recipes.splits import describe
 from nicest.train import holes as module
@@ -67,6 +68,43 @@ class TestChains:
                 assert stats.kstest(rest[:, d].numpy(), "norm").pvalue > 1e-3
             assert abs(float((rest[:, 0] * rest[:, 1]).mean())) < 0.06
 
+    def test_the_law_stays_where_rows_need_steps_of_their_own(self):
+        """A funnel, y ~ N(0, 1) and two x ~ N(0, e^2y): a row's own past must not choose its step."""
+        generator = torch.Generator().manual_seed(0)
+
+        class Funnel(Gaussian):
+            def log_prob(self, h: Tensor) -> Tensor:
+                y, x = h[:, 0], h[:, 1:3]
+                return -0.5 * y**2 - 2 * y - 0.5 * (x * (-y)[:, None].exp()).square().sum(1) - 0.5 * h[:, 3] ** 2
+
+        x = torch.randn(8000, 4, generator=generator).double()
+        x[:, 1:3] *= x[:, :1].exp()
+        chains = Chains(Flow(Chain(Rescale(0.0, 1.0, 4)), Funnel(4)).double(), x, None, generator)
+        hidden = torch.tensor([True, True, True, False]).expand(8000, 4)
+        for _ in range(25):
+            x = torch.cat([chains.moved(a, b, 10) for a, b in zip(x.split(2000), hidden.split(2000), strict=True)])
+        assert stats.kstest(x[:, 0].numpy(), "norm").pvalue > 1e-3
+
+    @pytest.mark.parametrize("top", [1.0, 1e5])
+    def test_the_law_stays_between_bounds_also_near_an_end(self, top: float):
+        """Uniform in a box, and in its first thousandth: cells that no proposal moves must not move."""
+        generator = torch.Generator().manual_seed(0)
+
+        class Even(Gaussian):
+            def log_prob(self, h: Tensor) -> Tensor:
+                return 0.0 * h.sum(1)
+
+        flow = Flow(Chain(Rescale(0.0, 1.0, 2)), Even(2)).double()
+        x = torch.rand(4000, 2, generator=generator).double() * top
+        bounds = torch.zeros(2).double(), torch.full((2,), top).double()
+        hidden = torch.tensor([True, False]).expand(4000, 2)
+        chains = Chains(flow, x, bounds, generator)
+        found = torch.cat([chains.moved(a, b, 10) for a, b in zip(x.split(2000), hidden.split(2000), strict=True)])
+        assert stats.kstest(found[:, 0].numpy() / top, "uniform").pvalue > 1e-3
+        small = torch.where(hidden, x * 1e-4, x)
+        stay = chains.moved(small[:2000], hidden[:2000], 0)
+        torch.testing.assert_close(stay, small[:2000], rtol=1e-4, atol=2e-6 * top)
+
     def test_where_nothing_is_finite_the_cells_stay(self, flow: Flow):
         generator = torch.Generator().manual_seed(0)
         chains = Chains(flow, torch.randn(100, 3, generator=generator).double(), None, generator)
@@ -104,8 +142,7 @@ class TestLikelihood:
 
 
 class TestCells:
-    def made(self, table: Path, tmp_path: Path, epoch: int) -> tuple[Splits, Tensor, Holes]:
-        trained(tmp_path / "run", table, "train.epochs=2")
+    def made(self, table: Path, epoch: int) -> tuple[Splits, Tensor, Holes]:
         recipe = describe(load_recipe("digits").override(*TABLE, f'data.name="{table}"'), load(str(table)))
         splits = load(str(table))
         state = loop.start(recipe, splits, torch.device("cpu"))
@@ -115,7 +152,7 @@ class TestCells:
         return splits, rows, holes
 
     def test_what_is_there_stays_and_what_is_drawn_is_of_its_column(self, table: Path, tmp_path: Path):
-        splits, rows, holes = self.made(table, tmp_path, 1)
+        splits, rows, holes = self.made(table, 1)
         before, missing = splits.training, np.vstack([np.zeros((len(splits.train), 4), bool), splits.missing])
         assert len(splits.missing) == 80
         found = rows.numpy()
@@ -133,14 +170,14 @@ class TestCells:
         lines = [f"{rng.normal():.3f},{rng.choice([0, 1, 1_000_000])}" for _ in range(200)]
         lines += [f"{rng.normal():.3f}," for _ in range(200)]
         (tmp_path / "t.csv").write_text("\n".join(["a,b", *lines]) + "\n")
-        splits, rows, _ = self.made(tmp_path / "t.csv", tmp_path, 1)
+        splits, rows, _ = self.made(tmp_path / "t.csv", 1)
         assert splits.columns[1].most == 1_000_000
         assert 0 <= float(rows[:, 1].min()) <= float(rows[:, 1].max()) <= 1_000_000
         assert bool((rows[:, 1] == rows[:, 1].floor()).all())
 
     def test_they_move_after_a_validation_and_not_before_the_first_epoch(self, table: Path, tmp_path: Path):
         for epoch in (0, 1):
-            splits, rows, _ = self.made(table, tmp_path / str(epoch), epoch)
+            splits, rows, _ = self.made(table, epoch)
             assert np.array_equal(rows.numpy(), splits.training) == (epoch == 0)
 
     def test_of_many_some_move_each_time_and_all_in_turn(
@@ -148,7 +185,7 @@ class TestCells:
     ):
         monkeypatch.setattr(module, "AT_LEAST", 1)
         monkeypatch.setattr(module, "MOVES", 20)  # which are so dear that 16 of 80 rows move at once
-        _, rows, holes = self.made(table, tmp_path, 0)
+        _, rows, holes = self.made(table, 0)
         changed = torch.zeros(80, dtype=torch.bool)
         for epoch in range(1, 6):
             before = holes.holed.clone()
@@ -195,27 +232,33 @@ class TestRuns:
     def test_after_a_sick_step_the_cells_are_those_of_the_last_state(
         self, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        put, cells = Holes.put, []
-
-        def heard(holes: Holes) -> None:
-            put(holes)
-            cells.append(holes.holed[holes.missing].clone())
-
-        recover = loop.recover
-        monkeypatch.setattr(Holes, "put", heard)
-        sick = iter([False] * 8 + [True] + [False] * 99)
-        step = loop.TrainingStep.__call__
+        """Sick in the third epoch, whose cells have moved since the state that is gone back to."""
+        monkeypatch.setattr(loop, "CHEAP", 60.0)  # a state at every validation
+        holes: list[Holes] = []
+        made, recover, step = Holes.__init__, loop.recover, loop.TrainingStep.__call__
+        monkeypatch.setattr(Holes, "__init__", lambda self, *rest: (holes.append(self), made(self, *rest))[1])
+        passes = iter(range(999))
+        moved: list[Tensor] = []
+        back: list[Tensor] = []
 
         def sicken(self: loop.TrainingStep, index: Tensor) -> Tensor:
-            loss = step(self, index)
-            return loss * math.nan if next(sick) else loss
+            now = next(passes)
+            if now == 14:
+                moved.append(holes[0].holed[holes[0].missing])
+            if len(back) == 1:
+                back.append(holes[0].holed[holes[0].missing])
+            return step(self, index) * (math.nan if now == 14 else 1.0)
+
+        def recovered(*rest: Any) -> None:
+            back.append(last(tmp_path)["cells"])
+            recover(*rest)
+            monkeypatch.setattr(Holes, "draw", lambda self, epoch: None)  # which comes before the step at once
 
         monkeypatch.setattr(loop.TrainingStep, "__call__", sicken)
-        seen: list[Tensor] = []
-        monkeypatch.setattr(loop, "recover", lambda state, *rest: (recover(state, *rest), seen.append(state.cells)))
+        monkeypatch.setattr(loop, "recover", recovered)
         trained(tmp_path, table)
-        assert len(seen) == 1
-        assert any(torch.equal(seen[0], each) for each in cells)
+        assert not torch.equal(moved[0], back[0])
+        assert torch.equal(back[0], back[1])
 
     def test_few_whole_rows_are_helped_out_in_validation_but_not_in_the_test(self, tmp_path: Path):
         rng = np.random.default_rng(0)
@@ -231,7 +274,7 @@ class TestRuns:
         whole = int((~missing.any(1)).sum())
         assert len(splits.train) + len(splits.valid) + len(splits.test) == whole
         assert len(splits.validating) == 20 > len(splits.valid) == len(splits.test) == round(whole / 4)
-        assert np.isnan(splits.holed[: splits.watching]).sum(1).max() <= np.isnan(splits.missing).sum(1).max() + 1
+        assert np.isnan(splits.holed[: splits.watching]).sum(1).max() <= splits.missing.sum(1).min()
         assert all(np.isfinite(each).all() for each in (splits.training, splits.validating, splits.test))
         assert len(splits.training) + len(splits.validating) + len(splits.test) == 200
 
@@ -268,6 +311,13 @@ class TestEstimator:
         assert np.isnan(model.score_samples(holed)).all()
         assert (model.predict(holed) == 1).all()
         assert np.isnan(model.transform(holed)).all()
+
+    @pytest.mark.parametrize(("whole", "share"), [(3, 0.2), (2, 0.5), (0, 0.2), (40, 0.0)])
+    def test_however_few_rows_validate(self, whole: int, share: float):
+        rows = np.random.default_rng(0).normal(size=(whole + 3, 3))
+        rows[np.arange(whole, whole + 3), np.arange(3)] = np.nan
+        rows = rows[: whole + 1] if whole else rows
+        assert np.isfinite(NICE(random_state=0, validation_fraction=share, epochs=3).fit(rows).score(np.zeros((1, 3))))
 
     def test_a_seed_gives_the_same_model(self):
         rng = np.random.default_rng(0)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 ROUNDS = 20  # of expectation and maximisation
 RIDGE = 1e-3  # of the variance: columns may depend on each other
 ENOUGH = 5000  # rows that the copula is fitted to
-WORK = 4_000_000  # of wide tables so many numbers in their D x D matrices, but at least ten rows for each column
 AT_ONCE = 1 << 22  # numbers in the matrices of some rows
 
 
-def fill(rows: np.ndarray, whole: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Rows (N, D) whose NaN cells are drawn given the other cells of their row; what is there stays.
+class Part(NamedTuple):
+    """Some rows: where their missing cells are, (n, k), which of these count, what is expected there, and a root.
+
+    A root (n, k, k) times its transpose is the covariance of the missing cells, given the others of the row.
+    """
+
+    rows: np.ndarray
+    places: np.ndarray
+    counts: np.ndarray
+    expected: np.ndarray
+    root: np.ndarray
+
+
+def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Rows with NaN cells, `holed` (N, D), with those drawn given the other cells of their row; what is there stays.
 
     Every column becomes normal scores by the ranks of its cells, their mean and covariance are found by EM (Dempster,
     Laird & Rubin 1977), and what is drawn becomes a number between two of its column, or in `whole` columns (D,) one of
@@ -22,60 +35,67 @@ def fill(rows: np.ndarray, whole: np.ndarray, seed: int = 0) -> np.ndarray:
     """
     from scipy.special import ndtr, ndtri
 
-    rng, (n, dim) = np.random.default_rng(seed), rows.shape
-    missing, scores = np.isnan(rows), np.full((n, dim), np.nan)
+    rng, rows = np.random.default_rng(0), np.concatenate([whole_rows, holed])
+    missing, scores = np.isnan(rows), np.full(rows.shape, np.nan)
     for d, there in enumerate(~missing.T):
         count = int(there.sum())
         order = np.lexsort((rng.random(count), rows[there, d]))  # equal cells in any order
         ranks = np.empty(count)
         ranks[order] = np.arange(count)
         scores[there, d] = ndtri((ranks + 0.5) / count)
-    enough = min(ENOUGH, max(10 * dim, WORK // dim**2))
-    mean, covariance = _fit(scores[rng.permutation(n)[:enough]])
-    filled, holed = rows.copy(), np.flatnonzero(missing.any(1))
-    drawn = np.concatenate(
-        [expected + np.einsum("nij,nj->ni", root, rng.standard_normal(expected.shape))
-         for expected, _, root in _conditional(scores[holed], mean, covariance)]
-        or [np.empty((0, dim))]
-    )  # fmt: skip
-    for d in range(dim):
+    mean, covariance = fit(scores[rng.permutation(len(rows))[:ENOUGH]])
+    drawn = scores[len(whole_rows) :]
+    for part in conditional(drawn, mean, covariance):
+        noise = rng.standard_normal(part.expected.shape)
+        cells = part.expected + np.einsum("nij,nj->ni", part.root, noise)
+        drawn[part.rows[:, None].repeat(cells.shape[1], 1)[part.counts], part.places[part.counts]] = cells[part.counts]
+    filled = holed.copy()
+    for d, gone in enumerate(np.isnan(holed).T):
         column = np.sort(rows[~missing[:, d], d])
-        place = ndtr(drawn[:, d]) * len(column) - 0.5
+        place = ndtr(drawn[gone, d]) * len(column) - 0.5
         if whole[d]:
-            found = column[place.round().clip(0, len(column) - 1).astype(int)]
+            filled[gone, d] = column[place.round().clip(0, len(column) - 1).astype(int)]
         else:
-            found = np.interp(place, np.arange(len(column)), column)
-        filled[holed, d] = np.where(missing[holed, d], found, rows[holed, d])
+            filled[gone, d] = np.interp(place, np.arange(len(column)), column)
     return filled
 
 
-def _fit(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fit(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and covariance of rows with NaN, by maximum likelihood."""
     n, dim = scores.shape
     mean, covariance = np.zeros(dim), np.eye(dim)
     for _ in range(ROUNDS if np.isnan(scores).any() else 1):
-        parts = list(_conditional(scores, mean, covariance))
-        expected = np.concatenate([each for each, _, _ in parts])
+        expected, spread = scores.copy(), np.zeros(dim * dim)
+        for part in conditional(scores, mean, covariance):
+            rows = part.rows[:, None].repeat(part.places.shape[1], 1)
+            expected[rows[part.counts], part.places[part.counts]] = part.expected[part.counts]
+            pairs = part.places[:, :, None] * dim + part.places[:, None, :]
+            both = part.counts[:, :, None] & part.counts[:, None, :]
+            covariances = part.root @ part.root.transpose(0, 2, 1)
+            spread += np.bincount(pairs[both], covariances[both], dim * dim)
         mean = expected.mean(0)
         away = expected - mean
-        covariance = (away.T @ away + sum(spread.sum(0) for _, spread, _ in parts)) / n + RIDGE * np.eye(dim)
+        covariance = (away.T @ away + spread.reshape(dim, dim)) / n + RIDGE * np.eye(dim)
     return mean, covariance
 
 
-def _conditional(
-    scores: np.ndarray, mean: np.ndarray, covariance: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Of some rows at once: what is missing as expected, (N, D), its covariance and a root of that, (N, D, D).
+def conditional(scores: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> Iterator[Part]:
+    """The missing cells of rows, some rows at once, those with about as many missing cells together.
 
     With Λ the inverse of the covariance, what is missing in a row has the covariance (Λ_MM)⁻¹ given the rest.
     """
-    dim, precision = len(mean), np.linalg.inv(covariance)
-    step = max(1, AT_ONCE // dim**2)
-    for part in (scores[i : i + step] for i in range(0, len(scores), step)):
-        hidden = np.isnan(part)
-        h = hidden.astype(float)
-        block = h[:, :, None] * precision * h[:, None, :] + np.eye(dim) * (1 - h)[:, None, :]
-        root = np.linalg.inv(np.linalg.cholesky(block)).transpose(0, 2, 1) * h[:, None, :]
-        spread = root @ root.transpose(0, 2, 1)
-        pull = h * (np.where(hidden, 0.0, part - mean) @ precision)
-        yield np.where(hidden, mean - np.einsum("nij,nj->ni", spread, pull), part), spread, root
+    precision, missing = np.linalg.inv(covariance), np.isnan(scores)
+    away = np.where(missing, 0.0, scores - mean)
+    order = np.argsort(missing.sum(1), kind="stable")[::-1]
+    order = order[: int(missing.any(1).sum())]
+    while len(order):
+        k = int(missing[order[0]].sum())
+        rows, order = np.split(order, [max(1, AT_ONCE // k**2)])
+        places = np.argsort(~missing[rows], axis=1, kind="stable")[:, :k]
+        counts = np.take_along_axis(missing[rows], places, 1)
+        both = counts[:, :, None] & counts[:, None, :]
+        block = np.where(both, precision[places[:, :, None], places[:, None, :]], np.eye(k))
+        root = np.linalg.inv(np.linalg.cholesky(block)).transpose(0, 2, 1)
+        pull = np.where(counts, np.take_along_axis(away[rows] @ precision, places, 1), 0.0)
+        expected = mean[places] - np.einsum("nij,nkj,nk->ni", root, root, pull, optimize=True)
+        yield Part(rows, places, counts, expected, root)

@@ -65,19 +65,27 @@ class Splits:
         if not len(self.holed):
             return self.holed
         whole = np.array(self.steps or [0.0] * self.dim) > 0
-        return copula.fill(np.concatenate([self.train, self.holed]), whole)[len(self.train) :]
+        return copula.fill(self.train, self.holed, whole)
 
     @property
     def training(self) -> np.ndarray:
-        """All rows that train: the whole ones, then those with missing cells, filled in for a start."""
+        """All rows that train: the whole ones, then those with missing cells, filled in for a start.
+
+        A new array each time where some are: their cells change while training.
+        """
         rest = self.filled[self.watching :]
         return np.concatenate([self.train, rest]) if len(rest) else self.train
+
+    @property
+    def n_training(self) -> int:
+        """How many rows train."""
+        return len(self.train) + len(self.holed) - self.watching
 
     @property
     def validating(self) -> np.ndarray:
         """All rows that tell when to stop: the whole ones, and where they are few some that were filled in."""
         if self.valid is self.train:
-            return self.training
+            return self.train if len(self.train) >= FEW else self.training
         return np.concatenate([self.valid, self.filled[: self.watching]]) if self.watching else self.valid
 
     @property
@@ -164,7 +172,8 @@ def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
     order = np.random.default_rng(seed).permutation(len(whole))
     train = whole[order[n_valid:]]
     splits = Splits(name, train, whole[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
-    return with_holed(splits, holed, seed, wanted) if len(holed) else splits
+    splits = with_holed(splits, holed, seed, wanted) if len(holed) else splits
+    return splits if len(splits.valid) + splits.watching else replace(splits, valid=train)
 
 
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:

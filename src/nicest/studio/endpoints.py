@@ -194,8 +194,8 @@ class Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.events.close()
             self.desk.jobs.give_back()
+            self.events.close()
 
 
 async def stream(events: Events, desk: Desk) -> AsyncIterator[str]:

@@ -76,7 +76,7 @@ class Loaded:
         self.model.flow.requires_grad_(False)
         self.data, self.columns = self.model.data, folder.columns()
         self.engine = Engine(self.model.flow)
-        self.lock = threading.Lock()
+        self.lock, self.turnstile = threading.Lock(), threading.Lock()
         self.closed, self.idle, self.climbing = threading.Event(), threading.Event(), 0
         self.idle.set()
         self.counter: threading.Thread | None = None
@@ -175,7 +175,7 @@ class Loaded:
 
     def climbers(self, change: int) -> None:
         """Count the ascents; while there are any, the counting of training scores rests."""
-        with self.lock:
+        with self.turnstile:
             self.climbing += change
             self.idle.clear() if self.climbing else self.idle.set()
 

@@ -29,7 +29,7 @@ def baselines(
     splits: Splits, split: str, data: DataSettings, device: torch.device, *, draws: int = 1
 ) -> dict[str, float]:
     """Mean nats of each baseline on a split, on the recipe's interval; NaN for one that this data does not allow."""
-    rows, held_out = rows_to(splits.train, device), rows_to(splits.split(split), device)
+    rows, held_out = rows_to(splits.training, device), rows_to(splits.split(split), device)
     mean, covariance = moments(rows)
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):

@@ -248,10 +248,13 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training said what there is to say about them
             splits = load_splits(recipe)
-            rows = splits.train if len(splits.train) >= FEW else splits.training  # with few whole ones, all
     except NicestError as error:
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
+    rows = splits.train
+    if len(rows) < FEW and len(splits.holed):  # too few whole ones: draws of the model stand for them
+        generator = torch.Generator(engine.device).manual_seed(0)
+        rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
     torch.manual_seed(0)
     nats = log_densities(engine, Chunk(chosen, np.zeros(len(chosen), dtype=bool)), draws)

@@ -18,6 +18,8 @@ SAMPLES = 4000  # for the Gaussian that the chains are preconditioned by
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
+MARGIN = 1e-3  # of the width of a box
+HARDLY = 1e-6
 SPREAD = 1.2  # of those draws, in standard deviations of the Gaussian
 
 Bounds = tuple[Tensor | float, Tensor | float]
@@ -57,7 +59,7 @@ class Chains:
     def moved(self, x: Tensor, hidden: Tensor, moves: int) -> Tensor:
         """Rows (B, D) whose hidden cells, drawn before, went some moves on; where nothing is finite they stay."""
         self.place(x, hidden)
-        z = self.box.enter(self.space.enter(x))
+        z = self.box.enter(self.space.enter(x).clamp(self.box.lower, self.box.upper))
         w = torch.linalg.solve_triangular(self.factor, (z - self.centre[:, 0])[..., None], upper=True)[..., 0]
         at = self.at(torch.where(hidden, w, 0.0)[:, None])
         at = self.choose(at.nats.isfinite(), at, self.at(self.noise()))
@@ -67,7 +69,7 @@ class Chains:
                 at, _ = self.jump(at)
             else:
                 at, chance = self.langevin(at, log_step.exp())
-                log_step = adapted(log_step, chance, i)
+                log_step = adapted(log_step, chance.mean(), i)  # of all: by its own past a chain would go astray
         good = at.nats.isfinite() & at.y[:, 0].isfinite().all(-1, keepdim=True)
         return torch.where(hidden & good, self.space.leave(at.y[:, 0].to(x)), x)
 
@@ -78,7 +80,7 @@ class Chains:
     def place(self, x: Tensor, hidden: Tensor) -> None:
         """Take rows to walk in."""
         y = self.space.enter(torch.where(hidden, 0.0, x))
-        z = self.box.enter(y.clamp(self.box.lower, self.box.upper))
+        z = self.box.enter(y)
         mean, factor = conditional(self.mean, self.precision, z.double(), hidden)
         self.centre, self.factor = mean.to(y)[:, None], factor.to(y)
         self.observed, self.hidden = y[:, None], hidden[:, None]
@@ -145,18 +147,20 @@ class Box:
         y = torch.where(self.two, self.base + self.width * logistic.sigmoid(), y)
         return y, torch.where(self.two, slope, log)
 
-    def enter(self, y: Tensor, margin: float = 1e-3) -> Tensor:
-        """z; what lies at a bound, or beyond, counts as at a margin inside."""
-        share = ((y - self.base) * self.sign / self.width).clamp_min(margin)
+    def enter(self, y: Tensor) -> Tensor:
+        """z; what lies beyond a bound counts as at a margin inside, and what lies at it as hardly inside."""
+        share = (y - self.base) * self.sign / self.width
+        share = torch.where(share >= 0, share.clamp_min(HARDLY), MARGIN)
         z = torch.where(self.one, share.log(), y)
-        return torch.where(self.two, share.clamp_max(1 - margin).logit(), z)
+        share = torch.where(share <= 1, share.clamp_max(1 - HARDLY), 1 - MARGIN)
+        return torch.where(self.two, share.logit(), z)
 
 
 def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and inverse covariance of rows, in float64; tails are drawn in, rows that are not finite left out."""
     z = z[z.isfinite().all(1)].double()
     if len(z) < 2:
-        raise NicestError("the samples of the flow are not finite: is it trained?")
+        raise NicestError("the samples are not finite: is the flow trained?")
     ends = torch.stack([z.kthvalue(k, 0).values for k in (1 + int(TAIL * len(z)), len(z) - int(TAIL * len(z)))])
     mean, covariance = moments(z.clamp(*ends))
     ridge = 1e-6 * covariance.diagonal() + torch.finfo(torch.float32).tiny

@@ -1,14 +1,16 @@
 """Rows with missing cells: they train with cells drawn from the model itself, anew every few epochs.
 
 ∇ log p(observed) = E[∇ log p(observed, missing)] over p(missing | observed), so that steps on rows whose missing cells
-are draws from that law climb the likelihood of what was observed. The draws are chains that go on from where they were
-while the model learns (stochastic approximation: Gu & Kong 1998, Delyon, Lavielle & Moulines 1999).
+are draws from that law climb the likelihood of what was observed (of whole numbers, its bound). The draws are chains
+that go on from where they were while the model learns (stochastic approximation: Gu & Kong 1998, Delyon, Lavielle &
+Moulines 1999).
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +22,6 @@ from nicest.train.state import State
 MOVES = 10  # of a chain each time; one in five is a leap
 AT_LEAST = 2000  # rows whose chains move, if there are as many
 ANYWHERE = (-math.inf, math.inf, math.inf)
-FAR = 1 << 40  # from the seeds of the order of the rows
 
 
 class Holes:
@@ -38,7 +39,7 @@ class Holes:
         ends = [(*column.bounds, column.most) for column in splits.columns] or [ANYWHERE] * splits.dim
         self.lower, self.upper, self.most = torch.tensor(ends, device=state.device).unbind(1)
         if len(self.missing) and not len(state.cells):
-            state.cells = self.holed[self.missing]
+            state.cells = state.world.sent({"": self.holed[self.missing].cpu()})[""].to(state.device)
         self.put()
 
     def put(self) -> None:
@@ -47,25 +48,39 @@ class Holes:
             self.holed[self.missing] = self.state.cells
 
     def draw(self, epoch: int) -> None:
-        """Before an epoch: move the chains on, if it is time."""
+        """Before an epoch: move the chains on, if it is time; each process does its share."""
         every = self.state.recipe.train.evaluate_every
         if not len(self.missing) or not epoch or epoch % every:
             return
-        state, times = self.state, epoch // every
-        generator = torch.Generator(state.device).manual_seed(FAR + state.recipe.train.seed * 1_000_003 + epoch)
+        state, world, times = self.state, self.state.world, epoch // every
         count = min(len(self.missing), max(AT_LEAST, every * len(self.rows) // MOVES))
         which = (torch.arange(count, device=state.device) + times * count) % len(self.missing)  # all, turn by turn
+        generator = torch.Generator(state.device)
         flow = state.whole(state.average)
         with frozen(flow):
-            flow = flow.continuous()
+            self.seed(generator, epoch, 0)
             some = torch.randint(len(self.rows), (SAMPLES,), generator=generator, device=state.device)
-            chains = Chains(flow, self.noisy(self.rows[some], generator), (self.lower, self.upper), generator)
-            for part in which.split(chains.at_once()):
-                moved = chains.moved(self.noisy(self.holed[part], generator), self.missing[part], MOVES)
-                moved = torch.where(self.whole, moved.floor().clamp_min(0).minimum(self.most), moved)
-                self.holed[part] = torch.where(self.missing[part], moved, self.holed[part])
-        state.cells = state.world.sent({"": self.holed[self.missing].cpu()})[""].to(state.device)
-        self.put()
+            samples = self.noisy(self.rows[some], generator)
+            chains = Chains(flow.continuous(), samples, (self.lower, self.upper), generator)
+            parts, moved = which.split(chains.at_once()), {}
+            for i in range(world.rank, len(parts), world.size):
+                self.seed(generator, epoch, i + 1)  # the same draws, whoever makes them
+                moved[i] = self.moved(chains, parts[i]).cpu()
+        for found in world.each(moved):
+            for i, rows in found.items():
+                self.holed[parts[i]] = rows.to(state.device)
+        state.cells = self.holed[self.missing]
+
+    def seed(self, generator: torch.Generator, epoch: int, part: int) -> None:
+        numbers = np.random.SeedSequence([self.state.recipe.train.seed, epoch, part])
+        generator.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+    def moved(self, chains: Chains, part: Tensor) -> Tensor:
+        """Some of the rows, with cells that went on."""
+        before, missing = self.holed[part], self.missing[part]
+        after = chains.moved(self.noisy(before, chains.generator), missing, MOVES)
+        after = torch.where(self.whole, after.floor().clamp_min(0).minimum(self.most), after)
+        return torch.where(missing, after, before)
 
     def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Rows with noise in the columns of whole steps, as the model has it."""

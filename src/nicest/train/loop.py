@@ -67,7 +67,7 @@ def train(
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
             recipe = world.first(sized(recipe, splits, overrides) if world.rank == 0 else None)
-        world.require_shares(min(recipe.train.batch, len(splits.training)))
+        world.require_shares(min(recipe.train.batch, splits.n_training))
         with run.open_for_writing():
             run.refuse_existing()
             state = start(recipe, splits, place, world)
@@ -100,7 +100,7 @@ def resume_state(
         raise NicestError(f"{run.path} holds a run of recipe {stored.name!r}, not {recipe.name!r}")
     recipe = _same_model(stored, stored.override(*overrides))
     splits = load_splits(recipe)
-    world.require_shares(min(recipe.train.batch, len(splits.training)))
+    world.require_shares(min(recipe.train.batch, splits.n_training))
     state = State(recipe, restore_flow(recipe, under("flow.", tensors), str(run.path / LAST)), device, world)
     state.restore(tensors, counters, random=True)
     run.drop_metrics_after(state.counters.step - state.counters.unscored)

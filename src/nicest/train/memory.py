@@ -44,7 +44,7 @@ def explaining_memory(fit: Fit) -> Fit:
 
 def too_large(state: State, splits: Splits, run: RunFolder, begun: bool) -> str:
     """What to say when memory ran out."""
-    batch = min(state.recipe.train.batch, len(splits.training))
+    batch = min(state.recipe.train.batch, splits.n_training)
     fits = fitting_batch(state, splits, batch)
     said = f"out of memory on {describe_device(state.device)} with a batch of {batch}: "
     if not fits:

@@ -35,7 +35,7 @@ class Start(NamedTuple):
 def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
     """The recipe with model and training chosen for the rows, but for what it sets itself, or `overrides` do."""
     given = settings_given(recipe, overrides)
-    n, images = len(splits.training) + len(splits.validating), len(splits.shape) > 1
+    n, images = splits.n_training + len(splits.validating), len(splits.shape) > 1
     made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
     chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else {}
     rows = some(splits.training)

@@ -34,7 +34,7 @@ class Counters:
 
 
 class State:
-    """The flow, its average, the optimiser, the counters and the losses of the epoch."""
+    """The flow, its average, the optimiser, the counters, the losses of the epoch and the cells that were missing."""
 
     def __init__(self, recipe: Recipe, flow: Flow, device: torch.device, world: World = World()) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
