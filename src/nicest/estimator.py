@@ -90,7 +90,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     validation_fraction : share of rows that validates; a quarter below 1,000 rows, then a tenth, at most 10,000 rows.
         With 0, and below 50 rows, the training rows validate.
     contamination : share of training rows that `predict` calls outliers, in (0, 0.5]; "auto" is Tukey's fence, the
-        lower quartile of their log-density less 1.5 times its interquartile range.
+        lower quartile of their log-density less 1.5 times its interquartile range. Of rows with NaN the whole ones
+        count, or 10,000 draws of the model where fewer than 50 are whole.
     warm_start : let the next fit go on from the flow of the last one.
     device : "cpu", "cuda" or "auto".
     random_state : of the split, the initialisation, the order of rows, the dropout.
