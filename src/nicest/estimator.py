@@ -173,7 +173,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         rows = validate_data(self, X, **options)
         missing = np.isnan(rows)
         if (few := np.flatnonzero((~missing).sum(0) < 2)).size:
-            raise ValueError(f"expected 2 numbers or more in every column, got hardly any but NaN in column {few[0]}")
+            name = getattr(self, "feature_names_in_", range(rows.shape[1]))[few[0]]
+            raise ValueError(f"expected 2 numbers or more in every column, got hardly any but NaN in column {name}")
         if (largest := float(np.nanmax(np.abs(rows)))) > LARGEST:
             raise ValueError(f"expected values up to {LARGEST:g}, got {largest:g}: rescale that column")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -209,7 +210,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """The mean log-density of the rows without NaN, in nats."""
-        return float(np.nanmean(self.score_samples(X)))
+        nats = self.score_samples(X)
+        if np.isnan(nats).all():
+            raise ValueError("expected a row without NaN to score, got none: fill them in with impute")
+        return float(np.nanmean(nats))
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """New rows, (n_samples, D), in the units of the data."""

@@ -23,6 +23,7 @@ from nicest.train import loop
 from nicest.train.chains import Chains
 from nicest.train.holes import Holes
 from nicest.train.loop import train
+from nicest.train.start import sized
 
 Refusal = Callable[..., str]
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.3], [0.8, 1.0, 0.5], [0.3, 0.5, 1.0]]).double()
@@ -284,6 +285,18 @@ class TestRuns:
         assert "at least 3 rows without missing cells, to train, validate and test on, got 1 of 5" in message
         assert "--set 'data.drop=[\"a\"]'" in message
 
+    def test_few_cells_in_a_column_choose_a_small_model(self, tmp_path: Path):
+        rng = np.random.default_rng(0)
+        lines = [
+            f"{a:.3f},{b:.3f},{'' if i > 20 else f'{c:.3f}'}" for i, (a, b, c) in enumerate(rng.normal(size=(300, 3)))
+        ]
+        (tmp_path / "t.csv").write_text("\n".join(["a,b,c", *lines, ",,"]) + "\n")
+        splits = load(str(tmp_path / "t.csv"))
+        assert splits.fewest == len(splits.train)
+        assert len(splits.holed) == 279  # without the empty row
+        recipe = sized(load_recipe("table"), splits, ())
+        assert (recipe.model.marginals, recipe.model.couplings) == ("none", 0)
+
     def test_in_wide_tables_they_are_left_out_and_that_is_said(self, tmp_path: Path):
         rng = np.random.default_rng(0)
         lines = [",".join(f"{x:.3f}" for x in row) for row in rng.normal(size=(12, 201))]
@@ -318,6 +331,30 @@ class TestEstimator:
         rows[np.arange(whole, whole + 3), np.arange(3)] = np.nan
         rows = rows[: whole + 1] if whole else rows
         assert np.isfinite(NICE(random_state=0, validation_fraction=share, epochs=3).fit(rows).score(np.zeros((1, 3))))
+
+    @pytest.mark.parametrize("there", [10, 30])
+    def test_a_column_with_few_cells_does_no_harm(self, there: int):
+        """Copies of few cells, filled in, are not many: no bend and no couplings by them."""
+        rng = np.random.default_rng(0)
+        rows = rng.multivariate_normal(np.zeros(3), COVARIANCE.numpy(), 200)
+        test = rng.multivariate_normal(np.zeros(3), COVARIANCE.numpy(), 1000)
+        holed = rows.copy()
+        holed[there:, 1] = np.nan
+        model = NICE(random_state=0).fit(holed)
+        assert (model.recipe_.model.marginals, model.recipe_.model.couplings) == ("none", 0)
+        assert model.score(test) > NICE(random_state=0).fit(rows[:there]).score(test) - 0.1
+
+    def test_empty_rows_say_nothing(self):
+        rows = np.random.default_rng(0).normal(size=(60, 2))
+        more = np.concatenate([rows, np.full((300, 2), np.nan)])
+        one, two = (NICE(random_state=0, epochs=3).fit(each).score_samples(rows) for each in (rows, more))
+        np.testing.assert_array_equal(one, two)
+
+    def test_a_score_of_rows_with_holes_alone_is_refused(self):
+        model = NICE(random_state=0, epochs=1).fit(np.random.default_rng(0).normal(size=(20, 2)))
+        with pytest.raises(ValueError, match="expected a row without NaN to score"):
+            model.score([[1.0, np.nan]])
+        assert model.score([[1.0, np.nan], [0.0, 0.0]]) == model.score([[0.0, 0.0]])
 
     def test_a_seed_gives_the_same_model(self):
         rng = np.random.default_rng(0)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROUNDS = 20  # of expectation and maximisation
+ROUNDS = 100  # of expectation and maximisation, at most
+SETTLED = 1e-3  # change of any covariance in a round, below which they end
 RIDGE = 1e-3  # of the variance: columns may depend on each other
 ENOUGH = 5000  # rows that the copula is fitted to
 AT_ONCE = 1 << 22  # numbers in the matrices of some rows
@@ -30,8 +31,8 @@ def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.nda
     """Rows with NaN cells, `holed` (N, D), with those drawn given the other cells of their row; what is there stays.
 
     Every column becomes normal scores by the ranks of its cells, their mean and covariance are found by EM (Dempster,
-    Laird & Rubin 1977), and what is drawn becomes a number between two of its column, or in `whole` columns (D,) one of
-    them. Every column needs a cell that is there.
+    Laird & Rubin 1977), and what is drawn becomes a number between two of its column or beyond its ends, or in `whole`
+    columns (D,) one of it. Every column needs a cell that is there.
     """
     from scipy.special import ndtr, ndtri
 
@@ -56,8 +57,22 @@ def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.nda
         if whole[d]:
             filled[gone, d] = column[place.round().clip(0, len(column) - 1).astype(int)]
         else:
-            filled[gone, d] = np.interp(place, np.arange(len(column)), column)
+            filled[gone, d] = np.interp(place, np.arange(len(column)), column) + beyond(column, drawn[gone, d])
     return filled
+
+
+def beyond(column: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """How far beyond the ends of a sorted column scores beyond theirs lie, by the slope of its outer tenths.
+
+    Cells may be missing just where they are large.
+    """
+    from scipy.special import ndtri
+
+    n = len(column)
+    end, inner = ndtri(1 - 0.5 / n), ndtri(1 - (0.5 + n // 10) / n)
+    rise = (column[-1] - column[-1 - n // 10], column[n // 10] - column[0])
+    low, high = (each / max(end - inner, 1e-9) if n >= 10 else 0.0 for each in rise[::-1])
+    return high * np.maximum(scores - end, 0.0) - low * np.maximum(-end - scores, 0.0)
 
 
 def fit(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +90,9 @@ def fit(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             spread += np.bincount(pairs[both], covariances[both], dim * dim)
         mean = expected.mean(0)
         away = expected - mean
-        covariance = (away.T @ away + spread.reshape(dim, dim)) / n + RIDGE * np.eye(dim)
+        before, covariance = covariance, (away.T @ away + spread.reshape(dim, dim)) / n + RIDGE * np.eye(dim)
+        if np.abs(covariance - before).max() < SETTLED:
+            break
     return mean, covariance
 
 

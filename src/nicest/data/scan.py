@@ -192,13 +192,13 @@ def _is_number(name: str) -> bool:
 
 
 def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
-    """The whole rows of a table (N, D), those with missing cells, which are NaN, and its columns."""
+    """The whole rows of a table (N, D), those with missing cells, which are NaN, and its columns; no empty rows."""
     columns = scan(path, drop)
     none = np.empty((0, len(columns)), np.float32)
     whole, holed = [none], [none]
     for batch in TableFile(path).batches([column.name for column in columns]):
         rows = encode(batch, columns, path).rows
-        missing = np.isnan(rows).any(1)
-        whole.append(rows[~missing])
-        holed.append(rows[missing])
+        missing = np.isnan(rows)
+        whole.append(rows[~missing.any(1)])
+        holed.append(rows[missing.any(1) & ~missing.all(1)])
     return np.concatenate(whole), np.concatenate(holed), columns

@@ -77,6 +77,12 @@ class Splits:
         return np.concatenate([self.train, rest]) if len(rest) else self.train
 
     @property
+    def fewest(self) -> int:
+        """How many cells are there in the emptiest column of the rows that train."""
+        gone = self.missing.sum(0).max() if len(self.missing) else 0
+        return self.n_training - int(gone)
+
+    @property
     def n_training(self) -> int:
         """How many rows train."""
         return len(self.train) + len(self.holed) - self.watching

@@ -168,6 +168,7 @@ def bind(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen()  # who comes before the server is up waits, and is not sent away
     except OSError as error:
         found.close()
         raise NicestError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error

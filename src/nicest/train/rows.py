@@ -19,13 +19,13 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_to_rows
 from nicest.recipes.recipe import ModelSettings
-from nicest.recipes.sizes import IN_MEMORY, held_out, recipe_for
+from nicest.recipes.sizes import FEW, IN_MEMORY, held_out, recipe_for
 from nicest.recipes.splits import describe
 from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe
 from nicest.train.engine import Engine
 from nicest.train.loop import fit
 from nicest.train.runtime import choose_device, rows_to
-from nicest.train.start import choose_start
+from nicest.train.start import UNBENT, choose_start
 from nicest.train.state import State
 
 
@@ -54,13 +54,17 @@ def fit_table(
     """
     if rows.shape[1] > WIDEST and np.isnan(rows).any():
         raise NicestError(f"expected rows without NaN, as of all tables of more than {WIDEST} columns: leave them out")
+    rows = rows[~np.isnan(rows).all(1)]
     given = {"model": {}, "train": {}} | dict(given or {})
-    recipe = recipe_for(len(rows), rows.shape[1], given).changed({"train": {"seed": seed}}, "NICE")
+    fewest = int((~np.isnan(rows)).sum(0).min())
+    recipe = recipe_for(len(rows) if fewest >= FEW else fewest, rows.shape[1], given)
+    recipe = recipe.changed({"train": {"seed": seed}}, "NICE")
     share = held_out(len(rows)) if valid is None else valid
     dtype = np.float32 if np.nanmax(np.abs(rows)) < np.finfo(np.float32).max / 4 else np.float64
     splits = in_memory(IN_MEMORY, widened(rows, seed).astype(dtype), seed, share)
     if warm is None:
-        recipe = choose_start(splits.training, recipe, given["model"])
+        unbent = {} if fewest >= FEW else UNBENT
+        recipe = choose_start(splits.training, recipe, unbent | dict(given["model"]))
         return fit_rows(recipe, splits, device=device, quiet=quiet)
     flow, model = warm
     return fit_rows(replace(recipe, model=model), splits, device=device, quiet=quiet, flow=copy.deepcopy(flow))

@@ -20,6 +20,7 @@ from nicest.recipes.sizes import FEW, recipe_for, recipe_for_images, settings_gi
 SHRINKAGES = (1e-6, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)  # never 0: columns may depend on each other
 SHRINKAGES_OF_IMAGES = SHRINKAGES[:6]  # what couplings find in images goes beyond their covariance, but builds on it
 FEWEST = 10  # rows to choose by
+UNBENT = {"marginals": "none"}  # where a column has too few cells to bend by
 CHOICE_ROWS = 5000  # rows that are enough to choose a start by
 PRIORS: dict[str, type[Prior]] = {"gaussian": Gaussian, "logistic": Logistic}
 
@@ -36,8 +37,10 @@ def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
     """The recipe with model and training chosen for the rows, but for what it sets itself, or `overrides` do."""
     given = settings_given(recipe, overrides)
     n, images = splits.n_training + len(splits.validating), len(splits.shape) > 1
+    sparse = len(splits.missing) > 0 and splits.fewest < FEW
+    n = splits.fewest if sparse else n
     made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
-    chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else {}
+    chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else UNBENT if sparse else {}
     rows = some(splits.training)
     noise = np.random.default_rng(recipe.train.seed).random(rows.shape, np.float32)
     discrete = splits.levels or np.array(splits.steps or [0.0]) > 0
