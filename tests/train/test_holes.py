@@ -1,6 +1,7 @@
 """Rows with missing cells: drawn from the model while it learns, and all else as for whole rows."""
 
 import math
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, interrupt_at, last, people, run, same_run
+from runs import SMALL, counters, interrupt_at, last, people, run, same_run
 from scipy import stats
 from torch import Tensor
 
@@ -18,8 +19,8 @@ from nicest.data import Splits, load
 from nicest.flows import Chain, Flow, Gaussian, Rescale, TriangularAffine
 from nicest.recipes import load_recipe
 from nicest.recipes.splits import describe
+from nicest.train import chains, loop
 from nicest.train import holes as module
-from nicest.train import loop
 from nicest.train.chains import Chains
 from nicest.train.holes import Holes
 from nicest.train.loop import train
@@ -136,7 +137,7 @@ class TestLikelihood:
             return NICE(random_state=0).fit(data).score(test)
 
         full, whole, ours = score(rows), score(holed[~missing.any(1)]), score(holed)
-        monkeypatch.setattr(Holes, "draw", lambda self, epoch: None)
+        monkeypatch.setattr(Holes, "draw", lambda self, epoch, stopped: True)
         first = score(holed)
         assert max(whole, first) < ours < full
         assert full - ours < 0.5 * (full - max(whole, first))
@@ -223,6 +224,27 @@ class TestRuns:
         assert train(load_recipe("digits"), tmp_path, resume=True, device="cpu")["finished"]
         assert same_run(tmp_path, straight)
 
+    def test_a_signal_does_not_wait_for_the_draws_and_the_resumed_run_makes_them(
+        self, table: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Of a large table they take longer than the seconds in which a run is to be saved."""
+        monkeypatch.setattr(chains, "ROWS", 20)  # four parts, of which the second hears the signal
+        trained(tmp_path / "parts", table)
+        moved, parts = Chains.moved, iter(range(999))
+
+        def heard(*given: Any) -> Tensor:
+            if next(parts) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return moved(*given)
+
+        monkeypatch.setattr(Chains, "moved", heard)
+        trained(tmp_path / "stopped", table)
+        assert (next(parts), counters(tmp_path / "stopped")["step"]) == (2, 6)
+        monkeypatch.setattr(Chains, "moved", moved)
+        assert train(load_recipe("digits"), tmp_path / "stopped", resume=True, device="cpu")["finished"]
+        assert same_run(tmp_path / "stopped", tmp_path / "parts")
+        assert not same_run(tmp_path / "parts", straight)  # parts have draws of their own
+
     def test_a_cell_that_was_missing_and_is_there_is_noticed(self, table: Path, tmp_path: Path, refusal: Refusal):
         own = tmp_path / "own.csv"
         own.write_text(table.read_text())
@@ -253,7 +275,7 @@ class TestRuns:
         def recovered(*rest: Any) -> None:
             back.append(last(tmp_path)["cells"])
             recover(*rest)
-            monkeypatch.setattr(Holes, "draw", lambda self, epoch: None)  # which comes before the step at once
+            monkeypatch.setattr(Holes, "draw", lambda self, epoch, stopped: True)  # which comes before the step at once
 
         monkeypatch.setattr(loop.TrainingStep, "__call__", sicken)
         monkeypatch.setattr(loop, "recover", recovered)

@@ -26,6 +26,11 @@ class Part(NamedTuple):
     expected: np.ndarray
     root: np.ndarray
 
+    @property
+    def cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """The row and the column of every missing cell."""
+        return np.repeat(self.rows, self.counts.sum(1)), self.places[self.counts]
+
 
 def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Rows with NaN cells, `holed` (N, D), with those drawn given the other cells of their row; what is there stays.
@@ -48,8 +53,7 @@ def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.nda
     drawn = scores[len(whole_rows) :]
     for part in conditional(drawn, mean, covariance):
         noise = rng.standard_normal(part.expected.shape)
-        cells = part.expected + np.einsum("nij,nj->ni", part.root, noise)
-        drawn[part.rows[:, None].repeat(cells.shape[1], 1)[part.counts], part.places[part.counts]] = cells[part.counts]
+        drawn[part.cells] = (part.expected + np.einsum("nij,nj->ni", part.root, noise))[part.counts]
     filled = holed.copy()
     for d, gone in enumerate(np.isnan(holed).T):
         column = np.sort(rows[~missing[:, d], d])
@@ -82,8 +86,7 @@ def fit(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for _ in range(ROUNDS if np.isnan(scores).any() else 1):
         expected, spread = scores.copy(), np.zeros(dim * dim)
         for part in conditional(scores, mean, covariance):
-            rows = part.rows[:, None].repeat(part.places.shape[1], 1)
-            expected[rows[part.counts], part.places[part.counts]] = part.expected[part.counts]
+            expected[part.cells] = part.expected[part.counts]
             pairs = part.places[:, :, None] * dim + part.places[:, None, :]
             both = part.counts[:, :, None] & part.counts[:, None, :]
             covariances = part.root @ part.root.transpose(0, 2, 1)

@@ -9,6 +9,7 @@ Moulines 1999).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -47,11 +48,14 @@ class Holes:
         if len(self.missing):
             self.holed[self.missing] = self.state.cells
 
-    def draw(self, epoch: int) -> None:
-        """Before an epoch: move the chains on, if it is time; each process does its share."""
+    def draw(self, epoch: int, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Before an epoch: move the chains on, if it is time; each process does its share.
+
+        Whether that was done to the end: `stopped` is asked in between, and when it says so all cells stay.
+        """
         every = self.state.recipe.train.evaluate_every
         if not len(self.missing) or not epoch or epoch % every:
-            return
+            return True
         state, world, times = self.state, self.state.world, epoch // every
         count = min(len(self.missing), max(AT_LEAST, every * len(self.rows) // MOVES))
         which = (torch.arange(count, device=state.device) + times * count) % len(self.missing)  # all, turn by turn
@@ -63,13 +67,18 @@ class Holes:
             samples = self.noisy(self.rows[some], generator)
             chains = Chains(flow.continuous(), samples, (self.lower, self.upper), generator)
             parts, moved = which.split(chains.at_once()), {}
-            for i in range(world.rank, len(parts), world.size):
-                self.seed(generator, epoch, i + 1)  # the same draws, whoever makes them
-                moved[i] = self.moved(chains, parts[i]).cpu()
+            for first in range(0, len(parts), world.size):
+                if stopped():
+                    return False
+                i = first + world.rank
+                if i < len(parts):
+                    self.seed(generator, epoch, i + 1)  # the same draws, whoever makes them
+                    moved[i] = self.moved(chains, parts[i]).cpu()
         for found in world.each(moved):
             for i, rows in found.items():
                 self.holed[parts[i]] = rows.to(state.device)
         state.cells = self.holed[self.missing]
+        return True
 
     def seed(self, generator: torch.Generator, epoch: int, part: int) -> None:
         numbers = np.random.SeedSequence([self.state.recipe.train.seed, epoch, part])

@@ -152,7 +152,9 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                 generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
                 order, order_of = torch.randperm(len(rows), generator=generator).to(state.device), epoch
             if position == 0 and not unscored:
-                holes.draw(epoch)
+                stop = not holes.draw(epoch, lambda: world.anywhere(interrupted.is_set()))
+                if stop:  # the resumed run draws them
+                    continue
                 state.losses = torch.zeros(per_epoch, device=state.device)
             lr = set_rates(state.optimizer, settings, counters.step - unscored, epoch, total)
             try:
