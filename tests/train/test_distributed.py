@@ -194,8 +194,7 @@ def _begun(jobs: object, killed: object, terminated: object) -> None:
 
 def kill_one(out: Path, *settings: str, device: str = "cpu") -> Ended:
     """Kill the second of two processes after the first validation."""
-    # one restart for the one that is killed, and more: torch was seen to abort a worker that had ended its training
-    process = torchrun(2, *training(out, *LONG, *settings, device=device), restarts=3)
+    process = torchrun(2, *training(out, *LONG, *settings, device=device), restarts=1)
     wait_for((out / "metrics.jsonl").exists, process)
     os.kill(worker(process.pid, rank=1), signal.SIGKILL)
     return ended(process)
@@ -330,7 +329,7 @@ class TestTorchrun:
         errors = [line for line in end.err.splitlines() if line.startswith("error:")]
         assert len(errors) <= 1  # of the one that was left
         assert all("another process of this training was lost" in line for line in errors)
-        assert end.out.count("best") >= 1  # again, if a worker was started again after the end
+        assert end.out.count("best") == 1
 
     def test_termination_is_passed_on_and_all_is_saved(self, terminated: Future, folder: Path, tmp_path: Path):
         end = terminated.result()

@@ -64,3 +64,6 @@ if __name__ == "__main__":
             print(f"error: {error}", file=sys.stderr)
         except SystemExit as leaving:
             print(f"left with {leaving.code}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as nicest/__main__.py does, for the same reason
