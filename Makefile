@@ -27,7 +27,7 @@ load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, with the r
 	$(BIN)/python tests/load.py runs/demo --clients 50 --seconds 60 --out results/studio-load.json
 
 crash-test: $(VENV)/.dev  ## kill real trainings 60 times, resume them, compare their ends; ten minutes
-	PYTHONPATH=tests/train $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
+	PYTHONPATH=tests $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
 
 fuzz: $(VENV)/.dev  ## feed every reader 20,000 hostile files; a quarter of an hour on two cores
 	$(BIN)/python tests/fuzz.py --cases 20000 --out results/fuzz.json

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import SMALL
 from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
-from nicest.train.checkpoint import LAST, MODEL, RunFolder, read_tensors
-from nicest.train.runtime import environment
+from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors
+from nicest.runs.runtime import environment
+from small_runs import SMALL
 
 SETTINGS = (  # a few seconds of training; every source of randomness is used, and the best epoch is not the last
     *SMALL,
@@ -329,7 +329,7 @@ def report(tally: Tally, reference: Reference, arguments: argparse.Namespace, se
     """What goes into results/."""
     here = environment(torch.device("cpu"))
     return {
-        "command": f"PYTHONPATH=tests/train python tests/crash.py --kills {arguments.kills} --seed {arguments.seed}",
+        "command": f"PYTHONPATH=tests python tests/crash.py --kills {arguments.kills} --seed {arguments.seed}",
         "date": here["date"],
         "hardware": f"{platform.machine()} CPU, one thread a run",
         "platform": f"{platform.system()}, Python {here['python']}",

@@ -69,7 +69,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.recipe import TABLES
-from nicest.train.checkpoint import RunFolder, read_tensors, write_tensors
+from nicest.runs.folder import RunFolder, read_tensors, write_tensors
 
 SECONDS = 5  # a case that takes longer hangs
 ADDRESSES = 4 << 30  # bytes of memory that a case may ask for

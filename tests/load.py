@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from nicest.files import to_json, write_text
-from nicest.train.runtime import environment
+from nicest.runs.runtime import environment
 
 WAIT = (0.3, 1.2)  # seconds between an answer and the next question
 

@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nicest import NICE, NicestError
 from nicest.flows import Coupling
-from nicest.recipes.sizes import recipe_for
+from nicest.recipes.defaults import recipe_for
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
 from nicest.train.loop import train as train_recipe
@@ -424,7 +424,7 @@ class TestImpute:
         assert not np.array_equal(once, other)
 
     def test_many_rows_are_done_in_parts(self, model: NICE, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("nicest.tasks.impute.AT_ONCE", 2)
+        monkeypatch.setattr("nicest.inference.impute.AT_ONCE", 2)
         holed = np.array([[1.0, np.nan, 0.0]] * 5 + [[0.0, 1.0, 2.0]])
         filled, low, high = model.impute(holed, draws=80, steps=200, interval=0.9)
         assert len(set(filled[:5, 1])) == 5  # each has draws of its own

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from nicest.errors import NicestError
     from nicest.estimator import NICE
     from nicest.flows import Flow
-    from nicest.train.checkpoint import load
-    from nicest.train.engine import Engine
+    from nicest.inference.engine import Engine
+    from nicest.runs.folder import load
 
 __version__ = "0.1.0"
 __all__ = ["NICE", "Engine", "Flow", "NicestError", "__version__", "load"]
@@ -23,16 +23,16 @@ __all__ = ["NICE", "Engine", "Flow", "NicestError", "__version__", "load"]
 # torch is imported when something needs it, not before: `nicest --help` answers at once
 _HOMES = {
     "NICE": "nicest.estimator",
-    "Engine": "nicest.train.engine",
+    "Engine": "nicest.inference.engine",
     "Flow": "nicest.flows",
     "NicestError": "nicest.errors",
-    "load": "nicest.train.checkpoint",
+    "load": "nicest.runs.folder",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("flows", "data", "recipes", "train", "tasks", "plots"):
+    if name in ("flows", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots"):
         return importlib.import_module(f"nicest.{name}")
     raise AttributeError(f"module 'nicest' has no attribute {name!r}")

@@ -27,15 +27,15 @@ from nicest.data.tables import listed
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
+from nicest.inference.engine import Engine
+from nicest.inference.impute import impute_rows, in_parts
 from nicest.recipes import Recipe
-from nicest.recipes.sizes import FEW
-from nicest.tasks.impute import impute_rows, in_parts
+from nicest.recipes.defaults import FEW
+from nicest.runs.digests import ENVIRONMENT
+from nicest.runs.folder import COLUMNS, RunFolder, load_with_recipe
+from nicest.runs.runtime import choose_device, environment
 from nicest.tasks.score import QUANTILES, keep_quantiles
-from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe
-from nicest.train.digests import ENVIRONMENT
-from nicest.train.engine import Engine
-from nicest.train.rows import fit_table
-from nicest.train.runtime import choose_device, environment
+from nicest.train.fit_table import fit_table
 
 FILE = "estimator.json"
 LARGEST = 1e100  # beyond it squares overflow

@@ -19,11 +19,12 @@ from nicest import __version__
 from nicest.cli.base import Basis, Direction, Preset, Way
 from nicest.errors import NicestError
 from nicest.files import to_json
+from nicest.inference import fill
+from nicest.inference.fill import PRESETS
 from nicest.recipes import names
-from nicest.tasks import fill, latent
-from nicest.tasks.fill import PRESETS
+from nicest.runs.folder import RunFolder, load_with_recipe
+from nicest.tasks import latent
 from nicest.tasks.masks import FIGURE
-from nicest.train.checkpoint import RunFolder, load_with_recipe
 
 LATENT = [f"latent {look}" for look in ("spectrum", "sphere", "interpolate", "truncate")]
 COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "inpaint", "certify", "bench", *LATENT]

@@ -21,7 +21,7 @@ def test_every_public_name_is_there(name: str):
 def test_public_names_are_the_things_themselves():
     from nicest.errors import NicestError
     from nicest.flows import Flow
-    from nicest.train.checkpoint import load
+    from nicest.runs.folder import load
 
     assert (nicest.Flow, nicest.NicestError, nicest.load) == (Flow, NicestError, load)
 

@@ -16,7 +16,7 @@ import nicest
 from nicest.cli import app, main
 from nicest.data import load as load_data
 from nicest.recipes import load_recipe, names
-from nicest.train.checkpoint import load_with_recipe
+from nicest.runs.folder import load_with_recipe
 
 ONE_STEP = ("model.width=8", "train.epochs=1", "train.batch=100")
 SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "fer2013": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}

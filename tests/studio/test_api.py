@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nicest.data.columns import Column
+from nicest.runs.folder import load_with_recipe
 from nicest.studio import limits
 from nicest.studio.guard import HEADERS, PATIENCE, Guard
 from nicest.studio.rows import _ends, _typed
 from nicest.studio.served import Loaded
 from nicest.studio.server import PAGE, create_app, is_loopback, name_runs
 from nicest.tasks.evaluate import evaluate
-from nicest.train.checkpoint import load_with_recipe
 
 Ask = Callable[..., httpx.Response]
 DIGITS = "/api/runs/digits"

@@ -15,7 +15,7 @@ from PIL import Image
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
-from nicest.train.checkpoint import RunFolder, load_with_recipe
+from nicest.runs.folder import RunFolder, load_with_recipe
 from nicest.train.loop import train
 
 TINY = (

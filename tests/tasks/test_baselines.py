@@ -233,7 +233,7 @@ class TestFitPrior:
     def test_is_the_same_in_batches(self, monkeypatch: pytest.MonkeyPatch):
         rows = np.random.default_rng(10).logistic(size=(500, 3))
         whole = self.fit("factorial_logistic", rows)
-        monkeypatch.setattr("nicest.train.engine.BATCH", 64)
+        monkeypatch.setattr("nicest.inference.engine.BATCH", 64)
         np.testing.assert_allclose(self.fit("factorial_logistic", rows), whole, rtol=1e-12)
 
     @pytest.mark.parametrize("name", ["diagonal_gaussian", "factorial_logistic"])

@@ -13,8 +13,8 @@ from torch import Tensor
 from nicest.data import load as load_data
 from nicest.flows import Chain, DiagonalScaling, Flow, Gaussian, TriangularAffine
 from nicest.recipes import load_recipe
+from nicest.runs.folder import load
 from nicest.tasks.certify import certify, examples, log_det_error
-from nicest.train.checkpoint import load
 from nicest.train.loop import train
 
 

@@ -11,9 +11,9 @@ import pytest
 from nicest.cli import main
 from nicest.errors import NicestError
 from nicest.recipes import Recipe, load_recipe
+from nicest.runs.folder import load
 from nicest.tasks.demo import demo
 from nicest.tasks.latent import spectrum
-from nicest.train.checkpoint import load
 
 FIGURES = ["data.png", "samples.png", "likelihood.png", "spectrum.png", "contact-sheet.png"]
 

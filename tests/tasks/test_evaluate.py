@@ -17,8 +17,8 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
 from nicest.recipes.splits import load_splits
+from nicest.runs.folder import load_with_recipe
 from nicest.tasks.evaluate import evaluate
-from nicest.train.checkpoint import load_with_recipe
 
 CONTRACT = {
     "dataset",
@@ -255,7 +255,7 @@ def test_one_example_has_a_mean_and_no_standard_error(make: Callable, save_run: 
 
 def test_more_rows_than_one_batch_are_all_scored(digits_run: Path, monkeypatch: pytest.MonkeyPatch):
     whole = plain(digits_run, split="train", draws=1)
-    monkeypatch.setattr("nicest.train.engine.BATCH", 100)
+    monkeypatch.setattr("nicest.inference.engine.BATCH", 100)
     parts = plain(digits_run, split="train", draws=1)
     assert parts["n"] == whole["n"] == 1437
     assert parts["non_finite"] == 0

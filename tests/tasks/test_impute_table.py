@@ -153,7 +153,7 @@ def test_many_rows_are_filled_in_by_parts_with_other_draws_each(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Two rows alike in two parts: one memory for both, and not the same numbers."""
-    monkeypatch.setattr("nicest.tasks.impute.AT_ONCE", 1)
+    monkeypatch.setattr("nicest.inference.impute.AT_ONCE", 1)
     (tmp_path / "a.csv").write_text("x,y,kind,count,z\n" + "2.0,,plus,7,0.6\n" * 2)
     impute_table(run, tmp_path / "a.csv", out=tmp_path / "b.csv", cells=tmp_path / "c.csv", **QUICK)
     first, second = pd.read_csv(tmp_path / "c.csv")["value"]

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from nicest.files import to_json
 from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Logistic, Rescale
+from nicest.inference.fill import OURS, PRESETS, Ascent, Schedule, ascend, fill
+from nicest.inference.space import Space, frozen
 from nicest.plots import image_grid
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.tasks.fill import OURS, PRESETS, Ascent, Schedule, ascend, fill
+from nicest.runs.folder import load_with_recipe
 from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE
-from nicest.train.checkpoint import load_with_recipe
-from nicest.train.space import Space, frozen
 
 SHORT = replace(OURS, steps=60)
 MAP = replace(SHORT, noise=0.0)
@@ -119,7 +119,7 @@ class TestFill:
 
     def test_rows_go_in_parts_of_bounded_size(self, digits: tuple[Flow, Tensor], monkeypatch: pytest.MonkeyPatch):
         flow, x = digits
-        monkeypatch.setattr("nicest.tasks.fill.BATCH", 5)
+        monkeypatch.setattr("nicest.inference.fill.BATCH", 5)
         heard: list[float] = []
         filled = fill(flow, x, half(x), schedule=MAP, chains=2, watch=lambda share, nats: heard.append(share))
         assert filled.result.shape == (2, 6, 64)

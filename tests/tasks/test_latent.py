@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from nicest.files import to_json
 from nicest.flows import Flow
 from nicest.recipes.splits import load_splits
+from nicest.runs.folder import load_with_recipe
 from nicest.tasks.latent import (
     BASES,
     WAYS,
@@ -26,7 +27,6 @@ from nicest.tasks.latent import (
     straight,
     truncate,
 )
-from nicest.train.checkpoint import load_with_recipe
 
 LOOKS = [spectrum, sphere, interpolate, truncate]
 

@@ -21,13 +21,13 @@ from nicest.data import Splits
 from nicest.data import load as load_data
 from nicest.data.download import data_home, list_sets
 from nicest.flows import ZCA, Chain, Flow, Logistic
+from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.recipes.recipe import DataSettings
 from nicest.tasks.baselines import baselines
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.sample import sample
-from nicest.train.engine import Engine
 from nicest.train.loop import train
 
 HERE = {row.name for row in list_sets() if row.present}

@@ -12,8 +12,8 @@ from scipy import stats
 
 from nicest.errors import NicestError
 from nicest.flows import Flow
+from nicest.runs.folder import load, load_with_recipe
 from nicest.tasks.sample import draw, sample, save_grid
-from nicest.train.checkpoint import load, load_with_recipe
 
 
 def array(run: Path, path: Path, n: int = 12, **options: object) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_more_than_one_batch_is_drawn_in_parts_that_differ(
         return honest(self, h)
 
     monkeypatch.setattr(Flow, "decode", spy)
-    monkeypatch.setattr("nicest.train.engine.BATCH", 7)
+    monkeypatch.setattr("nicest.inference.engine.BATCH", 7)
     drawn = array(digits_run, tmp_path / "a.npy", n=24)
     assert asked == [7, 7, 7, 3]
     assert drawn.shape == (24, 8, 8)

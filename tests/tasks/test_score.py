@@ -23,13 +23,13 @@ from nicest.data import load
 from nicest.data.scan import scan
 from nicest.data.tables import TableFile, write_table
 from nicest.recipes import load_recipe
+from nicest.runs.folder import RunFolder, load_with_recipe
 from nicest.tasks import score as module
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.impute_table import impute_table
 from nicest.tasks.sample import sample
 from nicest.tasks.score import CAVEAT, score
-from nicest.train.checkpoint import RunFolder, load_with_recipe
 from nicest.train.loop import train
 
 Refusal = Callable[..., str]
@@ -405,7 +405,7 @@ def test_noise_does_not_depend_on_how_many_rows_come_at_once(
     score(mixed_run, ["t.csv"], out="a.parquet", device="cpu")
     for batch, engine in ((7, 2000), (50_000, 13), (64, 5)):
         monkeypatch.setattr("nicest.data.tables.BATCH", batch)
-        monkeypatch.setattr("nicest.train.engine.BATCH", engine)
+        monkeypatch.setattr("nicest.inference.engine.BATCH", engine)
         score(mixed_run, ["t.csv"], out="b.parquet", device="cpu")
         one, other = (scores(in_tmp / name)["log_density"] for name in ("a.parquet", "b.parquet"))
         np.testing.assert_allclose(one, other, atol=1e-4)

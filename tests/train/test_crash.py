@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import run
 
 from crash import SETTINGS, Lost, Reference, crash_test, ending, finish, survived
-from nicest.train.checkpoint import LAST, MODEL, read_tensors, write_tensors
+from nicest.runs.folder import LAST, MODEL, read_tensors, write_tensors
+from small_runs import run
 
 SHORT = (*SETTINGS, "train.epochs=10")
 SECONDS = 4.0  # that a process of it takes, more or less

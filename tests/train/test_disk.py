@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import counters, digests, resume, run
 
 from nicest.files import replacing, write_text
 from nicest.recipes import Recipe
-from nicest.train.checkpoint import LAST, MODEL, RunFolder, read_tensors, write_tensors
+from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors, write_tensors
+from small_runs import counters, digests, resume, run
 
 Refusal = Callable[..., str]
 BIG = 1_000_000

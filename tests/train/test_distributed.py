@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, counters, last, metrics, model, people, resume, run, same_run, wait_for
 
 from nicest.data import load
 from nicest.recipes import load_recipe
 from nicest.train.distributed import World
 from nicest.train.loop import train
+from small_runs import SMALL, counters, last, metrics, model, people, resume, run, same_run, wait_for
 
 HERE = Path(__file__).parent
 NOISY = (
@@ -211,10 +211,10 @@ def worker(parent: int, rank: int) -> int:
 class TestWorld:
     def test_one_process_alone_says_what_it_is_told(self):
         world = World()
-        assert world.first(5) == 5
-        assert world.each(5) == [5]
-        assert world.anywhere(True)
-        assert not world.anywhere(False)
+        assert world.broadcast(5) == 5
+        assert world.all_gather(5) == [5]
+        assert world.any(True)
+        assert not world.any(False)
         assert world.mean(torch.tensor([1.0, 2.0])) == 1.5
         world.require_shares(7)
 

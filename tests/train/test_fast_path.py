@@ -11,8 +11,8 @@ import torch
 from nicest.data import load
 from nicest.errors import NicestError
 from nicest.recipes import load_recipe
+from nicest.runs.folder import RunFolder
 from nicest.train import loop
-from nicest.train.checkpoint import RunFolder
 from nicest.train.step import TrainingStep
 
 SETTINGS = ("train.epochs=30", "train.ema=0.999", "train.evaluate_every=30")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, equal
 
 from nicest.data import load
 from nicest.flows import MLP
+from nicest.inference.engine import padded_copies, padded_shapes
 from nicest.recipes import load_recipe
-from nicest.train.checkpoint import read_tensors
-from nicest.train.engine import padded_copies, padded_shapes
+from nicest.runs.folder import read_tensors
+from nicest.runs.runtime import rows_to
 from nicest.train.fused import FusedUpdate, side_by_side
 from nicest.train.loop import start
-from nicest.train.runtime import rows_to
 from nicest.train.state import State
+from small_runs import SMALL, equal
 
 DIGITS = load("digits")
 OVERRIDES = (*SMALL, "train.precision=bfloat16", "model.dropout=0", "model.hidden_layers=3", "model.width=13")

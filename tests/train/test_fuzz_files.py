@@ -11,7 +11,7 @@ import fuzz
 import nicest
 from nicest.recipes import Recipe, parse
 from nicest.recipes.recipe import LONGEST
-from nicest.train.checkpoint import read_tensors
+from nicest.runs.folder import read_tensors
 
 Refusal = Callable[..., str]
 

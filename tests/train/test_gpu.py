@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, interrupt_at, last, metrics, people, run, same_run
 
 from nicest.data import load
 from nicest.flows import MLP, Additive, Coupling, Partition
+from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.recipes.units import interval_nats
-from nicest.train.checkpoint import load as load_model
-from nicest.train.engine import Engine
+from nicest.runs.folder import load as load_model
+from nicest.runs.runtime import rows_to
 from nicest.train.loop import start, train
 from nicest.train.optim import set_rates
-from nicest.train.runtime import rows_to
 from nicest.train.step import TrainingStep
+from small_runs import SMALL, interrupt_at, last, metrics, people, run, same_run
 
 if torch.cuda.is_available():
     from nicest import kernels

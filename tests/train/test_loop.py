@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import PER_EPOCH, PLAIN, SMALL, equal, last, metrics, model, resume, run, same_run
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from nicest.data import load as load_data
 from nicest.flows import Dequantize
+from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.recipes.units import bits_per_dim
+from nicest.runs.folder import LAST, MODEL, load, load_with_recipe, read_tensors
 from nicest.train import loop
-from nicest.train.checkpoint import LAST, MODEL, load, load_with_recipe, read_tensors
-from nicest.train.engine import Engine
 from nicest.train.optim import average_weight
 from nicest.train.state import State
 from nicest.train.step import update_average
+from small_runs import PER_EPOCH, PLAIN, SMALL, equal, last, metrics, model, resume, run, same_run
 
 SCALING = "chain.layers.scaling.s"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import digests, interrupt_at, resume, run
 from torch import Tensor
 
 from nicest.flows import Flow
+from nicest.inference.engine import Engine, out_of_memory
 from nicest.recipes import load_recipe
 from nicest.recipes.build import build
-from nicest.train.checkpoint import LAST, MODEL, load
-from nicest.train.engine import Engine, out_of_memory
+from nicest.runs.folder import LAST, MODEL, load
+from small_runs import digests, interrupt_at, resume, run
 
 Refusal = Callable[..., str]
 Room = Callable[..., None]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import PLAIN, counters, last, metrics, model, resume, run
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nicest.flows import DiagonalScaling
+from nicest.runs.folder import load
 from nicest.train import loop
-from nicest.train.checkpoint import load
+from small_runs import PLAIN, counters, last, metrics, model, resume, run
 
 Refusal = Callable[..., str]
 Sicken = Callable[..., list[int]]

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
 from torch import Tensor
 
 from nicest.data import Splits
 from nicest.errors import NicestError
+from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
+from nicest.runs.folder import LAST, RunFolder, read_tensors, write_tensors
 from nicest.train import loop
-from nicest.train.checkpoint import LAST, RunFolder, read_tensors, write_tensors
-from nicest.train.engine import Engine
 from nicest.train.loop import State, interruptible
+from small_runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
 
 Refusal = Callable[..., str]
 

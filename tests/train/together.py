@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from runs import interrupt_at
 from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import DiagonalScaling
 from nicest.recipes import load_recipe
 from nicest.train.loop import train
+from small_runs import interrupt_at
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

@@ -101,7 +101,7 @@ def verifiable(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def verified(*, verify: bool, **given: Any) -> None:
         if verify:
-            from nicest.train.checkpoint import RunFolder
+            from nicest.runs.folder import RunFolder
 
             RunFolder(given["run"]).verify()
         command(**given)

@@ -107,7 +107,7 @@ def train(
     folder = out or Path("runs") / loaded.name
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
-    from nicest.train.checkpoint import LAST, MODEL, RunFolder  # after the recipe: it takes two seconds
+    from nicest.runs.folder import LAST, MODEL, RunFolder  # after the recipe: it takes two seconds
     from nicest.train.loop import train as run_training
 
     if verify:

@@ -159,7 +159,7 @@ def show_study(result: Mapping[str, Any]) -> None:
 
 
 def show_results(result: Mapping[str, Any]) -> None:
-    from nicest.tasks.reproduce import why
+    from nicest.studies.reproduce import why
 
     rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
     for row in result["rows"]:

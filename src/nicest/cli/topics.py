@@ -161,11 +161,11 @@ def bench(
 
     Example: nicest bench --net mnist --batch 200 --batch 2048
     """
-    from nicest.tasks.bench import bench as run_bench
+    from nicest.studies.bench import bench as run_bench
 
     asked = {"windows": windows, "seconds": seconds, "device": device, "out": out}
     if study:
-        from nicest.tasks.study import study as run_study
+        from nicest.studies.cost import study as run_study
 
         small = net == ["small"]
         emit(run_study(**asked, small=small), as_json, show_study)  # type: ignore[arg-type]
@@ -184,8 +184,8 @@ def compare_density(
 
     Example: nicest compare density iris wine
     """
-    from nicest.tasks.compare import compare_density as run_comparison
-    from nicest.tasks.compare import markdown
+    from nicest.studies.compare import compare_density as run_comparison
+    from nicest.studies.compare import markdown
 
     result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
     emit(result, as_json, lambda result: print(markdown(result)))
@@ -203,7 +203,7 @@ def compare_imputation(
 
     Example: nicest compare imputation wine --seeds 1 --holes
     """
-    from nicest.tasks.compare_imputation import SETS, imputation, markdown
+    from nicest.studies.compare_imputation import SETS, imputation, markdown
 
     result = imputation(tables or SETS, range(seeds), holes=holes, out=out)
     emit(result, as_json, lambda result: print(markdown(result)))
@@ -220,8 +220,8 @@ def compare_outliers(
 
     Example: nicest compare outliers wine moons
     """
-    from nicest.tasks.compare_outliers import compare_outliers as run_comparison
-    from nicest.tasks.compare_outliers import markdown, verdict
+    from nicest.studies.compare_outliers import compare_outliers as run_comparison
+    from nicest.studies.compare_outliers import markdown, verdict
 
     result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
     emit(result, as_json, lambda result: print(markdown(result), verdict(result), result["caveat"], sep="\n\n"))
@@ -244,7 +244,7 @@ def reproduce_table(
 
     Example: nicest reproduce table --recipe mnist-best --page docs/results.md
     """
-    from nicest.tasks.reproduce import table
+    from nicest.studies.reproduce import table
 
     asked = {"seeds": seeds, "runs": runs, "out": out, "page": page, "device": device}
     result = table(recipe or [], overrides=tuple(overrides or ()), **asked)  # type: ignore[arg-type]
@@ -265,7 +265,7 @@ def reproduce_figures(
 
     Example: nicest reproduce figures --recipe digits
     """
-    from nicest.tasks.reproduce import figures
+    from nicest.studies.reproduce import figures
 
     asked = {"runs": runs, "out": out, "device": device}
     result = figures(recipe or [], overrides=tuple(overrides or ()), **asked)  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ def reproduce_vae(
     Example: nicest reproduce vae --recipe digits --seeds 1
     """
     from nicest.files import to_json, write_text
-    from nicest.tasks.vae import study
+    from nicest.studies.vae import study
 
     write_text(out, to_json({}))  # what cannot be written is refused before anything is trained
     result = study(recipe, seeds=range(seeds), steps=steps, device=device)

@@ -9,8 +9,8 @@ from nicest.data import Splits, load
 from nicest.data.images import Fit
 from nicest.data.tables import is_table
 from nicest.errors import NicestError
+from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, Recipe
-from nicest.recipes.sizes import IN_MEMORY
 
 
 def load_splits(recipe: Recipe) -> Splits:

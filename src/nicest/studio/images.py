@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.inference.fill import OURS, ascend
 from nicest.plots import animation, image_grid
 from nicest.recipes.units import INPUT_LAYERS, bits_per_dim, interval_nats
+from nicest.runs.runtime import rows_to
 from nicest.studio import limits
 from nicest.studio.messages import (
     Between,
@@ -32,13 +34,11 @@ from nicest.studio.messages import (
     numbers,
 )
 from nicest.studio.served import Loaded, noise
-from nicest.tasks.fill import OURS, ascend
 from nicest.tasks.inpaint import spread
 from nicest.tasks.latent import even_points
 from nicest.tasks.masks import hidden_by
 from nicest.tasks.pictures import fit_picture
 from nicest.tasks.score import CAVEAT, ledgers, outlier_scores
-from nicest.train.runtime import rows_to
 
 FRAMES = 150  # looks at an ascent, at least
 SECONDS = 1 / 25  # that pass between two looks, at most

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import Flow
+from nicest.inference.engine import Engine
 from nicest.recipes.units import interval_nats
+from nicest.runs.folder import RunFolder
 from nicest.studio.messages import Metrics, RunInfo, Spectrum, TrainingScores
 from nicest.tasks.latent import Model, principal
 from nicest.tasks.score import training_quantiles
-from nicest.train.checkpoint import RunFolder
-from nicest.train.engine import Engine
 
 noise = threading.Lock()  # the seed of the noise is the process's
 DRAWS = 8  # of the noise

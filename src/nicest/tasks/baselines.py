@@ -15,12 +15,12 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.flows import ZCA, Bijection, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine, moments
+from nicest.inference import engine
 from nicest.progress import track
 from nicest.recipes.build import fit_constants, input_layers
 from nicest.recipes.recipe import DataSettings
 from nicest.recipes.units import interval_nats
-from nicest.train import engine
-from nicest.train.runtime import rows_to
+from nicest.runs.runtime import rows_to
 
 NAMES = ("diagonal_gaussian", "factorial_logistic", "full_gaussian", "zca_logistic")
 

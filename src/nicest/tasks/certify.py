@@ -10,12 +10,12 @@ from torch import Tensor
 
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
+from nicest.inference.engine import Engine
 from nicest.progress import track
-from nicest.recipes.sizes import IN_MEMORY
+from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.splits import load_splits
-from nicest.train.checkpoint import RunFolder, load_with_recipe
-from nicest.train.engine import Engine
-from nicest.train.runtime import choose_device, rows_to, set_precision, training_precision
+from nicest.runs.folder import RunFolder, load_with_recipe
+from nicest.runs.runtime import choose_device, rows_to, set_precision, training_precision
 
 
 def certify(

@@ -11,11 +11,11 @@ from nicest.errors import NicestError
 from nicest.plots import contact_sheet, likelihood_figure, save_figure
 from nicest.recipes import load_recipe
 from nicest.recipes.splits import load_splits
+from nicest.runs.folder import LAST, RunFolder, load_with_recipe, read_tensors
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import draw, save_grid
-from nicest.train.checkpoint import LAST, RunFolder, load_with_recipe, read_tensors
 from nicest.train.loop import train
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from nicest.inference.engine import Engine
 from nicest.progress import track
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import INPUT_LAYERS, bits_per_dim
+from nicest.runs.folder import load_with_recipe
+from nicest.runs.runtime import choose_device, rows_to
 from nicest.tasks.baselines import baselines
-from nicest.train.checkpoint import load_with_recipe
-from nicest.train.engine import Engine
-from nicest.train.runtime import choose_device, rows_to
 
 WHY_POSITIVE = (
     "Nats are of a density on the interval the pixels lie in, not of a probability: where probability is packed into"

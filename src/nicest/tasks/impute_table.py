@@ -17,10 +17,10 @@ from nicest.data.tables import SUFFIXES, TableFile
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.flows import Flow
+from nicest.inference.impute import MIXED, impute_rows, in_parts
 from nicest.progress import Bar
-from nicest.tasks.impute import MIXED, impute_rows, in_parts
-from nicest.train.checkpoint import RunFolder, load_with_recipe, require_own_file
-from nicest.train.runtime import choose_device
+from nicest.runs.folder import RunFolder, load_with_recipe, require_own_file
+from nicest.runs.runtime import choose_device
 
 
 class Cells(NamedTuple):

@@ -14,16 +14,16 @@ import torch
 
 from nicest.errors import NicestError
 from nicest.files import write_bytes
+from nicest.inference.fill import PRESETS, Schedule, fill
+from nicest.inference.space import Space
 from nicest.plots import heading, image_grid, panel_figure, picture_kind, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.tasks.fill import PRESETS, Schedule, fill
+from nicest.runs.folder import load_with_recipe
+from nicest.runs.runtime import choose_device, rows_to
 from nicest.tasks.masks import Mask, hidden_by, mask_list, mask_name
-from nicest.train.checkpoint import load_with_recipe
-from nicest.train.runtime import choose_device, rows_to
-from nicest.train.space import Space
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation

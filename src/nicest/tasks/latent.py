@@ -19,6 +19,8 @@ from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.files import write_bytes
 from nicest.flows import ZCA, Logistic, TriangularAffine, moments
+from nicest.inference.engine import Engine
+from nicest.inference.space import Space
 from nicest.plots import (
     heading,
     image_grid,
@@ -31,10 +33,8 @@ from nicest.plots import (
 )
 from nicest.recipes.splits import load_splits
 from nicest.recipes.units import interval_nats
-from nicest.train.checkpoint import load_with_recipe
-from nicest.train.engine import Engine
-from nicest.train.runtime import choose_device, rows_to
-from nicest.train.space import Space
+from nicest.runs.folder import load_with_recipe
+from nicest.runs.runtime import choose_device, rows_to
 
 BASES = ("random", "top")
 WAYS = ("straight", "spherical")

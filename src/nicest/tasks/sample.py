@@ -15,11 +15,11 @@ from nicest.data.tables import write_table
 from nicest.errors import NicestError
 from nicest.files import write_bytes
 from nicest.flows import Flow
+from nicest.inference.engine import Engine
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
-from nicest.train.checkpoint import RunFolder, load_with_recipe, require_own_file
-from nicest.train.engine import Engine
-from nicest.train.runtime import choose_device
+from nicest.runs.folder import RunFolder, load_with_recipe, require_own_file
+from nicest.runs.runtime import choose_device
 
 SUFFIXES = (".png", ".npy", ".npz", *TABLES)
 

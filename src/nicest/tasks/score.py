@@ -21,13 +21,13 @@ from nicest.data.splits import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
 from nicest.errors import NicestError
 from nicest.files import replacing
+from nicest.inference.engine import Engine
 from nicest.progress import Bar
 from nicest.recipes import Recipe
-from nicest.recipes.sizes import FEW
+from nicest.recipes.defaults import FEW
 from nicest.recipes.splits import load_splits
-from nicest.train.checkpoint import COLUMNS, RunFolder, load_with_recipe, require_own_file
-from nicest.train.engine import Engine
-from nicest.train.runtime import choose_device, rows_to
+from nicest.runs.folder import COLUMNS, RunFolder, load_with_recipe, require_own_file
+from nicest.runs.runtime import choose_device, rows_to
 
 CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
 TRAINING_SCORES = "training-scores.npy"

@@ -18,7 +18,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import MLP, Coupling, Flow
 from nicest.flows.shares import Share
-from nicest.train.runtime import choose_device
+from nicest.runs.runtime import choose_device
 
 PATIENCE = timedelta(minutes=30)  # with a process that does not answer: the first may be writing a large state
 _COUNT = itertools.count()
@@ -46,21 +46,21 @@ class World:
         """What this process has of every batch."""
         return Share(self.rank, self.size)
 
-    def first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process says; what the others say is not heard."""
         said = [value]
         if self.joined:
             dist.broadcast_object_list(said, 0, device=torch.device("cpu"))
         return said[0]
 
-    def each(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """What each process says."""
         said = [value] * self.size
         if self.joined:
             dist.all_gather_object(said, value)
         return said
 
-    def anywhere(self, flag: bool) -> bool:
+    def any(self, flag: bool) -> bool:
         """Whether it is so for any of them."""
         if not self.joined:
             return flag
@@ -87,7 +87,7 @@ class World:
         """The tensors of the first process, which lie on its CPU."""
         if not self.joined:
             return dict(tensors)
-        described = self.first([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+        described = self.broadcast([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
         received = {}
         for name, shape, dtype in described:
             received[name] = tensors[name].contiguous() if self.rank == 0 else torch.empty(shape, dtype=dtype)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from nicest.flows import MLP, Coupling
 from nicest.flows.gpu import kernels_for
 from nicest.flows.reduced import Buffers
-from nicest.train.engine import padded_shapes
+from nicest.inference.engine import padded_shapes
 from nicest.train.optim import RMSProp, moment_names
 from nicest.train.state import State
 

@@ -20,21 +20,21 @@ from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.flows import Flow
+from nicest.inference.engine import Engine
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.build import build, fit_to_rows, needs_moments
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.recipes.units import bits_per_dim, interval_nats
-from nicest.train.checkpoint import COLUMNS, LAST, RunFolder, WatchedFolder, read_tensors, restore_flow
-from nicest.train.digests import ENVIRONMENT
+from nicest.runs.digests import ENVIRONMENT
+from nicest.runs.folder import COLUMNS, LAST, RunFolder, WatchedFolder, read_tensors, restore_flow
+from nicest.runs.runtime import environment, rows_to
 from nicest.train.distributed import World, joined, local, restarts
-from nicest.train.engine import Engine
-from nicest.train.holes import Holes
+from nicest.train.initial import sized
 from nicest.train.memory import explaining_memory
+from nicest.train.missing_cells import Holes
 from nicest.train.optim import set_rates
-from nicest.train.runtime import environment, rows_to
-from nicest.train.start import sized
 from nicest.train.state import Counters, State, under
 from nicest.train.step import TrainingStep
 
@@ -55,8 +55,8 @@ def train(
     """
     with joined(device) as (world, place):
         run = RunFolder(out) if world.rank == 0 else WatchedFolder(out)
-        there = world.first((run.path / LAST).exists())
-        if resume or (there and world.anywhere(restarts() > 0)):
+        there = world.broadcast((run.path / LAST).exists())
+        if resume or (there and world.any(restarts() > 0)):
             if not there:
                 raise NicestError(f"nothing to resume: {run.path} holds no {LAST}")
             with run.open_for_writing():
@@ -66,7 +66,7 @@ def train(
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
-            recipe = world.first(sized(recipe, splits, overrides) if world.rank == 0 else None)
+            recipe = world.broadcast(sized(recipe, splits, overrides) if world.rank == 0 else None)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with run.open_for_writing():
             run.refuse_existing()
@@ -111,7 +111,7 @@ def resume_state(
 def read_last(run: RunFolder, world: World) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
     """The last state of a run, which the first process reads for all."""
     tensors, *rest = read_tensors(run.path / LAST) if world.rank == 0 else ({}, None, None)
-    recipe, counters = world.first(rest)
+    recipe, counters = world.broadcast(rest)
     return world.sent(tensors), recipe, counters
 
 
@@ -152,7 +152,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                 generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
                 order, order_of = torch.randperm(len(rows), generator=generator).to(state.device), epoch
             if position == 0 and not unscored:
-                stop = not holes.draw(epoch, lambda: world.anywhere(interrupted.is_set()))
+                stop = not holes.draw(epoch, lambda: world.any(interrupted.is_set()))
                 if stop:  # the resumed run draws them
                     continue
                 state.losses = torch.zeros(per_epoch, device=state.device)
@@ -167,12 +167,12 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
             last_of_epoch = position + 1 == per_epoch
             looks = last_of_epoch or counters.step % CHECK_EVERY == 0
             # asked once a step, so that what is saved then was looked at first
-            stop = (listens or looks) and world.anywhere(interrupted.is_set())
+            stop = (listens or looks) and world.any(interrupted.is_set())
             validates = last_of_epoch and ((epoch + 1) % settings.evaluate_every == 0 or epoch + 1 == settings.epochs)
             if looks or stop:
                 good = int(state.losses[: position + 1].isfinite().cumprod(0).sum())  # losses before the first bad one
-                late = world.first(saver.late())
-                if good <= position or ((stop or late) and world.anywhere(not finite(flow))):
+                late = world.broadcast(saver.late())
+                if good <= position or ((stop or late) and world.any(not finite(flow))):
                     recover(state, run, epoch * per_epoch + good, step, bar)
                     holes.put()
                     counters, step, saver.best = state.counters, TrainingStep(state, rows, batch), None
@@ -187,7 +187,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                 state.average.eval()
                 scored = None if stop else score(engine, valid, interrupted, world)
                 flow.train()
-                if scored is None and not world.anywhere(
+                if scored is None and not world.any(
                     not finite(flow)
                 ):  # a signal waits for no validation: the resumed run makes it
                     counters.unscored = stop = True
@@ -214,7 +214,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
                     saver.best = state.average_tensors(), row
                 # before the state: --resume drops a row too many, but a lost one stays lost
                 run.append_metrics(row)
-                if world.first(saver.due()) or over(counters, settings, per_epoch):
+                if world.broadcast(saver.due()) or over(counters, settings, per_epoch):
                     saver.save()
                 if not bar.console.is_terminal:
                     bar.note(f"epoch {epoch + 1}/{settings.epochs}  train {nats:.2f}  valid {valid_nats:.2f} nats")
@@ -245,7 +245,7 @@ def score(engine: Engine, rows: Tensor, interrupted: threading.Event, world: Wor
     random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]
     scores = []
     for part in rows.split(SCORED_AT_ONCE):
-        if world.anywhere(interrupted.is_set()):
+        if world.any(interrupted.is_set()):
             torch.set_rng_state(random[0])
             for device, numbers in zip(cuda, random[1], strict=True):
                 torch.cuda.set_rng_state(numbers, device)
@@ -296,7 +296,7 @@ def recover(state: State, run: RunFolder, at: int, step: TrainingStep, bar: Bar)
 def diverged(state: State, run: RunFolder, step: TrainingStep) -> str:
     """What to say when a run cannot go on: the step, the layer, the remedy."""
     settings = state.recipe.train
-    found = state.world.each(sick_layer(state.whole(state.flow), step.rows[step.index]))
+    found = state.world.all_gather(sick_layer(state.whole(state.flow), step.rows[step.index]))
     where = next((each for each in found if each != ELSEWHERE), ELSEWHERE)
     return (
         f"non-finite loss at step {state.counters.step}, for the second time, first in {where}: lower train.lr"

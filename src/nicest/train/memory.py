@@ -11,9 +11,9 @@ import torch
 
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.train.checkpoint import LAST, RunFolder
-from nicest.train.engine import out_of_memory
-from nicest.train.runtime import describe_device, rows_to
+from nicest.inference.engine import out_of_memory
+from nicest.runs.folder import LAST, RunFolder
+from nicest.runs.runtime import describe_device, rows_to
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
 

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
-from nicest.train.checkpoint import write_tensors
+from nicest.runs.folder import write_tensors
+from nicest.runs.runtime import set_precision, training_precision
 from nicest.train.distributed import World, placed, shard, whole
 from nicest.train.optim import make_optimizer
-from nicest.train.runtime import set_precision, training_precision
 
 
 @dataclass

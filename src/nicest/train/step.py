@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nicest.inference.engine import capture
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
-from nicest.train.engine import capture
 from nicest.train.fused import FusedUpdate
 from nicest.train.optim import average_weight
 from nicest.train.state import State

@@ -1,0 +1,250 @@
+"""Climbing the log-likelihood in what is hidden, tensors in and tensors out (NICE §5.2)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import Flow
+from nicest.inference.engine import Engine, capture
+from nicest.inference.space import Space, frozen
+
+BATCH = 2000  # rows that climb at once, whatever their number
+
+Direction = Literal["adam", "gradient"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """x_H <- P[x_H + a_i (gradient_scale g + noise ε)], g = ∂ log p/∂x_H, a_i = 10/(100 + i) (NICE §5.2).
+
+    ε ~ N(0, I), and P projects onto the interval of the data. In the text both factors are 1, and a step then crosses
+    the whole interval; the authors' code climbs the mean of its 100 images, which is a gradient scale of 1/100.
+
+    DIFFERS: in the direction "adam", g is averaged over a few iterations and divided by the root of its mean square,
+    pixel by pixel. On MNIST a border pixel starts with some 45 times the gradient of a central one: plain steps short
+    enough for the border to settle barely move the digit, and very many are needed (docs/log.md).
+    """
+
+    steps: int
+    direction: Direction
+    gradient_scale: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise NicestError(f"expected at least 1 step, got {self.steps}")
+        if self.direction not in get_args(Direction):
+            raise NicestError(f"expected a direction of {', '.join(get_args(Direction))}, got {self.direction!r}")
+        if not 0 < self.gradient_scale < math.inf:
+            raise NicestError(f"expected a gradient scale above 0, such as 1, got {self.gradient_scale}")
+        if not 0 <= self.noise < math.inf:
+            raise NicestError(f"expected noise of 0, for none, or more, got {self.noise}")
+
+
+OURS = Schedule(steps=1000, direction="adam", gradient_scale=1.0, noise=0.03)
+PRESETS = {
+    "ours": OURS,
+    "authors": Schedule(steps=111_895, direction="gradient", gradient_scale=0.01, noise=1.0),
+}
+BETAS = (0.9, 0.99)  # Adam's averaging factors
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Rows with what was hidden filled in, by every chain, after each number of iterations in `looks`.
+
+    `states` (looks, chains, B, D) are in the space and dtype of the rows; `nats` (looks, chains, B), of the data's own
+    space as in `Flow`, are of the real numbers that the ascent moves: of pixels, the states hold the levels of those.
+    """
+
+    looks: tuple[int, ...]
+    states: Tensor
+    nats: Tensor
+
+    @property
+    def start(self) -> Tensor:
+        return self.states[0]
+
+    @property
+    def result(self) -> Tensor:
+        return self.states[-1]
+
+    @property
+    def best(self) -> Tensor:
+        """The likeliest chain of each row, (B,)."""
+        return self.nats[-1].argmax(0)
+
+
+class Ascent:
+    """The state of the ascent and one iteration of it, in static shapes and without a word to the host.
+
+    All that an iteration reads or writes keeps its place on the device, its number i included, so that `iteration`
+    can be captured as one CUDA graph and replayed.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        y: Tensor,
+        hidden: Tensor,
+        box: tuple[Tensor, Tensor],
+        schedule: Schedule,
+        generator: torch.Generator,
+        start: Tensor | None = None,
+    ) -> None:
+        self.flow, self.hidden, self.schedule, self.generator = flow, hidden, schedule, generator
+        self.lower, self.upper = box
+        self.noise, self.mean, self.square = (torch.zeros_like(y) for _ in range(3))
+        self.i = y.new_zeros(())
+        begin = self.draw(y) if start is None else start.clamp(self.lower, self.upper)
+        self.y = torch.where(hidden, begin, y).requires_grad_()
+
+    def draw(self, y: Tensor) -> Tensor:
+        """Where the hidden start: uniform between finite bounds, as the authors' do, else N(0, 1)."""
+        uniform = torch.rand(y.shape, generator=self.generator, dtype=y.dtype, device=y.device)
+        normal = torch.randn(y.shape, generator=self.generator, dtype=y.dtype, device=y.device)
+        width = self.upper - self.lower
+        return torch.where(width.isfinite(), self.lower + width * uniform, normal.clamp(self.lower, self.upper))
+
+    def iteration(self) -> None:
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(self.flow.log_prob(self.y).sum(), self.y)
+        with torch.no_grad():
+            change = self.schedule.gradient_scale * self.direction(gradient)
+            if self.schedule.noise:
+                change += self.schedule.noise * self.noise.normal_(generator=self.generator)
+            moved = (self.y + 10 / (100 + self.i) * change).clamp(self.lower, self.upper)
+            self.y.copy_(torch.where(self.hidden, moved, self.y))
+            self.i += 1
+
+    def captured(self, precision: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+        """`iteration`, on a GPU as one CUDA graph to replay; no state and no random number is used up by capturing.
+
+        There the coupling functions compute in `precision`, which is enough for a direction; log-likelihoods that are
+        reported are float32's.
+        """
+        if not self.y.is_cuda:
+            return self.iteration
+        self.engine = Engine(self.flow, precision=precision)  # holds what the graph reads
+        state = (self.y, self.i, self.mean, self.square)
+        before, random = [each.detach().clone() for each in state], self.generator.get_state()
+        with self.engine.prepared():
+            graph, _ = capture(self.iteration, self.y.device, generator=self.generator)
+        with torch.no_grad():
+            for each, kept in zip(state, before, strict=True):
+                each.copy_(kept)
+        self.generator.set_state(random)
+        return graph.replay
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        if self.schedule.direction == "gradient":
+            return gradient
+        (beta1, beta2), count = BETAS, self.i + 1
+        self.mean.lerp_(gradient, 1 - beta1)
+        self.square.lerp_(gradient.square(), 1 - beta2)
+        size = (self.square / (1 - beta2**count)).sqrt().clamp_min(torch.finfo(gradient.dtype).tiny)
+        return self.mean / (1 - beta1**count) / size
+
+
+def fill(
+    flow: Flow,
+    x: Tensor,
+    hidden: Tensor,
+    *,
+    schedule: Schedule = OURS,
+    chains: int = 1,
+    bounds: tuple[Tensor | float, Tensor | float] | None = None,
+    looks: Sequence[int] = (),
+    seed: int = 0,
+    watch: Callable[[float, float], None] = lambda share, mean_nats: None,
+) -> Filled:
+    """Fill in what is hidden by climbing the log-likelihood; the observed come back bit for bit (NICE §5.2).
+
+    x (B, D) holds rows in the data's own space, levels or real numbers; hidden (B, D) is true where x is to be found,
+    and x is not looked at there: it may be NaN. The ascent stays within `bounds`, in units of the data; without them
+    pixels stay in their interval and real numbers go anywhere. Every chain has its own start and noise. The states at
+    the start, after `looks` iterations and at the end are kept. `watch(share done, mean nats)` hears of the progress.
+    """
+    _check(flow, x, hidden, chains)
+    dim = flow.prior.dim
+    space, generator = Space(flow), torch.Generator(x.device).manual_seed(seed)
+    stops = tuple(sorted({0, *looks, schedule.steps}))
+    rows, masks = (each.repeat(chains, 1).split(BATCH) for each in (x, hidden))
+    states, nats = [], []
+
+    def tell(part: int, share: float, mean_nats: float) -> None:
+        watch((part + share) / len(rows), mean_nats)
+
+    with frozen(flow):
+        box = space.box(bounds)
+        for part, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+            ascent = Ascent(space.flow, space.enter(row), mask, box, schedule, generator)
+            kept = list(_climb(ascent, space, set(stops).__contains__, functools.partial(tell, part)))
+            states.append(torch.stack([torch.where(mask, space.leave(y).to(row), row) for _, y, _ in kept]))
+            nats.append(torch.stack([each for _, _, each in kept]))
+    shape = (len(stops), chains, len(x))
+    return Filled(stops, torch.cat(states, 1).reshape(*shape, dim), torch.cat(nats, 1).reshape(shape))
+
+
+def ascend(
+    flow: Flow,
+    x: Tensor,
+    hidden: Tensor,
+    look: Callable[[int], bool],
+    *,
+    schedule: Schedule = OURS,
+    chains: int = 1,
+    seed: int = 0,
+) -> Iterator[Filled]:
+    """`fill`, one look at a time while it climbs: at the start, wherever `look(iterations done)` says so, at the end.
+
+    For few rows, which climb together. Whoever stops asking ends the ascent.
+    """
+    _check(flow, x, hidden, chains)
+    space, generator = Space(flow), torch.Generator(x.device).manual_seed(seed)
+    rows, masks = x.repeat(chains, 1), hidden.repeat(chains, 1)
+    with frozen(flow):
+        ascent = Ascent(space.flow, space.enter(rows), masks, space.box(None), schedule, generator)
+        for i, y, nats in _climb(ascent, space, look, lambda share, mean_nats: None):
+            state = torch.where(masks, space.leave(y).to(rows), rows)
+            yield Filled((i,), state.view(1, chains, *x.shape), nats.view(1, chains, len(x)))
+
+
+def _check(flow: Flow, x: Tensor, hidden: Tensor, chains: int) -> None:
+    dim = flow.prior.dim
+    if x.shape != hidden.shape or x.shape[1:] != (dim,) or hidden.dtype != torch.bool:
+        got = f"{tuple(x.shape)} and {tuple(hidden.shape)} of {hidden.dtype}"
+        raise NicestError(f"expected rows (B, {dim}) and a boolean mask of that shape, got {got}")
+    if chains < 1:
+        raise NicestError(f"expected at least 1 chain, got {chains}")
+
+
+def _climb(
+    ascent: Ascent, space: Space, look: Callable[[int], bool], watch: Callable[[float, float], None]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Iterations done, state and log-likelihood at the start, wherever `look` says so, and at the end.
+
+    Between looks the host reads nothing from the device.
+    """
+    mean_nats, iterate, steps = math.nan, ascent.captured(), ascent.schedule.steps
+    for i in range(steps + 1):
+        if i:
+            iterate()
+            watch(i / steps, mean_nats)
+        if 0 < i < steps and not look(i):
+            continue
+        y = ascent.y.detach().clone()
+        nats = space.nats(y)
+        mean_nats = float(nats.mean())
+        if not math.isfinite(mean_nats):
+            cause = "choose a smaller gradient scale" if i else "is every observed value a number?"
+            raise NicestError(f"the log-likelihood is not finite after {i} steps: {cause}")
+        yield i, y, nats

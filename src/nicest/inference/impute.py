@@ -1,0 +1,227 @@
+"""Missing cells of a table: the mode by the ascent of NICE §5.2, and draws by Metropolis-adjusted Langevin chains."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import Chain, Flow, Rescale
+from nicest.inference.engine import Engine
+from nicest.inference.fill import OURS, Ascent
+from nicest.inference.langevin import JUMP_EVERY, SAMPLES, Bounds, Chains, Point, adapted
+from nicest.inference.space import frozen
+
+AT_ONCE = 500  # rows with missing cells
+MIXED = 1.1  # the largest R-hat of chains that agree
+
+
+@dataclass(frozen=True)
+class Imputed:
+    """Rows with their hidden cells filled in; observed cells are those of the rows, bit for bit, in every field.
+
+    `mode`, `mean`, `low` and `high` are (N, D), `draws` (draws, N, D): a draw is of all hidden cells of a row at once,
+    and the interval from `low` to `high` is of each cell alone. `nats` (N,) is log p of the mode. `acceptance` (N,) is
+    the share of Langevin proposals taken after the warm-up; `r_hat` (N,) the worst split R-hat of the row's cells,
+    which is near 1 where all parts of all chains agree. Both are 1 in rows without hidden cells.
+    """
+
+    mode: Tensor
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+    draws: Tensor
+    nats: Tensor
+    acceptance: Tensor
+    r_hat: Tensor
+
+    @property
+    def mixed(self) -> Tensor:
+        """Whether the chains of a row agree, (N,): where they do not, its draws are not to be trusted."""
+        return self.r_hat < MIXED
+
+    @property
+    def verdict(self) -> str:
+        """One line about the chains."""
+        bad = (~self.mixed).nonzero().flatten().tolist()
+        if not bad:
+            return f"the chains of all {len(self.mixed)} rows mixed"
+        named = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        worst = float(self.r_hat.max())
+        return f"{len(bad)} of {len(self.mixed)} rows did not mix ({named}; R-hat up to {worst:.2f}): take more steps"
+
+
+def impute_rows(
+    flow: Flow,
+    x: Tensor,
+    missing: Tensor,
+    *,
+    draws: int = 400,
+    steps: int = 1500,
+    warmup: int | None = None,
+    chains: int = 4,
+    ascent: int = 500,
+    interval: float = 0.9,
+    bounds: Bounds | None = None,
+    seed: int = 0,
+    watch: Callable[[float], None] = lambda share: None,
+) -> Imputed:
+    """Fill in the missing cells of rows of real numbers from p(missing | observed), row by row.
+
+    x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of `steps`
+    iterations after the warm-up (a third as many, unless told), of which `draws` states are kept in all; the mode is
+    `ascent` steps up the hill from the likeliest of them. What is filled in lies within `bounds`,
+    (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Where columns
+    hold whole levels, give `flow.continuous()` and rows of its numbers, and take the levels of what comes back.
+    """
+    _check(flow, x, missing)
+    warmup = max(1, steps // 3) if warmup is None else warmup
+    if chains > 0 and draws % chains:
+        raise NicestError(f"expected as many draws of each of {chains} chains, got {draws} in all: take a multiple")
+    if chains < 1 or draws < 4 * chains or steps * chains < draws or warmup < 1:
+        got = f"{chains} chains, {draws} draws, {steps} steps, {warmup} of warm-up"
+        raise NicestError(f"expected 4 draws or more of each chain, a step or more for each, a warm-up; got {got}")
+    if not 0 < interval < 1:
+        raise NicestError(f"expected an interval between 0 and 1, such as 0.9, got {interval}")
+    generator = torch.Generator(x.device).manual_seed(seed)
+    rows = missing.any(1).nonzero().flatten()
+    kept = x.expand(draws, -1, -1).clone()
+    mode, acceptance, r_hat = x.clone(), *x.new_ones(2, len(x), dtype=torch.float64)
+    with frozen(flow):
+        walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator)
+        parts = rows.split(walk.at_once()) if len(rows) else ()
+        for part, index in enumerate(parts):
+            for done in walk.over(x[index], missing[index]):
+                watch((part + done) / len(parts))
+            hidden = missing[index]
+            kept[:, index] = torch.where(hidden, walk.draws.to(x), x[index])
+            mode[index] = torch.where(hidden, walk.climb(ascent).to(x), x[index])
+            acceptance[index], r_hat[index] = walk.acceptance, walk.r_hat
+        nats = walk.space.nats(walk.space.enter(mode))
+    ordered = kept.sort(0).values
+    low, high = (_quantile(ordered, q) for q in ((1 - interval) / 2, (1 + interval) / 2))
+    mean, low, high = (torch.where(missing, each.to(x), x) for each in (kept.double().mean(0), low, high))
+    return Imputed(mode, mean, low, high, kept, nats, acceptance, r_hat)
+
+
+def in_parts(missing: np.ndarray, seed: int | list[int]) -> list[tuple[np.ndarray, int]]:
+    """The rows with missing cells, some at once, since all their draws are held in memory; each part has its seed."""
+    holed = np.flatnonzero(missing.any(1))
+    parts = np.split(holed, range(AT_ONCE, len(holed), AT_ONCE)) if len(holed) else []
+    return list(zip(parts, np.random.SeedSequence(seed).generate_state(len(parts)).tolist(), strict=True))
+
+
+def _check(flow: Flow, x: Tensor, missing: Tensor) -> None:
+    dim = flow.prior.dim
+    if x.shape != missing.shape or x.shape[1:] != (dim,) or missing.dtype != torch.bool:
+        got = f"{tuple(x.shape)} and {tuple(missing.shape)} of {missing.dtype}"
+        raise NicestError(f"expected rows (N, {dim}) and a boolean mask of that shape, got {got}")
+    if not x.is_floating_point() or flow.continuous() is not flow:
+        raise NicestError("expected rows of real numbers and a flow of them; of whole levels, give flow.continuous()")
+    bad = ((~x.isfinite()) & ~missing).any(1).nonzero().flatten()
+    if len(bad):
+        raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
+
+
+class Walk(Chains):
+    """Chains that keep what they find: `over` walks those of some rows, `climb` goes to their modes."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        bounds: Bounds | None,
+        chains: int,
+        keep: int,
+        steps: int,
+        warmup: int,
+        generator: torch.Generator,
+    ) -> None:
+        samples = Engine(flow).sample(SAMPLES, generator=generator)
+        super().__init__(flow, samples, bounds, generator, chains)
+        self.steps, self.warmup = steps, warmup
+        self.looks = {round((k + 1) * steps / keep) for k in range(keep)}
+        slope = self.box.leave(self.mean.to(self.space.like))[1][0]
+        self.unit = self.precision.diagonal().rsqrt().to(slope) * slope.exp()  # of y, given all other columns
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever made this flow was warned then
+            units = Rescale(0.0, self.unit, self.space.dim).to(self.space.like)
+            self.scaled = Flow(Chain(units, self.space.flow.chain), self.space.flow.prior)
+
+    def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
+        """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""
+        self.place(x, hidden)
+        at, log_step = self.start(), self.first_step()
+        taken, states, heights = torch.zeros_like(log_step), [], []
+        langevins = 0
+        for i in range(1 - self.warmup, self.steps + 1):
+            if i % JUMP_EVERY == 0:
+                at, _ = self.jump(at)
+            else:
+                at, chance = self.langevin(at, log_step.exp())
+                if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
+                    log_step = adapted(log_step, chance, i + self.warmup)
+                else:
+                    taken, langevins = taken + chance, langevins + 1
+            if i in self.looks:
+                states.append(at.y)
+                heights.append(at.height)
+            yield (i + self.warmup) / (self.warmup + self.steps)
+        kept, height = torch.stack(states, 2), torch.stack(heights, 2).flatten(1)  # (B, chains, keep, ...)
+        self.r_hat = torch.where(hidden, split_r_hat(kept.double()), 1.0).amax(-1)
+        self.acceptance = (taken / max(langevins, 1)).double()
+        flat, each = kept.flatten(1, 2), torch.arange(len(x), device=x.device)
+        self.draws = self.space.leave(flat.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, len(x)))
+        self.top = flat[each, height.argmax(1)]
+
+    def start(self) -> Point:
+        """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw."""
+        drawn = self.at(self.noise())
+        centre = self.at(torch.zeros_like(drawn.w))
+        at = self.choose(drawn.nats.isfinite(), drawn, centre)
+        if not bool(at.nats.isfinite().all()):
+            raise NicestError("the log-likelihood of a row is finite nowhere that was tried: is a cell far off?")
+        return at
+
+    def climb(self, steps: int) -> Tensor:
+        """The mode: up the hill from the likeliest draw by the ascent of NICE §5.2, without its noise.
+
+        Steps are of a size for each column; where they led down, the draw stays.
+        """
+        if not steps:
+            return self.space.leave(self.top)
+        y, box = self.top, (self.box.lower / self.unit, self.box.upper / self.unit)
+        schedule = replace(OURS, steps=steps, noise=0.0)
+        ascent = Ascent(self.scaled, y / self.unit, self.hidden[:, 0], box, schedule, self.generator, y / self.unit)
+        for _ in range(steps):
+            ascent.iteration()
+        top = ascent.y.detach() * self.unit
+        higher = self.space.nats(top) > self.space.nats(y)
+        return self.space.leave(torch.where(higher[:, None], top, y))
+
+
+def split_r_hat(chains: Tensor) -> Tensor:
+    """√(variance of all / mean variance within) of the halves of chains (B, chains, draws, ...) (Gelman et al., BDA3).
+
+    It is 1 where nothing varies, and infinite where halves stand still apart from one another.
+    """
+    n = chains.shape[2] // 2
+    halves = torch.cat((chains[:, :, :n], chains[:, :, -n:]), 1)
+    within, between = halves.var(2).mean(1), halves.mean(2).var(1)
+    ratio = ((n - 1) / n + between / within).sqrt()
+    return torch.where(between == 0, 1.0, ratio)
+
+
+def _quantile(ordered: Tensor, q: float) -> Tensor:
+    """The quantile of n numbers sorted along the first dimension, the k-th being that of k/(n + 1).
+
+    So an interval of draws holds a further draw as often as it says, however few they are.
+    """
+    place = min(max(q * (len(ordered) + 1) - 1, 0), len(ordered) - 1)
+    below = ordered[math.floor(place)]
+    return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)

@@ -1,0 +1,91 @@
+"""Where and how a flow runs: device, precision, batches of bounded size."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import Coupling, Flow
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The GPU if there is one, or the device that was asked for."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels and graphs go to the device that is set
+    except (RuntimeError, AssertionError) as error:
+        raise NicestError(f"no device {name!r} here: {str(error).splitlines()[0]}; try --device cpu") from error
+    return device
+
+
+def training_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that a recipe's train.precision means on a device."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def set_precision(flow: Flow, precision: torch.dtype) -> None:
+    """Let the coupling functions compute in `precision`; everything else keeps the dtype of the flow."""
+    for layer in flow.modules():
+        if isinstance(layer, Coupling):
+            layer.precision = None if precision == torch.float32 else precision
+
+
+def rows_to(rows: np.ndarray, device: torch.device) -> Tensor:
+    """An array of examples as a tensor on the device, in its own dtype."""
+    return torch.from_numpy(rows if rows.dtype != np.uint16 else rows.astype(np.int32)).to(device)
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a run ran on."""
+    packages = ("nicest", "torch", "numpy", "safetensors")
+    return {
+        "command": shlex.join(["nicest", *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": describe_device(device),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this runs from, if it is one."""
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run([*git, "--show-prefix"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit, _, prefix = found.stdout.partition("\n")
+    return commit if prefix.strip() == "src/nicest/runs/" else None  # else it is installed inside some other project
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "from source"

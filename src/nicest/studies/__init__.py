@@ -1,0 +1,1 @@
+"""Benchmarks, comparisons with other methods, and the paper's tables and figures."""

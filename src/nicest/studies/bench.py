@@ -1,0 +1,250 @@
+"""How fast: this library, the peers that are installed, and the floor of the hardware, in one run."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nicest import __version__
+from nicest.data import Splits
+from nicest.errors import NicestError
+from nicest.flows import Coupling, DiagonalScaling, Flow
+from nicest.inference.engine import Engine, capture
+from nicest.plots import bench_figure, picture_kind, save_figure
+from nicest.progress import track
+from nicest.recipes import Recipe, load_recipe
+from nicest.recipes.build import build
+from nicest.runs.runtime import choose_device, describe_device, rows_to
+from nicest.studies.peers import PEERS, installed
+from nicest.train.loop import start
+from nicest.train.step import TrainingStep
+
+NETS = ("mnist", "cifar10", "small")
+SMALL = ("model.hidden_layers=2", "model.width=64")
+SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,)}
+WARPS = ("share=0.8", "rotation=0.1", "scale=0.08", "shear=0.1", "shift=0.5", "elastic=0.5", "contrast=1.2")
+Runs = dict[str, Callable[[], object]]  # "training step", "log_prob", "sample"
+
+
+def bench(
+    nets: Sequence[str] = ("mnist",),
+    batches: Sequence[int] = (200,),
+    *,
+    windows: int = 5,
+    seconds: float = 0.3,
+    device: str = "auto",
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Microseconds of a training step, of log_prob and of sample, and how many times the floor each takes.
+
+    The floor is the matrix products of the work alone, in the precision this library trains in, and for the training
+    step a fused Adam alone. Peers run as their users run them: eager, float32. Each figure is the median of `windows`
+    windows of `seconds` after a warm-up; what starting costs is on lines of its own.
+    """
+    place = choose_device(device)
+    unknown = [net for net in nets if net not in NETS]
+    if unknown:
+        raise NicestError(f"expected nets of {', '.join(NETS)}, got {', '.join(unknown)}")
+    if out:
+        picture_kind(Path(out))
+    rows: list[dict[str, Any]] = []
+    startup: list[dict[str, Any]] = []
+    cases = [(net, batch) for net in nets for batch in batches]
+    for net, batch in track(cases, "bench", len(cases)):
+        recipe = recipe_of(net, batch)
+        floor = {what: measure(run, place, windows, seconds) for what, run in floor_runs(recipe, place).items()}
+        floors = {"training step": floor["training products"] + floor["adam"]}
+        floors |= {"log_prob": floor["products"], "sample": floor["products"]}
+        for library, runs, first in contestants(recipe, place):
+            startup.append({"lib": library, "net": net, "batch": batch, "seconds": first})
+            for what, run in runs.items():
+                took = measure(run, place, windows, seconds)
+                rows.append(_row(what, library, net, batch, took, floors[what]))
+        for what, library, run in variants(recipe, place):
+            rows.append(_row(what, library, net, batch, measure(run, place, windows, seconds), floors[what]))
+        rows += [_row(what, "floor", net, batch, took, took) for what, took in floors.items()]
+    result = {
+        "device": describe_device(place),
+        "rows": rows,
+        "startup": startup,
+        "import_ms": import_milliseconds(),
+        "precision": "bfloat16 inside m" if place.type == "cuda" else "float32",
+        "versions": {"nicest": __version__, "torch": torch.__version__},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if out:
+        save_figure(bench_figure(rows, title=f"{result['device']}: microseconds"), Path(out))
+        result["out"] = str(out)
+    return result
+
+
+def recipe_of(net: str, batch: int) -> Recipe:
+    """The paper's recipe of a net, at this batch; whitening is left out for all."""
+    recipe = load_recipe("mnist" if net == "small" else net)
+    recipe = recipe.override(*(SMALL if net == "small" else ()), "model.preprocess=none", f"train.batch={batch}")
+    return replace(recipe, data=replace(recipe.data, shape=SHAPES[net], levels=256))
+
+
+def contestants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, Runs, float]]:
+    """Each library's runs, and the seconds from nothing to its first training step; one at a time, to spare memory."""
+    dim, batch = recipe.data.dim, recipe.train.batch
+    hidden = (recipe.model.width,) * recipe.model.hidden_layers[0]
+    levels = np.random.default_rng(0).integers(0, 256, (4 * batch, dim), dtype=np.uint8)
+    for library in ("nicest", *installed()):
+        began = time.perf_counter()
+        runs = (
+            our_runs(recipe, levels, device)
+            if library == "nicest"
+            else peer_runs(library, levels, batch, hidden, device)
+        )
+        runs["training step"]()
+        wait(device)
+        yield library, runs, time.perf_counter() - began
+
+
+def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device, *, precision: torch.dtype | None = None) -> Runs:
+    """A training step as the loop takes it, and the engine, in training precision unless another is given."""
+    batch = recipe.train.batch
+    state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
+    rows = rows_to(levels, device)
+    step, index = TrainingStep(state, rows, batch), torch.arange(batch, device=device)
+    engine = Engine(state.flow, batch=batch, precision=precision or state.precision)
+    return {
+        "training step": lambda: step(index),
+        "log_prob": lambda: engine.log_prob(rows[:batch]),
+        "sample": lambda: engine.sample(batch),
+    }
+
+
+def variants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """What more a step may do and what it costs; scoring in full precision; a small flow beside the same by hand."""
+    batch, shape = recipe.train.batch, recipe.data.shape
+    levels = np.random.default_rng(0).integers(0, 256, (4 * batch, recipe.data.dim), dtype=np.uint8)
+    averaged = recipe.override("train.ema=0.999")
+    yield "training step", "nicest + average", our_runs(averaged, levels, device)["training step"]
+    if len(shape) > 1:
+        warped = averaged.override(*(f"augment.{each}" for each in WARPS))
+        yield "training step", "nicest + average, warps", our_runs(warped, levels, device)["training step"]
+    if device.type == "cuda":
+        runs = our_runs(recipe, levels, device, precision=torch.float32)
+        yield "log_prob", "nicest, float32", runs["log_prob"]
+        yield "sample", "nicest, float32", runs["sample"]
+    if len(shape) == 1:
+        flow, x = build(recipe).continuous().to(device).eval(), torch.rand(batch, recipe.data.dim, device=device)
+        yield "log_prob", "nicest, after noise", torch.inference_mode()(lambda: flow.log_prob(x))
+        yield "log_prob", "by hand, after noise", torch.inference_mode()(by_hand(flow, x))
+
+
+def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
+    """log_prob of additive couplings over odd and even components, a scaling and a logistic prior, in a plain loop."""
+    networks = [torch.nn.Sequential(*layer.network.layers) for layer in flow.chain if isinstance(layer, Coupling)]  # type: ignore[misc]
+    (s,) = (layer.s for layer in flow.chain if isinstance(layer, DiagonalScaling))
+
+    def run() -> Tensor:
+        odd, even = x[:, ::2], x[:, 1::2]
+        for k, network in enumerate(networks):
+            if k % 2 == 0:
+                even = even + network(odd)
+            else:
+                odd = odd + network(even)
+        h = torch.stack((odd, even), -1).flatten(1) * s.exp()
+        return (2 * torch.nn.functional.logsigmoid(h) - h).sum(-1) + s.sum()
+
+    return run
+
+
+def import_milliseconds() -> float:
+    """What `import nicest` adds to importing torch, the middle of five fresh processes."""
+    code = "import torch, time; a = time.perf_counter(); import nicest; print(time.perf_counter() - a)"
+    run = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return statistics.median(float(each.stdout) * 1e3 for each in run)
+
+
+def peer_runs(library: str, levels: np.ndarray, batch: int, hidden: tuple[int, ...], device: torch.device) -> Runs:
+    """The same work in a peer: dequantise, forward, backward, Adam; in inference without gradients."""
+    flow = PEERS[library](levels.shape[1], hidden).to(device)
+    optimizer = torch.optim.Adam(flow.parameters(), lr=1e-3)
+    rows = rows_to(levels[:batch], device)
+
+    def dequantised() -> Tensor:
+        return (rows + torch.rand(rows.shape, device=device)) / 256
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (-flow.log_prob(dequantised()).mean()).backward()
+        optimizer.step()
+
+    return {
+        "training step": step,
+        "log_prob": torch.no_grad()(lambda: flow.log_prob(dequantised())),
+        "sample": torch.no_grad()(lambda: flow.sample(batch)),
+    }
+
+
+def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
+    """The matrix products of a step and of a pass, and a fused Adam over as many weights, each alone."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    half, batch, model = recipe.data.dim // 2, recipe.train.batch, recipe.model
+    sizes = list(pairwise([half, *[model.width] * model.hidden_layers[0], half])) * model.couplings
+    weights = [torch.randn(o, i, device=device, dtype=dtype) for i, o in sizes]
+    inputs = [torch.randn(batch, i, device=device, dtype=dtype) for i, _ in sizes]
+    gradients = [torch.randn(batch, o, device=device, dtype=dtype) for _, o in sizes]
+
+    def forward() -> None:
+        for w, a in zip(weights, inputs, strict=True):
+            a @ w.t()
+
+    def forward_and_backward() -> None:
+        forward()
+        for k, (w, a, g) in enumerate(zip(weights, inputs, gradients, strict=True)):
+            g.t() @ a
+            if k:  # nothing needs the gradient of the data
+                g @ w
+
+    parameters = [torch.randn(o, i + 1, device=device, requires_grad=True) for i, o in sizes]
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    adam = torch.optim.Adam(parameters, lr=1e-3, fused=True, capturable=device.type == "cuda")
+    runs: Runs = {"products": forward, "training products": forward_and_backward, "adam": adam.step}
+    return {what: capture(run, device)[0].replay for what, run in runs.items()} if device.type == "cuda" else runs
+
+
+def measure(run: Callable[[], object], device: torch.device, windows: int, seconds: float) -> float:
+    """Microseconds of one run: the median of some windows, after a warm-up that also says how many fill a window."""
+    run()
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(3):
+        run()
+    wait(device)
+    repeats = max(1, round(3 * seconds / (time.perf_counter() - began)))
+    took = []
+    for _ in range(windows):
+        began = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        wait(device)
+        took.append((time.perf_counter() - began) / repeats * 1e6)
+    return statistics.median(took)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _row(what: str, library: str, net: str, batch: int, took: float, floor: float) -> dict[str, Any]:
+    row = {"what": what, "net": net, "lib": library, "batch": batch}
+    return row | {"microseconds": took, "floor_ratio": took / floor}

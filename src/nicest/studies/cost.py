@@ -1,0 +1,148 @@
+"""How cost grows: a training step by dimension, width, depth and batch, scoring by rows, and the paper's trainings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nicest import __version__
+from nicest.data import Splits
+from nicest.inference.engine import Engine
+from nicest.plots import picture_kind, save_figure, study_figure
+from nicest.progress import track
+from nicest.recipes import Recipe, load_recipe
+from nicest.runs.runtime import choose_device, describe_device, rows_to
+from nicest.studies.bench import measure, our_runs, recipe_of, wait
+from nicest.train.loop import start
+
+AXES = {
+    "D": (98, 196, 392, 784, 1568, 3136, 6272),
+    "width": (125, 250, 500, 1000, 2000, 4000),
+    "depth": (1, 2, 3, 5, 8, 12),
+    "batch": (25, 50, 100, 200, 400, 800, 1600, 3200, 6400),
+}
+ROWS = (100, 1_000, 10_000, 100_000, 1_000_000)
+# training rows and shape of the paper's four data sets: TFD's unlabelled faces, nine tenths of SVHN's training file
+PAPER = {"mnist": (50_000, (28, 28)), "tfd": (98_058, (48, 48)), "svhn": (65_932, (3, 32, 32))}
+PAPER |= {"cifar10": (40_000, (3, 32, 32))}
+
+
+def study(
+    *, windows: int = 5, seconds: float = 0.3, device: str = "auto", out: str | Path | None = None, small: bool = False
+) -> dict[str, Any]:
+    """Vary one size of the MNIST net at a time; `small` starts from a net that a CPU trains in a millisecond.
+
+    `utilisation` is the share of the device's own speed at large matrix products, measured here, that the step's
+    products would need alone.
+    """
+    place = choose_device(device)
+    if out:
+        picture_kind(Path(out))
+    speed = peak(place, windows, seconds)
+    base = recipe_of("small" if small else "mnist", 200)
+    points = [(axis, value) for axis, values in AXES.items() for value in values]
+    if small:
+        points = [(axis, value) for axis, value in points if value <= (250 if axis in ("D", "width") else 800)]
+    steps = []
+    for axis, value in track(points, "study", len(points)):
+        recipe = varied(base, axis, value)
+        took = step_microseconds(recipe, place, windows, seconds)
+        flops = step_flops(recipe)
+        row = {"axis": axis, "value": value, "microseconds": took, "flops": flops}
+        steps.append(row | {"utilisation": flops / (took * 1e-6) / speed})
+    result = {
+        "device": describe_device(place),
+        "peak_flops": speed,
+        "steps": steps,
+        "rows": list(scoring(base, place, ROWS[:3] if small else ROWS)),
+        "trainings": [] if small else [projected(name, place, windows, seconds) for name in PAPER],
+        "versions": {"nicest": __version__, "torch": torch.__version__},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if out:
+        save_figure(study_figure(result), Path(out))
+        result["out"] = str(out)
+    return result
+
+
+def varied(base: Recipe, axis: str, value: int) -> Recipe:
+    """The base with one size changed."""
+    if axis == "D":
+        return replace(base, data=replace(base.data, shape=(value,)))
+    name = {"width": "model.width", "depth": "model.hidden_layers", "batch": "train.batch"}[axis]
+    return base.override(f"{name}={value}")
+
+
+def step_flops(recipe: Recipe) -> int:
+    """Of the matrix products in one step: forward, gradient in the weights, gradient in the inputs but for the data."""
+    half, model = recipe.data.dim // 2, recipe.model
+    sizes = [a * b for a, b in pairwise([half, *[model.width] * model.hidden_layers[0], half])]
+    return 2 * recipe.train.batch * (3 * model.couplings * sum(sizes) - sizes[0])
+
+
+def peak(device: torch.device, windows: int, seconds: float) -> float:
+    """Operations a second at one large matrix product, in the precision that networks train in here."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    return 2 * n**3 / (measure(lambda: a @ b, device, windows, seconds) * 1e-6)
+
+
+def step_microseconds(recipe: Recipe, device: torch.device, windows: int, seconds: float) -> float:
+    levels = noise(4 * recipe.train.batch, recipe.data.dim)
+    return measure(our_runs(recipe, levels, device)["training step"], device, windows, seconds)
+
+
+def scoring(recipe: Recipe, device: torch.device, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Seconds and memory to score and to sample so many rows through the engine, beside what the rows take."""
+    levels = noise(1000, recipe.data.dim)
+    state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
+    engine = Engine(state.flow, precision=state.precision)
+    for n in sizes:
+        rows = rows_to(levels[:1], device).repeat(n, 1)
+        for what, run in (("log_prob", partial(engine.log_prob, rows)), ("sample", partial(_drain, engine, n))):
+            run()
+            wait(device)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            before, began = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0, time.perf_counter()
+            run()
+            wait(device)
+            row: dict[str, Any] = {"what": what, "n": n, "seconds": time.perf_counter() - began}
+            if device.type == "cuda":
+                row["bytes"] = torch.cuda.max_memory_allocated(device) - before
+            yield row
+
+
+def _drain(engine: Engine, n: int) -> None:
+    for _ in engine.draws(n):
+        pass
+
+
+def projected(name: str, device: torch.device, windows: int, seconds: float) -> dict[str, Any]:
+    """What all of a training of the paper would take at the speed of its step here, whitening included."""
+    (rows, shape), recipe = PAPER[name], load_recipe(name)
+    recipe = replace(recipe, data=replace(recipe.data, shape=shape, levels=256))
+    took = step_microseconds(recipe, device, windows, seconds)
+    steps = rows // recipe.train.batch * recipe.train.epochs
+    return {
+        "recipe": name,
+        "rows": rows,
+        "batch": recipe.train.batch,
+        "steps": steps,
+        "microseconds": took,
+        "hours": took * 1e-6 * steps / 3600,
+        "flops": step_flops(recipe) * steps,
+    }
+
+
+def noise(n: int, dim: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (n, dim), dtype=np.uint8)

@@ -1,0 +1,360 @@
+"""The paper's tables and figures, from recipes and data: trains what is missing, goes on with what was cut off."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nicest.data.download import SETS, list_sets
+from nicest.errors import NicestError
+from nicest.files import to_json, write_text
+from nicest.plots import likelihood_figure, save_figure
+from nicest.recipes import Recipe, load_recipe, parse
+from nicest.recipes.splits import load_splits
+from nicest.runs.folder import LAST, RunFolder
+from nicest.tasks.evaluate import evaluate
+from nicest.tasks.inpaint import inpaint
+from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
+from nicest.tasks.sample import sample
+from nicest.train.loop import train
+
+
+class Entry(NamedTuple):
+    """A row of the table: a recipe, with how many seeds, and what is changed for the table."""
+
+    recipe: str
+    seeds: int = 1
+    overrides: tuple[str, ...] = ()
+
+
+PLAN = (
+    Entry("mnist"),
+    Entry("mnist-released"),
+    Entry("mnist-best", 3),
+    Entry("mnist-plain", 3),
+    Entry("mnist-affine"),
+    Entry("mnist-fast"),
+    # the best by validation comes within the first tens of epochs; what follows only overfits
+    Entry("cifar10", overrides=("train.patience=100",)),
+    Entry("cifar10-released", overrides=("train.patience=100",)),
+    Entry("cifar10-best", 3),
+    Entry("fer2013"),
+    Entry("fer2013-tfd"),
+    Entry("tfd"),
+    Entry("tfd-released"),
+    Entry("svhn"),
+    Entry("svhn-released"),
+)
+DONE = "evaluation.json"  # in a run folder: trained to its end, and this is what it scores on the test split
+FIGURES = ("mnist-best", "cifar10-best", "fer2013", "tfd", "svhn")
+PUBLISHED = {"tfd": {"Deep MFA": 5250.0, "GRBM": 2413.0}, "cifar10": {"Deep MFA": 3622.0, "GRBM": 2365.0}}
+
+
+def table(
+    recipes: Sequence[str] = (),
+    *,
+    runs: str | Path = "runs/reproduce",
+    seeds: int = 0,
+    overrides: tuple[str, ...] = (),
+    out: str | Path = "results/table.json",
+    page: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Every row of the plan, or of the recipes asked for, trained, evaluated and written; `seeds` overrides the plan's.
+
+    The file is written after every row. A row whose data is not here, or that fails, says so and the rest is made.
+    What is in the file already and not asked for stays.
+    """
+    path = Path(out)
+    before = known_table(path)
+    rows = {row["recipe"]: row for row in before.get("rows", ())}
+    for target in (path, Path(page or path)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {}
+    for entry in planned(recipes):
+        row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), overrides, device)
+        if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
+            rows[row["recipe"]] = row
+        order = dict.fromkeys([*(each.recipe for each in PLAN), *rows])
+        made = {"rows": [rows[name] for name in order if name in rows], "published": PUBLISHED, "out": str(path)}
+        result = before | made
+        write_text(path, to_json(result))
+        if page:
+            write_text(Path(page), results_page(result, Path(page).parent))
+        if "unfinished" in row:
+            return result | {"unfinished": row["unfinished"]}
+    return result
+
+
+def known_table(path: Path) -> dict[str, Any]:
+    """A table that was written before."""
+    if not path.exists():
+        return {}
+    try:
+        table: dict[str, Any] = json.loads(path.read_text())
+        if not all(isinstance(row["recipe"], str) for row in table["rows"]):
+            raise TypeError("rows without a recipe")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NicestError(
+            f"expected a table of `nicest reproduce` in {path}, got something else: choose --out"
+        ) from error
+    return table
+
+
+def planned(recipes: Sequence[str]) -> list[Entry]:
+    """The plan, or the part of it that was asked for; other recipes get one seed."""
+    known = {entry.recipe: entry for entry in PLAN}
+    return [known.get(name, Entry(name)) for name in recipes] if recipes else list(PLAN)
+
+
+def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) -> dict[str, Any]:
+    """One row: every seed trained and evaluated."""
+    recipe = load_recipe(entry.recipe)
+    changed = (*entry.overrides, *overrides)
+    settings = [word for each in overrides for word in ("--set", each)]
+    row: dict[str, Any] = {
+        "column": recipe.data.name,
+        "reading": recipe.reading,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "paper_nats": recipe.paper_nats,
+        "augmented": bool(recipe.override(*changed).augment.share),
+        "changed": list(changed),
+        "command": shlex.join(["nicest", "reproduce", "table", "--recipe", entry.recipe, *settings]),
+    }
+    if why := absent(recipe):
+        return row | {"missing": why}
+    made = []
+    for seed in range(entry.seeds):
+        folder = runs / f"{recipe.name}-{seed}"
+        try:
+            if not ensure(recipe, folder, (*changed, f"train.seed={seed}"), device):
+                return row | {"unfinished": f"{folder} was interrupted: the same command goes on with it"}
+        except NicestError as error:
+            return row | {"failed": str(error)}
+        made.append(json.loads((folder / DONE).read_text()))
+    nats = [each["mean_nats"] for each in made]
+    return row | {
+        "seeds": len(made),
+        "test_mean_nats": statistics.fmean(nats),
+        "test_sd": statistics.stdev(nats) if len(nats) > 1 else None,
+        "test_stderr": made[0]["stderr_nats"],
+        "bits_per_dim": statistics.fmean(each["bits_per_dim"] for each in made),
+        "epochs": made[0]["epochs"],
+        "train_seconds": statistics.fmean(each["seconds"] for each in made),
+        "device": made[0]["device"],
+        "baselines": made[0]["baselines"],
+        "runs": made,
+    }
+
+
+def absent(recipe: Recipe) -> str:
+    """Why the data of a recipe cannot be had here, or nothing."""
+    name = recipe.data.name
+    listed = {row.name: row for row in list_sets()}
+    if name in listed and not listed[name].present:
+        return f"needs its data: {SETS[name].how}"
+    return ""
+
+
+def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str) -> bool:
+    """A trained and evaluated run in the folder: made, gone on with, or found; False if it was interrupted."""
+    resume = (folder / LAST).exists()
+    if resume:
+        found, wanted = parse((folder / "recipe.toml").read_text(), str(folder)), recipe.override(*settings)
+        if (found.model, found.augment, found.train) != (wanted.model, wanted.augment, wanted.train):
+            raise NicestError(f"{folder} holds a run with other settings than asked for: remove it, or choose --runs")
+    if (folder / DONE).exists():
+        return True
+    if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
+        return False
+    result, rows = evaluate(folder, device=device), RunFolder(folder).metrics()
+    environment = json.loads((folder / "environment.json").read_text())
+    kept = ("mean_nats", "stderr_nats", "bits_per_dim", "terms", "baselines", "epoch", "draws", "n")
+    figures = {key: result[key] for key in kept} | {
+        "seed": parse((folder / "recipe.toml").read_text(), str(folder)).train.seed,
+        "epochs": rows[-1]["epoch"],
+        "valid_nats": max(row["valid_nats"] for row in rows),
+        "seconds": rows[-1]["seconds"],
+        "device": environment["device"],
+        "torch": environment["versions"]["torch"],
+        "date": environment["date"],
+        "commit": environment.get("commit"),
+    }
+    write_text(folder / DONE, to_json(figures))
+    return True
+
+
+def figures(
+    recipes: Sequence[str] = (),
+    *,
+    runs: str | Path = "runs/reproduce",
+    overrides: tuple[str, ...] = (),
+    out: str | Path = "results/figures",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """The paper's figures and ours of every recipe asked for: samples, inpainting, sphere, spectrum and more."""
+    made: list[dict[str, Any]] = []
+    for entry in planned(recipes or FIGURES):
+        recipe = load_recipe(entry.recipe)
+        why = absent(recipe)
+        if not why and len(load_splits(recipe).shape) == 1:
+            why = "its rows are not images: `nicest latent spectrum` and `truncate` draw tables"
+        if why:
+            made.append({"recipe": recipe.name, "missing": why})
+            continue
+        folder, pictures = Path(runs) / f"{recipe.name}-0", Path(out) / recipe.name
+        pictures.mkdir(parents=True, exist_ok=True)
+        if not ensure(recipe, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
+            unfinished = f"{folder} was interrupted: the same command goes on with it"
+            return {"recipes": [*made, {"recipe": recipe.name, "unfinished": unfinished}], "unfinished": unfinished}
+        made.append({"recipe": recipe.name, "figures": [str(path) for path in draw(folder, pictures, device)]})
+    return {"recipes": made}
+
+
+def draw(run: Path, folder: Path, device: str) -> Iterator[Path]:
+    """Every figure of one run, in the order of the paper, then ours."""
+    metrics, kept = RunFolder(run).metrics(), json.loads((run / DONE).read_text())
+    title = f"{run.name}: {kept['mean_nats']:.1f} nats, {kept['bits_per_dim']:.3f} bits/dim on test"
+    curve = likelihood_figure(metrics, title=title, baselines=kept["baselines"])
+    save_figure(curve, folder / "likelihood.png")
+    yield folder / "likelihood.png"
+    sample(run, 100, out=folder / "samples.png", device=device)
+    yield folder / "samples.png"
+    inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"], device=device)
+    yield from (folder / "inpaint.png", folder / "inpaint.gif")
+    for basis in ("random", "top"):
+        sphere(run, basis=basis, out=folder / f"sphere-{basis}.png", device=device)
+        yield folder / f"sphere-{basis}.png"
+    for look in (spectrum, interpolate, truncate):
+        look(run, out=folder / f"{look.__name__}.png", device=device)
+        yield folder / f"{look.__name__}.png"
+
+
+def results_page(result: dict[str, Any], folder: Path) -> str:
+    """The table, the figures and the VAE study as a page in `folder`; they are looked for beside the table's file."""
+    rows, beside = result["rows"], Path(result["out"]).parent
+    lines = [
+        "# Results",
+        "",
+        "Written by `nicest reproduce table --page docs/results.md`. Test log-likelihood in nats on the interval of",
+        "the paper, mean over the test set, 8 draws of the noise and the seeds; ± is the standard deviation over",
+        "seeds, or, for one seed, the standard error over the test set. The model is the best by validation. `text`",
+        "and `released` are two readings of the paper: its text and the authors' released code. Rows marked",
+        f"augmented vary their training images. Raw figures: `{_link(Path(result['out']), folder)}`.",
+        "",
+        "| recipe | reading | paper | ours | bits/dim | seeds | best epoch | of | minutes | device |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    notes = []
+    for row in rows:
+        paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
+        if row.get("changed"):
+            notes.append(f"`{row['recipe']}` was run with {', '.join(f'`{each}`' for each in row['changed'])}.")
+        if "runs" not in row:
+            lines.append(f"| {row['recipe']} | {row['reading']} | {paper} | {why(row)} | | | | | | |")
+            continue
+        made = row["runs"]
+        spread = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
+        marked = " (augmented)" if row["augmented"] else ""
+        epochs = ", ".join(str(each["epoch"]) for each in made)
+        lines.append(
+            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['test_mean_nats']:.1f}** ± {spread:.1f} |"
+            f" {row['bits_per_dim']:.4f} | {row['seeds']} | {epochs} | {row['epochs']} |"
+            f" {row['train_seconds'] / 60:.1f} | {row['device']} |"
+        )
+    lines += ["", *notes, *(NOTES[row["recipe"]] for row in rows if row["recipe"] in NOTES and "runs" in row)]
+    lines += ["", *near_the_paper(rows), *([result["note"]] if "note" in result else [])]
+    lines += ["", "## Linear models of the same data", ""]
+    lines += ["| data | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 1) + "|"]
+    for dataset, row in {row["column"]: row for row in rows if "baselines" in row}.items():
+        scores = [row["baselines"].get(name) for name in NAMES]
+        cells = ["–" if score is None or math.isnan(score) else f"{score:.1f}" for score in scores]
+        lines.append(f"| {dataset} | " + " | ".join(cells) + " |")
+    lines += ["", "## Published beside ours", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
+    lines += ["| NICE, as published | 5514.71 | 5371.78 |"]
+    lines += [f"| {row['recipe']}, ours | – | {row['test_mean_nats']:.2f} |" for row in rows if _is(row, "cifar10")]
+    lines += [f"| {row['recipe']}, ours | {row['test_mean_nats']:.2f} | – |" for row in rows if _is(row, "tfd")]
+    for model in ("Deep MFA", "GRBM"):
+        lines.append(f"| {model} | {PUBLISHED['tfd'][model]:.0f} | {PUBLISHED['cifar10'][model]:.0f} |")
+    lines += ["", "Deep MFA's are lower bounds (Tang et al. 2012, as the paper cites them).", ""]
+    if (beside / "vae.json").exists():
+        lines += vae_section(json.loads((beside / "vae.json").read_text()))
+    for name in dict.fromkeys(row["recipe"] for row in rows):
+        for title, file in PICTURES.items():
+            picture = beside / "figures" / name / file
+            if picture.exists():
+                lines += [f"### {name}: {title}", "", f"![{title}]({_link(picture, folder)})", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
+    """Which readings of the paper come within 1 % of its figure."""
+    readings = [row for row in rows if "runs" in row and row["paper_nats"] and row["reading"] in ("text", "released")]
+    off = {row["recipe"]: 100 * (row["test_mean_nats"] / row["paper_nats"] - 1) for row in readings}
+    near = [f"`{name}` ({percent:+.1f} %)" for name, percent in off.items() if abs(percent) <= 1]
+    far = [f"`{name}` ({percent:+.1f} %)" for name, percent in off.items() if abs(percent) > 1]
+    if not off:
+        return []
+    return [f"Within 1 % of the paper's figure: {', '.join(near) or 'none'}; not: {', '.join(far) or 'none'}."]
+
+
+def vae_section(study: dict[str, Any]) -> list[str]:
+    """The VAE study as a table."""
+    lines = ["## A VAE as NICE, and NICE inside it (App. C, §6)", ""]
+    lines += [f"`{study.get('command', 'nicest reproduce vae')}`: test bound in nats, {study['dataset']},"]
+    lines += [f"{study['steps']:,} steps of {study['batch']}, alike for all; {study['device']}.", ""]
+    lines += ["| model | parameters | bound | gain over plain |", "|---|---|---|---|"]
+    for row in study["rows"]:
+        bound = f"{row['test_nats']:.1f}" + (f" ± {row['test_sd']:.1f}" if row["test_sd"] is not None else "")
+        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}"
+        gain += f" ± {row['gain_sd']:.1f}" if row["model"] != "plain" and row["gain_sd"] is not None else ""
+        lines.append(f"| {row['model']} | {row['parameters']:,} | {bound} | {gain} |")
+    lines += [
+        "",
+        "`wider` is the plain VAE with as many parameters as the richest: what those are worth by themselves.",
+    ]
+    return [*lines, ""]
+
+
+PICTURES = {
+    "samples": "samples.png",
+    "inpainting": "inpaint.png",
+    "inpainting by the authors' schedule": "inpaint-authors.png",
+    "inpainting, the ascent": "inpaint.gif",
+    "a sphere in a random subspace of latent space": "sphere-random.png",
+    "a sphere in the three components of largest scale": "sphere-top.png",
+    "spectrum": "spectrum.png",
+    "interpolation": "interpolate.png",
+    "how many components an image needs": "truncate.png",
+    "log-likelihood while training": "likelihood.png",
+}
+NOTES = {
+    "fer2013": "FER2013 is not the Toronto Face Dataset; 288 of its 3,589 test images are copies of training images."
+}
+NAMES = {
+    "diagonal_gaussian": "diagonal Gaussian",
+    "factorial_logistic": "factorial logistic",
+    "full_gaussian": "full Gaussian",
+    "zca_logistic": "ZCA + logistic",
+}
+
+
+def why(row: dict[str, Any]) -> str:
+    """Why a row has no figure."""
+    reason = row.get("missing") or row.get("unfinished") or f"failed: {row.get('failed')}"
+    return str(reason).replace("|", "/")
+
+
+def _is(row: dict[str, Any], dataset: str) -> bool:
+    return row["column"] == dataset and "runs" in row
+
+
+def _link(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()

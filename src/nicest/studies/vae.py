@@ -1,0 +1,203 @@
+"""NICE couplings inside a VAE, beside the plain one: as its posterior and as its prior (NICE App. C and §6)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, odd_even
+from nicest.inference.engine import capture
+from nicest.progress import Bar
+from nicest.recipes import load_recipe
+from nicest.recipes.build import input_layers
+from nicest.recipes.recipe import TrainSettings
+from nicest.recipes.splits import describe, load_splits
+from nicest.runs.runtime import choose_device, describe_device, rows_to
+from nicest.train.optim import make_optimizer, set_rates
+
+Model = Literal["plain", "wider", "posterior", "prior"]
+CONTEXT = 64  # numbers about x that the couplings of the posterior see
+ROWS = 2000  # that are scored at once
+
+
+def study(
+    recipe: str = "mnist",
+    *,
+    models: Sequence[Model] = get_args(Model),
+    seeds: Sequence[int] = (0, 1, 2),
+    steps: int = 10_000,
+    batch: int = 500,
+    lr: float = 2e-3,
+    weight_decay: float = 0.0,
+    latent_dim: int = 32,
+    width: int = 320,
+    floor: float = -2.0,
+    draws: int = 8,
+    importance_draws: int = 64,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Train a plain VAE, one with a NICE posterior and one with a NICE prior, alike, and score their bounds.
+
+    Alike: the data of the recipe, steps, batches, rates, encoder and decoder. What more parameters alone are worth is
+    told by `wider`, a plain VAE of which encoder and decoder are so wide that it has as many as the richest. Nats are
+    on the recipe's interval, the means over `draws` of both noises; `importance_nats` is the bound of
+    `importance_draws`, nearer to the log-likelihood. `gain_nats` are over the plain VAE of the same seed.
+    """
+    place = choose_device(device)
+    chosen = load_recipe(recipe)
+    splits = load_splits(chosen)
+    data = describe(chosen, splits).data
+    if not data.levels:
+        raise NicestError(f"{data.name} is continuous: the study is of pixels, which have grey levels")
+    pixels = Chain(input_layers(data)).to(place)
+    rows = {part: rows_to(splits.split(part), place) for part in ("train", "valid", "test")}
+    batch = min(batch, len(rows["train"]))
+
+    richest = max(size(model, data.dim, latent_dim, width) for model in get_args(Model))
+    widths = dict.fromkeys(models, width) | {"wider": widest(data.dim, latent_dim, richest)}
+    runs: list[dict[str, Any]] = []
+    with Bar("VAE", steps * len(models) * len(seeds)) as bar:
+        for seed in seeds:
+            settings = TrainSettings(
+                batch=batch, lr=lr, weight_decay=weight_decay, eps=1e-8, schedule="cosine", warmup=100, seed=seed
+            )
+            for model in models:
+                torch.manual_seed(seed)
+                vae = build(model, data.dim, latent_dim, widths[model], floor).to(place)
+                start = time.perf_counter()
+                for step, loss in fit(vae, pixels, rows["train"], settings, steps):
+                    if not loss < float("inf"):
+                        raise NicestError(f"the {model} VAE of seed {seed} diverged by step {step}: loss {loss}")
+                    bar.update(len(runs) * steps + step, f"{model}, seed {seed}: {-loss:.1f} nats")
+                seconds = time.perf_counter() - start
+                runs.append(
+                    {
+                        "model": model,
+                        "seed": seed,
+                        "parameters": count(vae),
+                        "seconds": seconds,
+                        "train_nats": mean_nats(vae, pixels, rows["train"][: len(rows["test"])], draws),
+                        "valid_nats": mean_nats(vae, pixels, rows["valid"], draws),
+                        "test_nats": mean_nats(vae, pixels, rows["test"], draws),
+                        "importance_nats": mean_nats(vae, pixels, rows["test"], 1, importance_draws),
+                    }
+                )
+                bar.note(f"{model}, seed {seed}: test bound {runs[-1]['test_nats']:.1f} nats in {seconds:.0f} s")
+    return {
+        "dataset": data.name,
+        "interval": list(data.interval),
+        "n": len(rows["test"]),
+        "dim": data.dim,
+        "latent_dim": latent_dim,
+        "steps": steps,
+        "batch": batch,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "width": width,
+        "floor": floor,
+        "draws": draws,
+        "importance_draws": importance_draws,
+        "device": describe_device(place),
+        "rows": [summary(model, runs) for model in models],
+        "runs": runs,
+    }
+
+
+def build(model: Model, dim: int, latent_dim: int, width: int, floor: float = -2.0) -> VAE:
+    """A VAE of two hidden layers of `width` each way; NICE inside it starts as the identity."""
+    encoder, decoder = MLP(dim, 2 * latent_dim, (width, width)), MLP(latent_dim, 2 * dim, (width, width))
+    inside: dict[str, Any] = {}
+    if model == "posterior":
+        inside = {"posterior": nice(latent_dim, CONTEXT), "summary": MLP(dim, CONTEXT, (2 * CONTEXT,))}
+    elif model == "prior":
+        inside = {"prior": Chain(nice(latent_dim), DiagonalScaling(latent_dim))}
+    return VAE(dim, latent_dim, encoder, decoder, floor=floor, **inside)
+
+
+def nice(dim: int, context_dim: int = 0, couplings: int = 4, width: int = 128) -> Chain:
+    """Additive couplings that exchange their roles (NICE §3.2)."""
+    parts = [odd_even(dim), odd_even(dim).swap()] * couplings
+    networks = [
+        MLP(len(part.i1), len(part.i2), (width,), context_dim=context_dim, initialisation="zero-last")
+        for part in parts[:couplings]
+    ]
+    return Chain(*(Coupling(part, Additive(), m) for part, m in zip(parts, networks, strict=False)))
+
+
+def size(model: Model, dim: int, latent_dim: int, width: int) -> int:
+    """The parameters of a VAE, which is not made."""
+    with torch.device("meta"):
+        return count(build(model, dim, latent_dim, width))
+
+
+def widest(dim: int, latent_dim: int, parameters: int) -> int:
+    """The width of the widest plain VAE with at most so many parameters."""
+    return bisect_right(range(1, 100_000), parameters, key=lambda width: size("plain", dim, latent_dim, width))
+
+
+def count(vae: VAE) -> int:
+    """Its parameters."""
+    return sum(p.numel() for p in vae.parameters())
+
+
+def fit(
+    vae: VAE, pixels: Chain, rows: Tensor, settings: TrainSettings, steps: int, report_every: int = 50
+) -> Iterator[tuple[int, float]]:
+    """Train by the joint NICE criterion (NICE App. C); now and then the steps done and the loss, in nats."""
+    optimizer = make_optimizer(vae, settings)
+    shuffle = torch.Generator().manual_seed(settings.seed)  # the same order of examples for every model
+    per_epoch = len(rows) // settings.batch
+    index = torch.zeros(settings.batch, dtype=torch.long, device=rows.device)
+    loss = torch.zeros((), device=rows.device)
+
+    def lines() -> None:
+        x, _ = pixels(rows[index])
+        value = -vae.bound(x).mean()
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        optimizer.step()
+        loss.copy_(value.detach())
+
+    run: Callable[[], None] = lines
+    for step in range(steps):
+        epoch, k = divmod(step, per_epoch)
+        if k == 0:
+            order = torch.randperm(len(rows), generator=shuffle).to(rows.device)
+        set_rates(optimizer, settings, step, epoch, steps)
+        index.copy_(order[k * settings.batch : (k + 1) * settings.batch])
+        if step == 0 and rows.is_cuda:  # its three runs to warm up are steps more, at the lowest rate
+            run = capture(lines, rows.device)[0].replay
+        run()
+        if (step + 1) % report_every == 0 or step + 1 == steps:
+            yield step + 1, float(loss)
+
+
+@torch.inference_mode()
+def mean_nats(vae: VAE, pixels: Chain, rows: Tensor, draws: int, importance_draws: int = 1) -> float:
+    """Mean over rows and draws of the bound, of one or more importance draws, on the interval of the pixels."""
+    parts = [part for _ in range(draws) for part in rows.split(ROWS)]
+    total = sum(vae.importance_bound(pixels(part)[0], importance_draws).double().sum() for part in parts)
+    return float(total) / (draws * len(rows))
+
+
+def summary(model: Model, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and spread over the seeds of one model, and its gain over the plain VAE seed by seed."""
+    own = [run for run in runs if run["model"] == model]
+    plain = {run["seed"]: run["test_nats"] for run in runs if run["model"] == "plain"}
+    gains = [run["test_nats"] - plain[run["seed"]] for run in own if plain]
+    row: dict[str, Any] = {"model": model, "seeds": len(own), "parameters": own[0]["parameters"]}
+    for name in ("train_nats", "valid_nats", "test_nats", "importance_nats", "seconds"):
+        row[name] = statistics.fmean(run[name] for run in own)
+    spread = statistics.stdev if len(own) > 1 else lambda _: None
+    return row | {
+        "test_sd": spread([run["test_nats"] for run in own]),
+        "gain_nats": statistics.fmean(gains) if gains else None,
+        "gain_sd": spread(gains) if gains else None,
+    }

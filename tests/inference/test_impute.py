@@ -1,0 +1,331 @@
+"""impute: draws, mean, interval and mode against closed forms and quadrature; the observed stay as they are."""
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import truncnorm
+from torch import Tensor, nn
+
+from nicest.flows import (
+    MLP,
+    Additive,
+    Affine,
+    Chain,
+    Coupling,
+    Dequantize,
+    DiagonalScaling,
+    Flow,
+    Gaussian,
+    Rescale,
+    TriangularAffine,
+    odd_even,
+)
+from nicest.inference import langevin as chains
+from nicest.inference.impute import Imputed, Walk, impute_rows, split_r_hat
+from nicest.inference.langevin import Box, conditional, gaussian
+
+LONG = {"draws": 400, "steps": 600, "warmup": 300}
+FAST = {"draws": 80, "steps": 100, "warmup": 60, "ascent": 20}
+
+
+def gaussian_flow(dim: int) -> tuple[Flow, Tensor, Tensor]:
+    """A full Gaussian of columns of very different sizes, with its mean and covariance."""
+    mean = torch.linspace(-20, 5, dim, dtype=torch.float64)
+    root = torch.randn(dim, dim, dtype=torch.float64) * torch.logspace(-1, 1, dim, dtype=torch.float64)[:, None]
+    covariance = root @ root.mT
+    whitening = TriangularAffine(dim).double().fit_moments(mean, covariance)
+    return Flow(Chain(whitening), Gaussian(dim)).double(), mean, covariance
+
+
+def truth(mean: Tensor, covariance: Tensor, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the hidden cells of one row given the observed, by the textbook."""
+    o, h = ~hidden, hidden
+    gain = torch.linalg.solve(covariance[o][:, o], covariance[o][:, h]).mT
+    return mean[h] + gain @ (x[o] - mean[o]), covariance[h][:, h] - gain @ covariance[o][:, h]
+
+
+class Parabola(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square() - 2
+
+
+class Nothing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+def two_hills() -> Flow:
+    """x1 ~ N(0, 1), x2 = 2 - x1² + N(0, 1): given x2 = 0, x1 is near √1.5 or near -√1.5."""
+    i1 = odd_even(2)
+    layers = [Coupling(part, Additive(), m) for part, m in ((i1, Parabola()), (i1.swap(), Nothing()), (i1, Nothing()))]
+    return Flow(Chain(*layers), Gaussian(2)).double()
+
+
+def bent(dim: int) -> Flow:
+    """A random flow of affine couplings, far from Gaussian."""
+    partition, layers = odd_even(dim), []
+    for _ in range(4):
+        m = MLP(len(partition.i1), 2 * len(partition.i2), (8,))
+        layers.append(Coupling(partition, Affine(1.0), m))
+        partition = partition.swap()
+    flow = Flow(Chain(Rescale(0.5, 2.0, dim), *layers, DiagonalScaling(dim)), Gaussian(dim)).double()
+    for parameter in flow.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return flow
+
+
+class TestAgainstTheTruth:
+    def test_a_gaussian_has_its_conditional_mean_variance_quantiles_and_mode(self):
+        flow, mean, covariance = gaussian_flow(5)
+        x = flow.sample(60)
+        hidden = torch.rand(60, 5) < 0.5
+        hidden[0], hidden[1] = True, False
+        found = impute_rows(flow, x.masked_fill(hidden, math.nan), hidden, **LONG)
+        assert bool(found.mixed.all())
+        off, scaled, mode = [], [], []
+        for i in hidden.any(1).nonzero().flatten():
+            h = hidden[i]
+            middle, spread = truth(mean, covariance, x[i], h)
+            sd = spread.diagonal().sqrt()
+            off.append((found.mean[i, h] - middle) / sd)
+            mode.append((found.mode[i, h] - middle) / sd)
+            scaled.append((found.draws[:, i, h] - middle) @ torch.linalg.inv(torch.linalg.cholesky(spread)).mT)
+        pooled = torch.cat([each.flatten() for each in scaled])
+        assert torch.cat(off).square().mean().sqrt() < 0.1
+        assert torch.cat(mode).abs().max() < 0.1
+        assert pooled.mean().abs() < 0.02
+        assert pooled.var() == pytest.approx(1, abs=0.03)
+        at = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95]).double()
+        expected = torch.distributions.Normal(0.0, 1.0).icdf(at)
+        torch.testing.assert_close(pooled.quantile(at), expected, rtol=0, atol=0.04)
+        cross = torch.cat([each.mT.cov().flatten()[1:2] for each in scaled if each.shape[1] > 1])
+        assert cross.mean().abs() < 0.02
+
+    def test_two_hills_have_their_shares_of_the_draws(self):
+        flow, n = two_hills(), 40
+        x = torch.stack([torch.full((n,), math.nan), torch.linspace(-2, 1, n)], 1).double()
+        found = impute_rows(flow, x, x.isnan(), **LONG)
+        grid = torch.linspace(-6, 6, 2001).double()
+        points = torch.stack([grid.expand(n, -1), x[:, 1:].expand(-1, 2001)], -1)
+        density = flow.log_prob(points.flatten(0, 1)).reshape(n, -1).softmax(1)
+        draws = found.draws[..., 0]
+        assert (draws > 0).double().mean() == pytest.approx(0.5, abs=0.02)
+        for power in (2, 4):
+            expected = (density * grid**power).sum(1)
+            assert (draws**power).mean() == pytest.approx(float(expected.mean()), rel=0.04)
+        below = (draws[:, :, None] < torch.tensor([-1.5, -0.5, 0.5, 1.5])).double().mean((0, 1))
+        cut = torch.stack([density[:, grid < edge].sum(1).mean() for edge in (-1.5, -0.5, 0.5, 1.5)])
+        torch.testing.assert_close(below, cut, rtol=0, atol=0.02)
+        top = points[torch.arange(n), density.argmax(1), 0].abs()
+        torch.testing.assert_close(found.mode[:, 0].abs(), top, rtol=0, atol=0.02)
+
+    def test_bounds_cut_the_density_off(self):
+        flow = Flow(Chain(Rescale(0.0, 0.5, 3)), Gaussian(3)).double()  # N(0, 2²)
+        low, high = torch.tensor([0.0, -math.inf, -2]).double(), torch.tensor([math.inf, 1, 2]).double()
+        x, hidden = torch.zeros(60, 3).double(), torch.ones(60, 3, dtype=torch.bool)
+        found = impute_rows(flow, x, hidden, bounds=(low, high), **LONG)
+        assert ((found.draws >= low) & (found.draws <= high)).all()
+        assert found.mode.abs().max() < 0.05
+        for k in range(3):
+            law = truncnorm(low[k] / 2, high[k] / 2, scale=2)
+            at = np.array([0.05, 0.3, 0.7, 0.95])
+            assert np.quantile(found.draws[..., k], at) == pytest.approx(law.ppf(at), abs=0.08)
+
+    def test_a_mode_may_lie_on_a_bound(self):
+        flow = Flow(Chain(DiagonalScaling(2)), Gaussian(2)).double()
+        x = torch.tensor([[math.nan, 0.3]]).double()
+        found = impute_rows(flow, x, x.isnan(), bounds=(torch.tensor([1.0, -9]), 2.0), **FAST)
+        assert float(found.mode[0, 0]) == 1
+
+    def test_intervals_hold_what_the_model_itself_drew(self):
+        """Simulation-based calibration: the rank of the truth among its draws is uniform."""
+        flow = bent(4)
+        x = flow.sample(400)
+        hidden = torch.rand(400, 4) < 0.5
+        found = impute_rows(flow, x, hidden, draws=100, steps=250, warmup=200)
+        inside = ((found.low <= x) & (x <= found.high))[hidden].double().mean()
+        assert inside == pytest.approx(0.9, abs=0.035)
+        ranks = (found.draws < x).double().mean(0)[hidden]
+        shares = torch.histc(ranks, 5, 0, 1) / len(ranks)
+        torch.testing.assert_close(shares, torch.full_like(shares, 0.2), rtol=0, atol=0.055)
+
+    @pytest.mark.parametrize("move", ["langevin", "jump"])
+    def test_either_move_alone_leaves_the_model_as_it_is(self, move: str):
+        """Chains that start at exact draws stay exact draws, however wrong the step and the Gaussian are."""
+        flow = bent(3)
+        walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
+        n = 20_000
+        walk.place(torch.zeros(n, 3).double(), torch.ones(n, 3, dtype=torch.bool))
+        w = torch.linalg.solve(walk.factor, (walk.space.flow.sample(n) - walk.centre[:, 0])[..., None])[:, None, :, 0]
+        before = at = walk.at(w)
+        for _ in range(6):
+            at, chance = walk.langevin(at, torch.full((n,), 1.2).double()) if move == "langevin" else walk.jump(at)
+        assert 0.05 < chance.mean() < 0.95
+        assert (at.w != before.w).any(-1).double().mean() > 0.3
+        for f in (lambda p: p.y.tanh(), lambda p: p.y.abs().tanh(), lambda p: (p.nats / 10).tanh()):
+            old, new = f(before).double().reshape(n, -1), f(at).double().reshape(n, -1)
+            z = (new.mean(0) - old.mean(0)) / ((old.var(0) + new.var(0)) / n).sqrt()
+            assert z.abs().max() < 3.5
+
+
+class TestRows:
+    @settings(max_examples=15, deadline=None)
+    @given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.float64]), st.floats(0, 1))
+    def test_the_observed_come_back_bit_for_bit(self, seed: int, dtype: torch.dtype, share: float):
+        torch.manual_seed(seed)
+        flow, x = bent(3).float(), torch.randn(5, 3, dtype=dtype)
+        hidden = torch.rand(5, 3) < share
+        found = impute_rows(
+            flow, x.masked_fill(hidden, math.nan), hidden, draws=8, steps=4, warmup=2, chains=2, ascent=seed % 3
+        )
+        for values in (found.mode, found.mean, found.low, found.high, *found.draws):
+            assert values.dtype == dtype
+            assert torch.equal(values[~hidden], x[~hidden])
+            assert values.isfinite().all()
+        assert found.draws.shape == (8, 5, 3)
+        assert (found.low <= found.high).all()
+        torch.testing.assert_close(found.nats, flow.log_prob(found.mode.float()).double(), rtol=1e-4, atol=1e-4)
+
+    def test_complete_rows_and_no_rows_pass_through(self):
+        flow, x = bent(3), torch.randn(4, 3).double()
+        for rows in (x, x[:0]):
+            found = impute_rows(flow, rows, torch.zeros(rows.shape, dtype=torch.bool), **FAST)
+            assert torch.equal(found.mode, rows)
+            assert torch.equal(found.acceptance, torch.ones(len(rows)).double())
+            assert found.verdict == f"the chains of all {len(rows)} rows mixed"
+
+    def test_rows_that_miss_everything_are_samples(self):
+        flow = bent(3)
+        hidden = torch.ones(50, 3, dtype=torch.bool)
+        found = impute_rows(flow, torch.full((50, 3), math.nan).double(), hidden, draws=80, steps=200, warmup=100)
+        at = torch.tensor([0.1, 0.5, 0.9]).double()
+        expected = flow.sample(20_000).quantile(at, 0)
+        torch.testing.assert_close(found.draws.flatten(0, 1).quantile(at, 0), expected, rtol=0, atol=0.12)
+
+    def test_the_seed_decides_and_parts_are_of_bounded_size(self, monkeypatch: pytest.MonkeyPatch):
+        flow, x = bent(3), torch.randn(9, 3).double()
+        hidden, random = torch.rand(9, 3) < 0.6, torch.get_rng_state()
+        heard: list[float] = []
+        monkeypatch.setattr(chains, "ROWS", 12)
+        first, again, other = (
+            impute_rows(flow, x, hidden, **FAST, seed=seed, watch=heard.append) for seed in (1, 1, 2)
+        )
+        assert all(torch.equal(getattr(first, each.name), getattr(again, each.name)) for each in fields(Imputed))
+        assert not torch.equal(first.draws, other.draws)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert heard[len(heard) // 3 - 1] == pytest.approx(1)
+        assert np.all(np.diff(heard[: len(heard) // 3]) > 0)
+
+    def test_gradients_are_taken_in_x_alone_and_the_flow_is_as_before(self):
+        flow, x = bent(3).train(), torch.randn(2, 3).double()
+        seen: list[bool] = []
+        impute_rows(flow, x, x > 0, **FAST, watch=lambda share: seen.extend(p.requires_grad for p in flow.parameters()))
+        assert not any(seen)
+        assert all(p.requires_grad and p.grad is None for p in flow.parameters())
+        assert flow.training
+
+    def test_steps_are_fitted_row_by_row_in_the_warm_up_and_then_stay(self, monkeypatch: pytest.MonkeyPatch):
+        heard: list[Tensor] = []
+        langevin = Walk.langevin
+        monkeypatch.setattr(Walk, "langevin", lambda walk, at, step: (heard.append(step), langevin(walk, at, step))[1])
+        monkeypatch.setattr("nicest.inference.impute.JUMP_EVERY", 10**9)
+        found = impute_rows(bent(3), torch.randn(6, 3).double(), torch.ones(6, 3, dtype=torch.bool), **FAST)
+        warm, frozen = heard[: FAST["warmup"]], heard[FAST["warmup"] :]
+        assert len({tuple(step.tolist()) for step in warm}) == FAST["warmup"]
+        assert all(torch.equal(step, frozen[0]) for step in frozen)
+        assert len(frozen[0].unique()) == 6
+        assert found.acceptance.mean() == pytest.approx(0.574, abs=0.15)
+
+    def test_rows_without_a_density_are_refused(self, refusal: Callable[..., str]):
+        x = torch.tensor([[math.nan, 1e300, 0]], dtype=torch.float64)
+        assert "finite nowhere" in refusal(impute_rows, bent(3), x, x.isnan(), **FAST)
+
+    def test_chains_that_do_not_mix_are_named(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("nicest.inference.impute.JUMP_EVERY", 10**9)
+        x = torch.tensor([[math.nan, -9.0], [0.0, 0.0]]).double()  # hills at ±√11, and nothing between
+        found = impute_rows(two_hills(), x, x.isnan(), seed=1, **LONG)
+        assert found.mixed.tolist() == [False, True]
+        assert found.verdict.startswith("1 of 2 rows did not mix (0; R-hat up to")
+
+
+class TestParts:
+    @settings(max_examples=20, deadline=None)
+    @given(st.integers(0, 2**32), st.integers(2, 7))
+    def test_the_conditional_gaussian_is_the_textbooks(self, seed: int, dim: int):
+        torch.manual_seed(seed)
+        root = torch.randn(dim, dim + 2).double()
+        covariance, mean, x = root @ root.mT, torch.randn(dim).double(), torch.randn(6, dim).double()
+        hidden = torch.rand(6, dim) < 0.5
+        means, factors = conditional(mean, torch.linalg.inv(covariance), x, hidden)
+        for i, h in enumerate(hidden):
+            middle, spread = truth(mean, covariance, x[i], h)
+            torch.testing.assert_close(means[i, h], middle, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close((factors[i] @ factors[i].mT)[h][:, h], spread, rtol=1e-6, atol=1e-6)
+            assert torch.equal(factors[i][~h], torch.eye(dim).double()[~h])
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.floats(-5, 5), st.floats(0.1, 5), st.floats(-4, 4))
+    def test_the_box_and_its_slope(self, lower: float, width: float, number: float):
+        ends = [(lower, lower + width), (lower, math.inf), (-math.inf, lower), (-math.inf, math.inf)]
+        low, high = (torch.tensor([each]).double() for each in zip(*ends, strict=True))
+        box, z = Box(low, high), torch.full((1, 4), number).double().requires_grad_()
+        y, log_slope = box.leave(z)
+        assert ((low <= y) & (y <= high)).all()
+        (slope,) = torch.autograd.grad(y.sum(), z)
+        torch.testing.assert_close(slope.abs().log(), log_slope.detach(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(box.enter(y), z, rtol=1e-6, atol=1e-6)
+
+    def test_beyond_a_box_is_a_margin_inside_and_at_its_end_hardly(self):
+        box = Box(torch.tensor([[0.0]]).double(), torch.tensor([[10.0]]).double())
+        y = torch.tensor([[-3.0], [0.0], [10.0], [99.0]]).double()
+        found = box.leave(box.enter(y))[0]
+        torch.testing.assert_close(found, torch.tensor([[0.01], [1e-5], [10 - 1e-5], [9.99]]).double())
+
+    def test_outliers_and_infinities_do_not_make_the_gaussian(self):
+        z = torch.randn(4000, 2)
+        z[0], z[1] = 1e20, math.nan
+        mean, precision = gaussian(z)
+        torch.testing.assert_close(mean.float(), torch.zeros(2), rtol=0, atol=0.06)
+        torch.testing.assert_close(precision.float(), torch.eye(2), rtol=0, atol=0.12)
+
+    def test_r_hat(self):
+        chains = torch.randn(3, 4, 200, 2).double()
+        assert (split_r_hat(chains) - 1).abs().max() < 0.03
+        assert (split_r_hat(chains + torch.arange(4)[:, None, None]) > 1.3).all()
+        assert (split_r_hat(chains + torch.linspace(0, 4, 200)[:, None]) > 1.3).all()
+        assert (split_r_hat(torch.ones(1, 4, 8, 1)) == 1).all()
+        assert split_r_hat(torch.arange(4.0)[None, :, None, None].expand(1, 4, 8, 1)).isinf().all()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"chains": 0}, "0 chains"),
+            ({"draws": 402}, "each of 4 chains, got 402 in all: take a multiple"),
+            ({"draws": 12}, "12 draws"),
+            ({"steps": 50}, "50 steps"),
+            ({"warmup": 0}, "0 of warm-up"),
+            ({"interval": 1.0}, "between 0 and 1"),
+            ({"bounds": (3.0, 2.0)}, "lower bound"),
+        ],
+    )
+    def test_of_options(self, refusal: Callable[..., str], options: dict, says: str):
+        x = torch.zeros(2, 3).double()
+        assert says in refusal(impute_rows, bent(3), x, x == 0, **options)
+
+    def test_of_rows_and_flows(self, refusal: Callable[..., str]):
+        flow, x = bent(3), torch.zeros(2, 3).double()
+        assert "(N, 3)" in refusal(impute_rows, flow, x[:, :2], x[:, :2] == 0)
+        assert "torch.float64" in refusal(impute_rows, flow, x, x)
+        assert "real numbers" in refusal(impute_rows, flow, x.byte(), x == 0)
+        levels = Flow(Chain(Dequantize(4), DiagonalScaling(3)), Gaussian(3)).double()
+        assert "flow.continuous()" in refusal(impute_rows, levels, x, x == 0)
+        x[1, 2] = math.inf
+        assert "row 1" in refusal(impute_rows, flow, x, x == 0)

@@ -1,0 +1,155 @@
+"""The SHA-256 of model and state is kept in environment.json, whatever is killed when; a changed file is refused."""
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import nicest
+from nicest.errors import NicestError
+from nicest.recipes import Recipe
+from nicest.runs import digests
+from nicest.runs.digests import ENVIRONMENT, verify
+from nicest.runs.folder import LAST, MODEL, RunFolder, write_tensors
+from small_runs import resume, run
+
+Refusal = Callable[..., str]
+
+
+class Killed(BaseException):
+    """The end of the process, as far as it can tell."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained")
+    run(out, "train.epochs=2")
+    return out
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def kept(out: Path) -> dict[str, list[str]]:
+    return json.loads((out / ENVIRONMENT).read_text())["sha256"]
+
+
+def flip(path: Path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_run_keeps_the_digests_of_its_model_and_its_state(trained: Path):
+    expected = {name: [hashlib.sha256((trained / name).read_bytes()).hexdigest()] for name in (MODEL, LAST)}
+    assert kept(trained) == expected
+    assert "versions" in json.loads((trained / ENVIRONMENT).read_text())
+    assert isinstance(nicest.load(trained, verify=True), nicest.Flow)
+    nicest.load(trained / MODEL, verify=True)
+
+
+def test_one_bit_is_told_and_only_when_asked(refusal: Refusal, copy: Path):
+    flip(copy / MODEL)
+    nicest.load(copy)
+    message = refusal(nicest.load, copy, verify=True)
+    assert f"{copy / MODEL} has changed since it was written: expected SHA-256 {kept(copy)[MODEL][0]}, got " in message
+    assert message.endswith(": take a copy of it, or train again")
+
+
+def test_a_good_file_of_another_run_is_told(refusal: Refusal, copy: Path, tmp_path: Path):
+    run(tmp_path / "other", "train.epochs=1", "train.seed=1")
+    shutil.copy(tmp_path / "other" / MODEL, copy / MODEL)
+    assert "has changed since it was written" in refusal(nicest.load, copy, verify=True)
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "{", "\xff", '{"sha256": 3}', '{"sha256": {"model.safetensors": 3}}', ""]
+)
+def test_a_run_without_digests_loads_but_cannot_be_verified(refusal: Refusal, copy: Path, content: str):
+    (copy / ENVIRONMENT).write_text(content, encoding="latin-1")
+    nicest.load(copy)
+    message = refusal(nicest.load, copy, verify=True)
+    assert f"{copy / ENVIRONMENT} keeps no SHA-256 of {MODEL}" in message
+    assert resume(copy, "train.epochs=3")["finished"]
+    RunFolder(copy).verify(LAST)  # from its next save on it has one
+
+
+def test_an_older_run_that_is_killed_while_it_saves_can_be_verified(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its files had no digests when it was resumed."""
+    (copy / ENVIRONMENT).write_text("{}")
+    monkeypatch.setattr(Path, "replace", fail_for(LAST, MODEL))
+    with pytest.raises(Killed):
+        write_tensors(copy / LAST, {"a": torch.zeros(3)}, Recipe(), {})
+    monkeypatch.undo()
+    verify(copy / LAST)
+
+
+def fail_for(*names: str) -> Callable[[Path, Path], Path]:
+    replace = Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if target.name in names:
+            raise Killed
+        return replace(path, target)
+
+    return fail
+
+
+@pytest.mark.parametrize("moment", ["before the rename", "after it"])
+def test_whichever_file_a_kill_leaves_is_known_time_after_time(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    keep, before = digests._keep, (copy / MODEL).read_bytes()
+
+    def killed(path: Path, known: list[str]) -> None:
+        if len(known) == 1:  # the new one alone: it is in its place
+            raise Killed
+        keep(path, known)
+
+    if moment == "before the rename":
+        monkeypatch.setattr(Path, "replace", fail_for(MODEL))
+    else:
+        monkeypatch.setattr(digests, "_keep", killed)
+    for k in range(4):
+        with pytest.raises(Killed):
+            write_tensors(copy / MODEL, {"a": torch.full((3,), k)}, Recipe(), {})
+        verify(copy / MODEL)
+        assert ((copy / MODEL).read_bytes() == before) == (moment == "before the rename")
+    monkeypatch.undo()
+    write_tensors(copy / MODEL, {"a": torch.zeros(3)}, Recipe(), {})
+    assert len(kept(copy)[MODEL]) == 1
+    verify(copy / MODEL)
+    flip(copy / MODEL)
+    with pytest.raises(NicestError, match="has changed"):
+        verify(copy / MODEL)
+
+
+def test_a_file_that_is_replaced_while_it_is_verified_is_not_called_changed(copy: Path):
+    stop = threading.Event()
+
+    def replace() -> None:
+        k = 0
+        while not stop.is_set():
+            write_tensors(copy / MODEL, {"a": torch.full((1000,), k)}, Recipe(), {})
+            k += 1
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        for _ in range(200):
+            verify(copy / MODEL)
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_nothing_is_kept_where_there_is_no_run(tmp_path: Path):
+    write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(3)}, Recipe(), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]

@@ -1,0 +1,53 @@
+"""Where and how a flow runs: device, precision, batches of bounded size."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from nicest.flows import Coupling
+from nicest.recipes import load_recipe
+from nicest.recipes.build import build
+from nicest.runs.runtime import choose_device, environment, rows_to, set_precision
+
+Refusal = Callable[..., str]
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["quantum", "cuda:99", ""])
+def test_a_device_that_is_not_here_is_refused(refusal: Refusal, name: str):
+    message = refusal(choose_device, name)
+    assert f"no device {name!r} here" in message
+    assert message.endswith("try --device cpu")
+
+
+def test_auto_takes_a_gpu_where_there_is_one():
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_rows_keep_their_values(dtype: type):
+    rows = np.array([[0, 1], [250, 255]], dtype)
+    assert rows_to(rows, CPU).tolist() == rows.tolist()
+
+
+def test_sixteen_bit_levels_are_whole_to_the_last():
+    assert rows_to(np.array([[0, 65535]], np.uint16), CPU).tolist() == [[0, 65535]]
+
+
+def test_precision_is_set_in_the_couplings_and_unset_again():
+    flow = build(load_recipe("digits").override("model.width=4", "data.shape=[6]"))
+    for precision, expected in ((torch.bfloat16, torch.bfloat16), (torch.float32, None)):
+        set_precision(flow, precision)
+        assert [layer.precision for layer in flow.chain if isinstance(layer, Coupling)] == [expected] * 4
+
+
+def test_the_environment_names_versions_and_device():
+    found = environment(CPU)
+    assert found["versions"].keys() == {"nicest", "torch", "numpy", "safetensors"}
+    assert found["versions"]["numpy"] == np.__version__
+    assert "CPU" in found["device"]
+    assert json.loads(json.dumps(found)) == found

@@ -1,0 +1,85 @@
+"""A recipe that is chosen for the rows it is to train on."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from nicest.recipes import Recipe, load_recipe, parse
+from nicest.recipes.defaults import recipe_for, settings_given
+from nicest.recipes.splits import load_splits
+from nicest.train.initial import sized
+from nicest.train.loop import train
+from small_runs import last
+
+N = 400
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two columns with long tails that go together, and one of whole numbers."""
+    random = np.random.default_rng(0)
+    x = random.standard_t(2, size=(N, 1)) + 0.3 * random.standard_t(2, size=(N, 2))
+    path = tmp_path_factory.mktemp("start") / "t.parquet"
+    parquet.write_table(pa.table({"a": x[:, 0], "b": x[:, 1], "n": random.poisson(3, N)}), path)
+    return f'data.name="{path}"'
+
+
+def chosen(*overrides: str) -> Recipe:
+    recipe = load_recipe("table").override(*overrides)
+    return sized(recipe, load_splits(recipe), overrides)
+
+
+def test_size_and_rows_decide(table: str):
+    recipe = chosen(table)
+    wanted = recipe_for(360, 3, {"model": {}, "train": {}})
+    assert recipe.train == wanted.train
+    assert (recipe.model.width, recipe.model.couplings) == (wanted.model.width, wanted.model.couplings)
+    assert recipe.model.marginals == "sinh-arcsinh"  # of which there would be none without the tails
+    assert not recipe.sized
+    assert recipe.data.name in table
+
+
+def test_what_is_set_stays_be_it_the_default(table: str):
+    default = Recipe().model
+    same = (
+        f"model.couplings={default.couplings}",
+        f"model.width={default.width}",
+        f"train.batch={Recipe().train.batch}",
+    )
+    recipe = chosen(table, *same, "model.marginals=none", "train.seed=3", "model.hidden_layers=[1]")
+    assert (recipe.model.couplings, recipe.model.width) == (default.couplings, default.width)
+    assert recipe.train.batch == Recipe().train.batch
+    assert (recipe.model.marginals, recipe.train.seed, recipe.model.hidden_layers) == ("none", 3, (1,))
+
+
+def test_what_a_file_sets_stays():
+    recipe = parse("sized = true\n[model]\nwidth = 77\n[train]\nbetas = [0.8, 0.9]\n", "own")
+    assert settings_given(recipe, ()) == {"model": {"width": 77}, "train": {"betas": [0.8, 0.9]}}
+
+
+def test_the_run_has_it_written_out_and_goes_on(table: str, tmp_path: Path):
+    short = (table, "train.epochs=4", "train.evaluate_every=1")
+    train(load_recipe("table"), tmp_path / "whole", overrides=short, device="cpu")
+    written = load_recipe(str(tmp_path / "whole" / "recipe.toml"))
+    assert not written.sized
+    assert written.model == chosen(*short).model
+    train(load_recipe("table"), tmp_path / "half", overrides=(*short, "train.epochs=2"), device="cpu")
+    assert load_recipe(str(tmp_path / "half" / "recipe.toml")).model == written.model
+    assert set(last(tmp_path / "half")) == set(last(tmp_path / "whole"))
+    resumed = train(load_recipe("table"), tmp_path / "half", resume=True, device="cpu")
+    assert resumed["finished"]
+
+
+def test_pictures_are_whitened_with_shrinkage(tmp_path: Path):
+    random = np.random.default_rng(0)
+    smooth = random.normal(size=(120, 4)) @ random.normal(size=(4, 48))
+    levels = (128 + 30 * smooth + random.normal(size=(120, 48))).clip(0, 255).astype(np.uint8)
+    np.save(tmp_path / "rows.npy", levels.reshape(120, 6, 8))
+    recipe = load_recipe("images").override(f'data.name="{tmp_path / "rows.npy"}"', "model.width=7")
+    found = sized(recipe, load_splits(recipe), ("model.width=7",))
+    assert (found.model.preprocess, found.model.marginals, found.model.width) == ("zca", "none", 7)
+    assert 0 < found.model.shrinkage <= 0.1
+    assert (found.train.batch, found.train.epochs) == (20, 400)  # 5 steps of 108 images, 2,000 in all
