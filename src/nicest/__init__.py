@@ -1,8 +1,9 @@
 """Exact-likelihood density models by invertible coupling layers (NICE, Dinh, Krueger and Bengio 2014).
 
-model = nicest.NICE().fit(X)          # a scikit-learn estimator for tables
-flow = nicest.load("runs/mnist")      # a torch module; flow(x) is flow.log_prob(x)
-flow = nicest.Flow(chain, prior)      # or build your own from nicest.flows
+model = nicest.NICE().fit(X)             # a scikit-learn estimator for tables
+run = nicest.open("runs/mnist")          # run.flow is a torch module; flow(x) is flow.log_prob(x)
+flow = nicest.Flow(units, chain, prior)  # or build your own from nicest.flows, and
+nicest.fit(flow, rows, valid=held_out)   # train it: in memory, or in a run folder that a crash cannot lose
 """
 
 from __future__ import annotations
@@ -13,26 +14,60 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nicest.errors import NicestError
     from nicest.estimator import NICE
-    from nicest.flows import Flow
+    from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
-    from nicest.runs.folder import load
+    from nicest.lowering import lower
+    from nicest.recipes.recipe import TrainSettings
+    from nicest.runs.folder import RunFolder
+    from nicest.runs.run import Run, load
+    from nicest.runs.run import open_run as open
+    from nicest.train.fit import fit
 
 __version__ = "0.1.0"
-__all__ = ["NICE", "Engine", "Flow", "NicestError", "__version__", "load"]
+__all__ = [
+    "NICE",
+    "Chain",
+    "Engine",
+    "Flow",
+    "Gaussian",
+    "Logistic",
+    "NicestError",
+    "Run",
+    "RunFolder",
+    "TrainSettings",
+    "Units",
+    "__version__",
+    "fit",
+    "load",
+    "lower",
+    "open",
+]
 
 # torch is imported when something needs it, not before: `nicest --help` answers at once
 _HOMES = {
     "NICE": "nicest.estimator",
+    "Chain": "nicest.flows",
     "Engine": "nicest.inference.engine",
     "Flow": "nicest.flows",
+    "Gaussian": "nicest.flows",
+    "Logistic": "nicest.flows",
     "NicestError": "nicest.errors",
-    "load": "nicest.runs.folder",
+    "Run": "nicest.runs.run",
+    "RunFolder": "nicest.runs.folder",
+    "TrainSettings": "nicest.recipes.recipe",
+    "Units": "nicest.flows",
+    "fit": "nicest.train.fit",
+    "load": "nicest.runs.run",
+    "lower": "nicest.lowering",
+    "open": "nicest.runs.run",
 }
+_ROOMS = ("flows", "lowering", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots")
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("flows", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots"):
+        home = importlib.import_module(_HOMES[name])
+        return home.open_run if name == "open" else getattr(home, name)
+    if name in _ROOMS:
         return importlib.import_module(f"nicest.{name}")
     raise AttributeError(f"module 'nicest' has no attribute {name!r}")

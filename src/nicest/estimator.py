@@ -32,7 +32,8 @@ from nicest.inference.impute import impute_rows, in_parts
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, RunFolder, load_with_recipe
+from nicest.runs.folder import COLUMNS, RunFolder
+from nicest.runs.run import Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.fit_table import fit_table
@@ -220,7 +221,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"expected at least 1 sample, got n_samples={n_samples}")
-        engine = Engine(self.flow_)
+        engine = self._engine()
         generator = torch.Generator(engine.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
         return engine.sample(n_samples, generator=generator).cpu().numpy() + self.origin_
@@ -267,7 +268,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         Cells that are there come back as they are. Chains that do not agree are warned of; `steps` is their length.
         """
         rows = self._rows(X)
-        x = torch.from_numpy(rows.astype(np.float64) - self.origin_).to(self.flow_.prior.loc.device)
+        x = torch.from_numpy(rows.astype(np.float64) - self.origin_).to(self.flow_.device)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         filled, low, high = (np.array(rows) for _ in range(3))
         poor = 0
@@ -304,7 +305,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             write_text(run.path / FILE, to_json(kept))
             write_text(run.path / COLUMNS, to_json(columns_to_json(self._columns())))
             run.save_model(self.flow_.state_dict(), {}, self.recipe_, figures)
-            keep_quantiles(path, self._quantiles)
+            keep_quantiles(run.path, self._quantiles)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -312,11 +313,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
         The latter knows no training rows, so that `offset_` is by 10,000 draws of the model.
         """
-        flow, recipe, figures = load_with_recipe(path, dtype=torch.float64)
+        run = Run(path, dtype=torch.float64)
+        recipe, columns = run.recipe, run.columns
         if recipe.data.levels or len(recipe.data.shape) != 1:
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
-        run = RunFolder(path)
-        columns = run.columns()
         if discrete := [column.name for column in columns if column.discrete]:
             of = f"whole numbers or few values in {listed(discrete)}"
             raise NicestError(f"{path}: expected a model of real numbers, got {of}: use `nicest score` and its like")
@@ -325,16 +325,16 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if file.is_file():
             kept = json.loads(file.read_text("utf-8"))
         model = cls(**kept["params"])
-        model.flow_, model.recipe_, model.history_ = flow, recipe, run.metrics()
-        model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(figures.get("epoch", 0))
+        model.flow_, model.recipe_, model.history_ = run.flow, recipe, run.metrics
+        model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(run.figures.get("epoch", 0))
         model.origin_ = np.array([column.taken_off for column in columns] or np.zeros(recipe.data.dim))
         if names := kept.get("columns", [column.name for column in columns]):
             model.feature_names_in_ = np.asarray(names, dtype=object)
         if "offset" in kept:
             model.offset_, model.typical_nats_ = kept["offset"], kept["typical_nats"]
             model._quantiles = np.array(kept["quantiles"])
-        else:
-            drawn = model.sample(10_000, random_state=0)
+        drawn = model.sample(10_000, random_state=0) if "offset" not in kept or not columns else np.zeros((1, 1))
+        if "offset" not in kept:
             model._set_offset(model._log_prob(drawn))
         ends = [(column.low, column.high) for column in columns]
         model.range_ = np.array(ends).T if ends else np.stack([drawn.min(0), drawn.max(0)])
@@ -356,7 +356,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return self.n_features_in_
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
+        state = {name: value for name, value in super().__getstate__().items() if name != "_kept_engine"}
         if "flow_" in state:  # any machine may read it
             state = state | {"flow_": copy.deepcopy(state["flow_"]).cpu()}
         return state
@@ -367,7 +367,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return {name: value for name, value in values.items() if value is not None}
 
     def _fits(self, rows: np.ndarray) -> bool:
-        return hasattr(self, "flow_") and self.flow_.prior.dim == rows.shape[1]
+        return hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
 
     def _check_shares(self) -> None:
         if not (self.contamination == "auto" or _within(self.contamination, 0, 0.5, low_open=True)):
@@ -389,9 +389,16 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         whole = ~np.isnan(rows).any(1)
         found = np.full(rows.shape[:1] if method == "log_prob" else rows.shape, np.nan)
         if whole.any():
-            parts = Engine(self.flow_).each(method, torch.from_numpy(rows[whole]))
+            parts = self._engine().each(method, torch.from_numpy(rows[whole]))
             found[whole] = np.concatenate([part.cpu().numpy() for part in parts])
         return found
+
+    def _engine(self) -> Engine:
+        """One engine for as long as the flow is the same, since on a GPU each captures its own graphs."""
+        kept: Engine | None = getattr(self, "_kept_engine", None)
+        if kept is None or kept.flow is not self.flow_:
+            kept = self._kept_engine = Engine(self.flow_)
+        return kept
 
     def _set_offset(self, nats: np.ndarray) -> None:
         self.typical_nats_, self._quantiles = float(np.median(nats)), np.quantile(nats, np.linspace(0, 1, QUANTILES))

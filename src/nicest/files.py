@@ -31,6 +31,20 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def require_writable(path: Path) -> None:
+    """Refuse, before work whose result goes there, a file that cannot be written; what is there stays."""
+    with suppress(FileNotFoundError):
+        if path.is_dir():
+            raise NicestError(f"cannot write {path}: it is a folder")
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise NicestError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
 def flush(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)

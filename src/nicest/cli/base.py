@@ -114,6 +114,13 @@ def verifiable(command: Callable[..., None]) -> Callable[..., None]:
     return verified
 
 
+def opened(run: Path, device: str) -> Any:
+    """The run in a folder, on a device."""
+    from nicest.runs.run import Run
+
+    return Run(run, device=device)
+
+
 def is_first(variable: str) -> bool:
     """Whether this is the only process, or the first of those that torchrun counts by a variable."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get(variable, "0") == "0"

@@ -23,6 +23,7 @@ from nicest.cli.base import (
     app,
     emit,
     interrupted,
+    opened,
     verifiable,
 )
 from nicest.cli.show import (
@@ -116,9 +117,10 @@ def train(
     if not result["finished"]:
         interrupted(result, as_json)
     if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
-        from nicest.tasks.score import remember_scores
+        from nicest.tasks.score import training_quantiles
 
-        remember_scores(folder, device=device)
+        model = opened(folder, device)
+        training_quantiles(model, model.draws())  # now, while the data is at hand
     emit(result, as_json, show_training)
 
 
@@ -139,7 +141,7 @@ def evaluate(
     """
     from nicest.tasks.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(run, split=split, draws=draws, seed=seed, device=device, with_baselines=baselines)
+    result = run_evaluation(opened(run, device), split=split, draws=draws, seed=seed, with_baselines=baselines)
     emit(result, as_json, show_evaluation)
 
 
@@ -166,7 +168,7 @@ def sample(
     """
     from nicest.tasks.sample import sample as run_sampling
 
-    result = run_sampling(run, n, temperature=temperature, seed=seed, out=out, device=device)
+    result = run_sampling(opened(run, device), n, temperature=temperature, seed=seed, out=out)
     emit(result, as_json, lambda result: print(f"{result['n']} samples in {result['out']}"))
 
 
@@ -187,9 +189,10 @@ def score(
 
     Example: nicest score runs/table new.parquet --out scores.parquet
     """
+    from nicest.tasks.score import own_device
     from nicest.tasks.score import score as run_scoring
 
-    result = run_scoring(run, files, out=out, draws=draws, seed=seed, device=device)
+    result = run_scoring(opened(run, own_device(device)), files, out=out, draws=draws, seed=seed)
     emit(result, as_json, show_scores)
 
 
@@ -214,7 +217,7 @@ def impute(
     from nicest.tasks.impute_table import impute_table
 
     result = impute_table(
-        run,
+        opened(run, device),
         table,
         out=out,
         cells=cells,
@@ -222,7 +225,6 @@ def impute(
         steps=steps,
         interval=interval,
         seed=seed,
-        device=device,
     )
     emit(result, as_json, show_imputation)
 
@@ -243,7 +245,7 @@ def certify(
     """
     from nicest.tasks.certify import certify as run_certification
 
-    result = run_certification(run, n=n, jacobians=jacobians, seed=seed, device=device)
+    result = run_certification(opened(run, device), n=n, jacobians=jacobians, seed=seed)
     emit(result, as_json, show_certificate)
 
 
@@ -291,7 +293,7 @@ def inpaint(
     from nicest.tasks.inpaint import inpaint as run_inpainting
 
     result = run_inpainting(
-        run,
+        opened(run, device),
         mask=mask or "paper",
         n=n,
         chains=chains,
@@ -303,7 +305,6 @@ def inpaint(
         split=split,
         seed=seed,
         out=out or "inpaint.png",
-        device=device,
     )
     emit(result, as_json, show_inpainting)
 

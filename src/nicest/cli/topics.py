@@ -28,6 +28,7 @@ from nicest.cli.base import (
     figure,
     latent_app,
     leave_unfinished,
+    opened,
     reproduce_app,
     verifiable,
 )
@@ -59,7 +60,7 @@ def spectrum(
     """
     from nicest.tasks.latent import spectrum as run_spectrum
 
-    result = run_spectrum(run, pca=pca, out=out, device=device)
+    result = run_spectrum(opened(run, device), pca=pca, out=out)
     emit(result, as_json, lambda result: print(f"spectrum in {result['out']}"))
 
 
@@ -85,7 +86,7 @@ def sphere(
     """
     from nicest.tasks.latent import sphere as run_sphere
 
-    result = run_sphere(run, basis=basis, radius=radius, grid=grid, seed=seed, out=out, device=device)
+    result = run_sphere(opened(run, device), basis=basis, radius=radius, grid=grid, seed=seed, out=out)
     emit(result, as_json, lambda result: print(f"sphere of radius {result['radius']:.2f} in {result['out']}"))
 
 
@@ -119,7 +120,7 @@ def interpolate(
     if len(start or []) != len(end or []):
         raise NicestError(f"expected as many --to as --from, got {len(end or [])} and {len(start or [])}")
     pairs = list(zip(start or [], end or [], strict=True)) or None
-    result = run_interpolation(run, pairs=pairs, steps=steps, way=way, split=split, out=out, device=device)
+    result = run_interpolation(opened(run, device), pairs=pairs, steps=steps, way=way, split=split, out=out)
     emit(result, as_json, lambda result: print(f"{len(result['pairs'])} ways in {result['out']}"))
 
 
@@ -143,7 +144,7 @@ def truncate(
     """
     from nicest.tasks.latent import truncate as run_truncation
 
-    emit(run_truncation(run, n=n, kept=keep, split=split, out=out, device=device), as_json, show_truncation)
+    emit(run_truncation(opened(run, device), n=n, kept=keep, split=split, out=out), as_json, show_truncation)
 
 
 @app.command()
@@ -286,10 +287,10 @@ def reproduce_vae(
 
     Example: nicest reproduce vae --recipe digits --seeds 1
     """
-    from nicest.files import to_json, write_text
+    from nicest.files import require_writable, to_json, write_text
     from nicest.studies.vae import study
 
-    write_text(out, to_json({}))  # what cannot be written is refused before anything is trained
+    require_writable(out)  # before anything is trained
     result = study(recipe, seeds=range(seeds), steps=steps, device=device)
     write_text(out, to_json({"command": shlex.join(["nicest", *sys.argv[1:]])} | result))
     emit(result | {"out": str(out)}, as_json, show_vae)

@@ -2,26 +2,19 @@
 
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
-from nicest.flows.coupling import (
-    Additive,
-    Affine,
-    Coupling,
-    Law,
-    Multiplicative,
-    Partition,
-    checkerboard,
-    halves,
-    odd_even,
-)
+from nicest.flows.coupling import Coupling, Partition, checkerboard, halves, odd_even
 from nicest.flows.flow import Flow
+from nicest.flows.laws import LAWS, Additive, Affine, Law, Multiplicative
 from nicest.flows.linear import ZCA, DiagonalScaling, TriangularAffine, moments
-from nicest.flows.marginals import SinhArcsinh
+from nicest.flows.marginals import Logit, SinhArcsinh
 from nicest.flows.networks import MLP
-from nicest.flows.pixels import Dequantize, DequantizeColumns, Logit, Rescale
-from nicest.flows.priors import Gaussian, Logistic, Prior
-from nicest.flows.vae import VAE, Standardise, Within
+from nicest.flows.priors import Gaussian, Logistic, PartPrior, Prior
+from nicest.flows.units import Units, bits_per_dim
+from nicest.flows.vae import VAE, Standardise
+from nicest.flows.within import Within
 
 __all__ = [
+    "LAWS",
     "MLP",
     "VAE",
     "ZCA",
@@ -30,8 +23,6 @@ __all__ = [
     "Bijection",
     "Chain",
     "Coupling",
-    "Dequantize",
-    "DequantizeColumns",
     "DiagonalScaling",
     "Flow",
     "Gaussian",
@@ -39,13 +30,15 @@ __all__ = [
     "Logistic",
     "Logit",
     "Multiplicative",
+    "PartPrior",
     "Partition",
     "Prior",
-    "Rescale",
     "SinhArcsinh",
     "Standardise",
     "TriangularAffine",
+    "Units",
     "Within",
+    "bits_per_dim",
     "checkerboard",
     "halves",
     "moments",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -19,12 +20,33 @@ class Bijection(nn.Module, ABC):
     `y, log_det = layer(x)` goes from data to latent, the paper's encoder f; `layer.inverse(y)` goes back and
     returns x alone. x and y are (B, D); log_det = log |det dy/dx| is (B,), in the dtype and on the device of x.
 
-    Implementing a bijection: write `forward` and `inverse`, mutate no argument, cache nothing, and add one line to
-    the zoo in `tests/flows/zoo.py`; its properties are then tested. Only coupling networks look at `context`.
+    To write one, define `forward` and `inverse`, mutate no argument, cache nothing, and add one line to the zoo in
+    `tests/flows/zoo.py`: that tests its properties. Only coupling networks look at `context`. The other methods have
+    defaults that are right for every layer.
     """
+
+    whitens = False  # whether its output is uncorrelated, each dimension of variance 1
 
     @abstractmethod
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor: ...
+
+    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x = f⁻¹(y), and log |det dy/dx| there."""
+        x = self.inverse(y, context)
+        return x, self(x, context)[1]
+
+    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """f(x), and the log-det of every layer inside by its name; that of a single layer has none."""
+        y, log_det = self(x, context)
+        return y, {"": log_det}
+
+    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and covariance of f(x) from those of x; None where they do not follow."""
+        return None
+
+    def fit(self, x: Tensor) -> Self:
+        """Fit to rows x, (N, D), what is fitted before training and then held; most layers have nothing to fit."""
+        return self

@@ -1,17 +1,14 @@
-"""Coupling layers: partitions, laws, and the layer itself (NICE §3.2)."""
+"""Coupling layers: how components are partitioned, and the layer itself (NICE §3.2)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.gpu import kernels_for
-from nicest.flows.networks import MLP
+from nicest.flows.laws import Law
 
 
 class Partition(nn.Module):
@@ -95,76 +92,6 @@ def checkerboard(height: int, width: int, channels: int = 1) -> Partition:
     return Partition([k * plane + i for k in range(channels) for i in white], channels * plane)
 
 
-class Law(ABC):
-    """A coupling law g(a; b), invertible in a given b (NICE §3.2); b has `size` numbers for each of a's."""
-
-    size: int = 1
-
-    @abstractmethod
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | None]:
-        """g(a; b) and log |det dg/da|, which is (B,), or None for a law that keeps volume."""
-
-    @abstractmethod
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        """The a with g(a; b) = y."""
-
-
-@dataclass(frozen=True)
-class Additive(Law):
-    """g(a; b) = a + b, with unit Jacobian determinant (NICE §3.2, additive coupling layer)."""
-
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, None]:
-        return a + b, None
-
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        return y - b
-
-
-@dataclass(frozen=True)
-class Multiplicative(Law):
-    """g(a; b) = a ⊙ exp(l(b)), l(b) = bound · tanh(b / bound); log det = Σ l(b) (NICE §3.2, multiplicative law).
-
-    DIFFERS: the paper asks for a factor b ≠ 0 and leaves it there. Ours is exp(l), never zero, equal to 1 where
-    the network gives 0, and |l| < bound keeps one layer from scaling by more than e^±bound: no overflow, no NaN.
-    """
-
-    bound: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.bound > 0:
-            raise ValueError(f"expected a positive bound, got {self.bound}")
-
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        log_scale = self.log_scale(b)
-        return a * log_scale.exp(), log_scale.sum(-1)
-
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        return y * torch.exp(-self.log_scale(b))
-
-    def log_scale(self, b: Tensor) -> Tensor:
-        return self.bound * torch.tanh(b / self.bound)
-
-
-@dataclass(frozen=True)
-class Affine(Law):
-    """g(a; b) = a ⊙ exp(l(b1)) + b2 with b = (b1, b2); log det = Σ l(b1) (NICE §3.2, affine law).
-
-    The factor is bounded as in `Multiplicative`, and for the same reason.
-    """
-
-    bound: float = 2.0
-    size = 2
-
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        b1, b2 = b.chunk(2, dim=-1)
-        y, log_det = Multiplicative(self.bound).forward(a, b1)
-        return y + b2, log_det
-
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        b1, b2 = b.chunk(2, dim=-1)
-        return Multiplicative(self.bound).inverse(y - b2, b1)
-
-
 class Coupling(Bijection):
     """A coupling layer with coupling function m and coupling law g (NICE §3.2, eq. 3 and 4).
 
@@ -173,70 +100,39 @@ class Coupling(Bijection):
         log |det dy/dx| = log |det dg/dx_I2|
 
     m is `network`: any module from |I1| numbers to law.size · |I2|, called as network(x_I1), or
-    network(x_I1, context) where a context is given. `precision`, if set, is the dtype m alone computes in; the
-    stream x -> y and the log-dets keep theirs. An `MLP` in reduced precision puts the numbers it reads, and those it
-    gives, on a grid of 2^-17, so that a stack of additive couplings undoes itself (`flows/reduced.py`).
+    network(x_I1, context) where a context is given.
     """
 
     def __init__(self, partition: Partition, law: Law, network: nn.Module) -> None:
         super().__init__()
         self.partition, self.law, self.network = partition, law, network
-        self.precision: torch.dtype | None = None
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if self.at_once(x, context):
-            return self._shift(x, 1), x.new_zeros(len(x))
-        y1, y2, log_det = self.couple(*self.partition.split(x), context)
-        return self.partition.merge(y1, y2), x.new_zeros(len(x)) if log_det is None else log_det
+        x1, x2 = self.partition.split(x)
+        y2, log_det = self.law.forward(x2, self.m(x1, context))
+        return self.partition.merge(x1, y2), log_det
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        if self.at_once(y, context):
-            return self._shift(y, -1)
-        return self.partition.merge(*self.uncouple(*self.partition.split(y), context))
+        y1, y2 = self.partition.split(y)
+        return self.partition.merge(y1, self.law.inverse(y2, self.m(y1, context)))
 
-    def couple(self, x1: Tensor, x2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """y_I1, y_I2 and the log-det, None for 0."""
-        x1, b = self.read(x1, context)
-        return x1, *self.law.forward(x2, b)
-
-    def uncouple(self, y1: Tensor, y2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x_I1 and x_I2."""
-        y1, b = self.read(y1, context)
-        return y1, self.law.inverse(y2, b)
+    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y1, y2 = self.partition.split(y)
+        b = self.m(y1, context)
+        x2 = self.law.inverse(y2, b)
+        return self.partition.merge(y1, x2), self.law.forward(x2, b)[1]
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        """The coupling function at x_I1, in the dtype of x_I1."""
-        return self.read(x1, context)[1]
+        """The coupling function at x_I1."""
+        b: Tensor = self.network(x1) if context is None else self.network(x1, context)
+        return self.checked(x1, b)
 
-    def read(self, x1: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x_I1 as m reads it, and m of it, both in the dtype of x_I1."""
-        if self.precision is None:
-            b = self.network(x1) if context is None else self.network(x1, context)
-        elif isinstance(self.network, MLP):
-            x1, b = self.network.reduced(x1, context, self.precision)
-        else:
-            with torch.autocast(x1.device.type, self.precision):
-                b = self.network(x1) if context is None else self.network(x1, context)
+    def checked(self, x1: Tensor, b: Tensor) -> Tensor:
+        """What a network gave for x_I1, if it has the right shape, in the dtype of x_I1."""
         expected = (x1.shape[0], self.law.size * len(self.partition.i2))
         if b.shape != expected:
             raise ValueError(f"the coupling network must give {expected}, got {tuple(b.shape)}")
-        return x1, b.to(x1.dtype)
-
-    def at_once(self, x: Tensor, context: Tensor | None) -> bool:
-        """Whether there is a kernel for the whole layer: additive, on a GPU, in reduced precision."""
-        return (
-            self.precision is not None
-            and kernels_for(x) is not None
-            and x.dtype == torch.float32
-            and isinstance(self.law, Additive)
-            and isinstance(self.network, MLP)
-            and self.partition.regular
-            and context is None
-        )
-
-    def _shift(self, x: Tensor, sign: int) -> Tensor:
-        check_features(x, self.partition.dim)
-        return self.network.reduced_shift(x, self.partition.layout, sign, self.precision)  # type: ignore[operator]
+        return b.to(x1.dtype)
 
     def extra_repr(self) -> str:
         return str(self.law)

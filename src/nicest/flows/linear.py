@@ -35,7 +35,16 @@ class DiagonalScaling(Bijection):
 
 
 class Whitening(Bijection):
-    """A linear layer that can be fitted to data in closed form, in float64 whatever dtype the data has."""
+    """A linear layer that can be fitted to data in closed form, in float64 whatever dtype the data has.
+
+    `shrinkage` is the share of every correlation that it disbelieves: 0 takes the covariance of the data as it is.
+    """
+
+    whitens = True
+
+    def __init__(self, shrinkage: float = 0.0) -> None:
+        super().__init__()
+        self.shrinkage = shrinkage
 
     def fit(self, x: Tensor) -> Self:
         """Fit to the rows of x, (N, D) with N > D."""
@@ -43,6 +52,10 @@ class Whitening(Bijection):
 
     def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
         """Fit to data of this mean and covariance."""
+        covariance = covariance.double()
+        return self._fit(mean.double(), torch.lerp(covariance, covariance.diagonal().diag(), self.shrinkage))
+
+    def _fit(self, mean: Tensor, covariance: Tensor) -> Self:
         raise NotImplementedError
 
 
@@ -53,8 +66,8 @@ class TriangularAffine(Whitening):
     the optimum at once: L = chol(Σ)⁻¹, b = -L μ, Σ and μ the covariance and mean of the data.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
+    def __init__(self, dim: int, *, shrinkage: float = 0.0) -> None:
+        super().__init__(shrinkage)
         self.below = nn.Parameter(torch.zeros(dim, dim))
         self.log_diagonal = nn.Parameter(torch.zeros(dim))
         self.b = nn.Parameter(torch.zeros(dim))
@@ -73,14 +86,14 @@ class TriangularAffine(Whitening):
         return torch.linalg.solve_triangular(self.lower, (y - self.b).mT, upper=False).mT
 
     @torch.no_grad()
-    def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
-        _check_rank(torch.linalg.eigvalsh(covariance.double()))
-        factor = torch.linalg.cholesky(covariance.double())
+    def _fit(self, mean: Tensor, covariance: Tensor) -> Self:
+        _check_rank(torch.linalg.eigvalsh(covariance))
+        factor = torch.linalg.cholesky(covariance)
         identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
         lower = torch.linalg.solve_triangular(factor, identity, upper=False)
         self.below.copy_(lower.tril(-1))
         self.log_diagonal.copy_(lower.diagonal().log())
-        self.b.copy_(-lower @ mean.double())
+        self.b.copy_(-lower @ mean)
         return self
 
 
@@ -95,8 +108,8 @@ class ZCA(Whitening):
     colour: Tensor
     log_det: Tensor
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
+    def __init__(self, dim: int, *, shrinkage: float = 0.0) -> None:
+        super().__init__(shrinkage)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("whiten", torch.eye(dim))
         self.register_buffer("colour", torch.eye(dim))
@@ -111,8 +124,8 @@ class ZCA(Whitening):
         return y @ self.colour + self.mean
 
     @torch.no_grad()
-    def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
-        eigenvalues, vectors = torch.linalg.eigh(covariance.double())
+    def _fit(self, mean: Tensor, covariance: Tensor) -> Self:
+        eigenvalues, vectors = torch.linalg.eigh(covariance)
         _check_rank(eigenvalues)
         self.mean.copy_(mean)
         self.whiten.copy_(vectors * eigenvalues.rsqrt() @ vectors.mT)
@@ -129,6 +142,12 @@ def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Ten
         centred = of(part) - mean
         scatter += centred.mT @ centred
     return mean, scatter / len(x)
+
+
+def mean_and_variance(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
+    """Mean and variance (divided by N) of every column of x, in float64 without a copy."""
+    mean = torch.stack([part.double().sum(0) for part in x.split(rows)]).sum(0) / len(x)
+    return mean, torch.stack([(part.double() - mean).square().sum(0) for part in x.split(rows)]).sum(0) / len(x)
 
 
 def _check_rank(eigenvalues: Tensor) -> None:

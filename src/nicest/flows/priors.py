@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.bijection import check_features
+from nicest.flows.coupling import Partition
 
 
 class Prior(nn.Module, ABC):
@@ -88,3 +89,23 @@ class Logistic(Prior):
         u = torch.rand(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         eps = torch.finfo(u.dtype).eps  # u is a multiple of eps/2: 0 stands for [0, eps/2), of middle eps/4
         return torch.logit(u.clamp(eps / 4, 1 - eps / 2))
+
+
+class PartPrior(Prior):
+    """A prior of the components I2 alone: under it a flow that keeps I1 as it is scores log p(x_I2 | x_I1).
+
+    It draws nothing by itself: decode rows whose I1 are the condition and whose I2 are draws of `prior`.
+    """
+
+    def __init__(self, prior: Prior, partition: Partition) -> None:
+        super().__init__(partition.dim)
+        if prior.dim != len(partition.i2):
+            raise ValueError(f"expected a prior of the {len(partition.i2)} components in I2, got one of {prior.dim}")
+        self.prior, self.partition = prior, partition
+        self.standard_deviation = prior.standard_deviation
+
+    def standard_log_prob(self, e: Tensor) -> Tensor:
+        return self.prior.log_prob(self.partition.split(e)[1])
+
+    def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        raise ValueError("this prior is of a part of each row: draw that part from `prior.prior` and give the rest")

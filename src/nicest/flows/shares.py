@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 
@@ -47,6 +47,13 @@ def whole(n: int) -> int:
 def own(drawn: Tensor) -> Tensor:
     """The rows that belong to those which are here, of what was drawn for the whole batch."""
     return drawn if _held is None else _held[0].rows(drawn).contiguous()
+
+
+class Dropout(nn.Dropout):
+    """torch's dropout of the whole batch, for the rows x that are here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p) if self.training else x
 
 
 def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:

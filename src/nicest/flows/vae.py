@@ -12,9 +12,12 @@ from torch.nn import functional
 
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
-from nicest.flows.coupling import Affine, Coupling, Law, Partition
+from nicest.flows.coupling import Coupling, Partition
 from nicest.flows.flow import Flow
+from nicest.flows.laws import Affine, Law
 from nicest.flows.priors import Gaussian
+from nicest.flows.units import Units
+from nicest.flows.within import Within
 
 ENCODER_BOUND = 8.0  # of |s|, which an encoder has no reason to reach
 
@@ -24,13 +27,17 @@ class Standardise(Law):
     """g(a; b) = (a - b2) ⊙ exp(-l(b1)), b = (b1, b2); log det = -Σ l(b1): an affine law that subtracts first.
 
     It is ξ = (x - f(z)) / σ of NICE App. C: b2 is the mean of a, l(b1) = log σ. DIFFERS: l(b1) = floor +
-    softplus(b1 - floor), about b1 where that is well above the floor, keeps σ > exp(floor). Without it the likelihood
-    of a pixel that the network predicts exactly has no maximum, and one held-out pixel that differs from its
-    prediction by r costs r² / 2σ² nats.
+    softplus(b1 + c), with c such that l(0) = 0, is about b1 well above the floor and keeps σ > exp(floor). Without it
+    the likelihood of a pixel that the network predicts exactly has no maximum, and one held-out pixel that differs
+    from its prediction by r costs r² / 2σ² nats.
     """
 
     floor: float = -4.0
     size = 2
+
+    def __post_init__(self) -> None:
+        if not self.floor < 0:
+            raise ValueError(f"expected a floor below 0, got {self.floor}")
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         b1, mean = b.chunk(2, dim=-1)
@@ -42,34 +49,7 @@ class Standardise(Law):
         return mean + y * self.log_scale(b1).exp()
 
     def log_scale(self, b1: Tensor) -> Tensor:
-        return self.floor + functional.softplus(b1 - self.floor)
-
-
-class Within(Bijection):
-    """A bijection f of the components I2 alone: the general coupling whose law is itself a flow (NICE §3.2).
-
-        y_I1 = x_I1,   y_I2 = f(x_I2; m(x_I1)),   log |det dy/dx| = log |det df/dx_I2|
-
-    m(x_I1) is the context of f; without a `network` m, f is the same for every x_I1.
-    """
-
-    def __init__(self, partition: Partition, inner: Bijection, network: nn.Module | None = None) -> None:
-        super().__init__()
-        self.partition, self.inner, self.network = partition, inner, network
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x1, x2 = self.partition.split(x)
-        y2, log_det = self.inner(x2, self.m(x1, context))
-        return self.partition.merge(x1, y2), log_det
-
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        y1, y2 = self.partition.split(y)
-        return self.partition.merge(y1, self.inner.inverse(y2, self.m(y1, context)))
-
-    def m(self, x1: Tensor, context: Tensor | None) -> Tensor | None:
-        if self.network is None:
-            return context
-        return self.network(x1) if context is None else self.network(x1, context)
+        return self.floor + functional.softplus(b1 + math.log(math.expm1(-self.floor)))
 
 
 class VAE(nn.Module):
@@ -120,7 +100,8 @@ class VAE(nn.Module):
             layers["latent_prior"] = Within(given_x, prior)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # App. C is two couplings: z need not depend on ξ
-            self.joint = Flow(Chain(layers), Gaussian(dim + latent_dim))
+            units = Units.continuous(dim + latent_dim, standardise=False)
+            self.joint = Flow(units, Chain(layers), Gaussian(dim + latent_dim))
         self.noise = Gaussian(latent_dim)
 
     def bound(self, x: Tensor, noise: Tensor | None = None) -> Tensor:

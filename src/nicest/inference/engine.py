@@ -7,15 +7,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nicest.flows import MLP, Coupling, Flow
-from nicest.flows.reduced import Buffers
+from nicest.flows import Flow
 from nicest.flows.shares import Share
+from nicest.lowering import LoweredChain, capture, lower
 
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
 
@@ -27,10 +26,10 @@ class Engine:
         engine.log_prob(rows)                 # (n,), as flow.log_prob gives it
         engine.sample(100_000)                # (n, D)
 
-    On a GPU the work on one batch is captured once and replayed, which spares the launches. `precision` is what the
-    coupling functions compute in: with torch.bfloat16 the engine is several times as fast, rounds like a model that
-    is trained so, and keeps copies of the weights it found; with float32 it reads the weights as they are.
-    Of several processes, each gives what it has a `share` in.
+    It runs the flow in its fast form (`lower`); on a GPU the work on one batch is captured once and replayed, which
+    saves the launches. `precision` is the dtype that the coupling functions compute in, by default that of the flow:
+    with torch.bfloat16 on a GPU the engine is several times as fast, rounds like a model that was trained so, and
+    keeps copies of the weights it found (see `refresh`). Of several processes, each gives what it has a `share` in.
     """
 
     def __init__(
@@ -38,19 +37,16 @@ class Engine:
         flow: Flow,
         *,
         batch: int | None = None,
-        precision: torch.dtype = torch.float32,
+        precision: torch.dtype | None = None,
         share: Share = Share(),
         captured: bool = True,
     ) -> None:
-        self.flow, self.batch, self.precision, self.share = flow, batch or BATCH, precision, share
-        self.device = flow.prior.loc.device
-        self.captured = captured
+        self.flow, self.batch, self.share = flow, batch or BATCH, share
+        self.device, self.captured = flow.device, captured
+        self.fast = lower(flow, precision)
         self.graphs: dict[Any, Graph] = {}
-        self.couplings = [layer for layer in flow.modules() if isinstance(layer, Coupling)]
-        self.networks = [layer for layer in flow.modules() if isinstance(layer, MLP)]
-        self.copies: dict[MLP, Buffers] = {}
-        if precision != torch.float32 and self.device.type == "cuda":
-            self.copies = {network: padded_copies(network, precision) for network in self.networks}
+        self.copies = precision not in (None, flow.units.scale.dtype) and self.device.type == "cuda"
+        self.refresh()
 
     def log_prob(self, x: Tensor) -> Tensor:
         """log p of every row, (n,), on the device of the flow."""
@@ -58,13 +54,13 @@ class Engine:
 
     def sample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
         """n draws, (n, D), on the device of the flow."""
-        return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.prior.dim,))
+        return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.dim,))
 
     def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
         on_gpu = self.device.type == "cuda"  # where a graph writes its next batch over the one before
         kept = [part.clone() if on_gpu else part for part in parts]
         if not kept:
-            return self.flow.prior.loc.new_zeros(0, *shape)
+            return self.flow.units.scale.new_zeros(0, *shape)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
     @torch.no_grad()
@@ -74,16 +70,16 @@ class Engine:
         for start in range(0, n, rows):
             size = min(rows, n - start)
             h = self.flow.prior.rsample(size, temperature=temperature, generator=generator)
-            yield from self.each("decode", h, self._size(n))
+            yield from self.each("decode", h, batch=self._size(n))
 
     @torch.no_grad()
-    def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
+    def each(self, method: str, x: Tensor, *, batch: int = 0, **options: bool) -> Iterator[Any]:
         """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
         batch, start = batch or self._size(len(x)), 0
         while start < len(x):
             entire = x[start : start + batch]
             try:
-                result = self._one(method, entire, batch)
+                result = self._one(method, entire, batch, options)
             except RuntimeError as error:
                 # processes that share their batches halve none: they would draw other numbers than the rest
                 if batch == 1 or self.share.size > 1 or not out_of_memory(error):
@@ -95,15 +91,15 @@ class Engine:
             start += len(entire)
             yield result
 
-    def _one(self, method: str, entire: Tensor, batch: int) -> Any:
+    def _one(self, method: str, entire: Tensor, batch: int, options: dict[str, bool]) -> Any:
         """What a method gives for the own rows of one batch, or of the first rows of one."""
         part = self.share.rows(entire).to(self.device)
         if self.device.type != "cuda":
-            return self._apply(method, part, len(entire))
-        key = (method, batch, part.shape[1:], part.dtype, self.flow.training)
+            return self._apply(method, options, part, len(entire))
+        key = (method, *options.items(), batch, part.shape[1:], part.dtype, self.flow.training)
         if key not in self.graphs:
             size = len(range(self.share.rank, batch, self.share.size))
-            function = partial(self._apply, method, whole=batch)
+            function = partial(self._apply, method, options, whole=batch)
             self.graphs[key] = Graph(function, (size, *part.shape[1:]), part, captured=self.captured)
         return self.graphs[key](part)
 
@@ -117,64 +113,19 @@ class Engine:
         warnings.warn(f"out of memory with {batch} rows at once: going on with {self.batch}", stacklevel=3)
         return self.batch
 
-    def _apply(self, method: str, x: Tensor, whole: int) -> Any:
+    def _apply(self, method: str, options: dict[str, bool], x: Tensor, whole: int) -> Any:
         """A method of the flow at the own rows of a batch that has so many as a whole."""
-        with self.prepared(), self.share.of(whole):
-            return getattr(self.flow, method)(x)
+        with self.share.of(whole):
+            return getattr(self.fast, method)(x, **options)
 
     def refresh(self) -> None:
-        """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of its own."""
-        for network, buffers in self.copies.items():
-            for (w, b), (new_w, new_b) in zip(
-                buffers.copies, padded_copies(network, self.precision).copies, strict=True
-            ):
-                w.copy_(new_w)
-                b.copy_(new_b)
+        """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of them."""
+        if self.copies and isinstance(self.fast.chain, LoweredChain):
+            self.fast.chain.copy_weights()
 
     def _size(self, n: int) -> int:
         """The batch for n rows: on a GPU one of few, since each has a graph."""
         return min(self.batch, n if self.device.type != "cuda" else 1 << (n - 1).bit_length()) if n else 1
-
-    @contextmanager
-    def prepared(self) -> Iterator[None]:
-        """The flow as this engine wants it; others find it as it was."""
-        precisions = [layer.precision for layer in self.couplings]
-        buffers = [network.buffers_in_use for network in self.networks]
-        try:
-            for layer in self.couplings:
-                layer.precision = None if self.precision == torch.float32 else self.precision
-            for network in self.networks:
-                network.buffers_in_use = self.copies.get(network)
-            yield
-        finally:
-            for layer, precision in zip(self.couplings, precisions, strict=True):
-                layer.precision = precision
-            for network, before in zip(self.networks, buffers, strict=True):
-                network.buffers_in_use = before
-
-
-def padded_shapes(network: MLP) -> list[tuple[int, int]]:
-    """Shapes that a GPU likes for the weights of a network: hidden units in multiples of 64, or of 8 if few."""
-
-    def padded(width: int) -> int:
-        unit = 64 if width >= 512 else 8
-        return -(-width // unit) * unit
-
-    shapes = [layer.weight.shape for layer in network.linears]
-    widths = [shapes[0][1], *(padded(rows) for rows, _ in shapes[:-1]), shapes[-1][0]]
-    return [(rows, columns) for columns, rows in pairwise(widths)]
-
-
-def padded_copies(network: MLP, dtype: torch.dtype) -> Buffers:
-    """Copies of the weights of a network for `MLP.reduced`, in such shapes."""
-    copies = []
-    for layer, (rows, columns) in zip(network.linears, padded_shapes(network), strict=True):
-        w = torch.zeros(rows, columns, dtype=dtype, device=layer.weight.device)
-        b = torch.zeros(rows, dtype=dtype, device=layer.weight.device)
-        w[: layer.weight.shape[0], : layer.weight.shape[1]] = layer.weight.detach()
-        b[: len(layer.bias)] = layer.bias.detach()
-        copies.append((w, b))
-    return Buffers(copies)
 
 
 class Graph:
@@ -215,24 +166,16 @@ def out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def capture(
-    function: Callable[[], Any], device: torch.device, warm_up: int = 3, *, generator: torch.Generator | None = None
-) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A function as one CUDA graph, after some runs that load what it needs; with it, what the function returns.
-
-    Every replay draws anew from the device's own generator, and from `generator` where the function draws from one.
-    """
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(warm_up):
-            function()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    if generator is not None:
-        graph.register_generator_state(generator)
-    # where there are other processes, a thread of NCCL's looks at the device meanwhile
-    mode = "thread_local" if torch.distributed.is_available() and torch.distributed.is_initialized() else "global"
-    with torch.cuda.graph(graph, capture_error_mode=mode):
-        output = function()
-    return graph, output
+@contextmanager
+def frozen(flow: Flow) -> Iterator[None]:
+    """No gradients but in x, and every layer in evaluation mode; all is as it was afterwards."""
+    learned = [parameter for parameter in flow.parameters() if parameter.requires_grad]
+    training = [module for module in flow.modules() if module.training]
+    try:
+        flow.eval().requires_grad_(False)
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
+        for module in training:
+            module.training = True

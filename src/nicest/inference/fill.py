@@ -13,8 +13,10 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.inference.engine import Engine, capture
-from nicest.inference.space import Space, frozen
+from nicest.flows.units import Bounds
+from nicest.inference.engine import frozen
+from nicest.inference.langevin import corners
+from nicest.lowering import LoweredChain, capture, lower
 
 BATCH = 2000  # rows that climb at once, whatever their number
 
@@ -84,7 +86,8 @@ class Filled:
 
 
 class Ascent:
-    """The state of the ascent and one iteration of it, in static shapes and without a word to the host.
+    """The state of the ascent and one iteration of it, in static shapes and without a word to the host; steps are in
+    multiples of `unit`, which is one number or one for each dimension of y.
 
     All that an iteration reads or writes keeps its place on the device, its number i included, so that `iteration`
     can be captured as one CUDA graph and replayed.
@@ -99,13 +102,19 @@ class Ascent:
         schedule: Schedule,
         generator: torch.Generator,
         start: Tensor | None = None,
+        unit: Tensor | float = 1.0,
     ) -> None:
-        self.flow, self.hidden, self.schedule, self.generator = flow, hidden, schedule, generator
-        self.lower, self.upper = box
+        self.flow, self.hidden, self.schedule, self.generator, self.unit = flow, hidden, schedule, generator, unit
+        y, self.lower, self.upper = (each / unit for each in (y, *box))
+        start = None if start is None else start / unit
         self.noise, self.mean, self.square = (torch.zeros_like(y) for _ in range(3))
         self.i = y.new_zeros(())
         begin = self.draw(y) if start is None else start.clamp(self.lower, self.upper)
-        self.y = torch.where(hidden, begin, y).requires_grad_()
+        self.z = torch.where(hidden, begin, y).requires_grad_()
+
+    @property
+    def y(self) -> Tensor:
+        return self.z.detach() * self.unit
 
     def draw(self, y: Tensor) -> Tensor:
         """Where the hidden start: uniform between finite bounds, as the authors' do, else N(0, 1)."""
@@ -116,13 +125,13 @@ class Ascent:
 
     def iteration(self) -> None:
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self.flow.log_prob(self.y).sum(), self.y)
+            (gradient,) = torch.autograd.grad(self.flow.log_density(self.z * self.unit).sum(), self.z)
         with torch.no_grad():
             change = self.schedule.gradient_scale * self.direction(gradient)
             if self.schedule.noise:
                 change += self.schedule.noise * self.noise.normal_(generator=self.generator)
-            moved = (self.y + 10 / (100 + self.i) * change).clamp(self.lower, self.upper)
-            self.y.copy_(torch.where(self.hidden, moved, self.y))
+            moved = (self.z + 10 / (100 + self.i) * change).clamp(self.lower, self.upper)
+            self.z.copy_(torch.where(self.hidden, moved, self.z))
             self.i += 1
 
     def captured(self, precision: torch.dtype = torch.bfloat16) -> Callable[[], None]:
@@ -131,13 +140,14 @@ class Ascent:
         There the coupling functions compute in `precision`, which is enough for a direction; log-likelihoods that are
         reported are float32's.
         """
-        if not self.y.is_cuda:
+        self.flow = lower(self.flow, precision if self.z.is_cuda else None)  # holds what the graph reads
+        if not self.z.is_cuda:
             return self.iteration
-        self.engine = Engine(self.flow, precision=precision)  # holds what the graph reads
-        state = (self.y, self.i, self.mean, self.square)
+        if isinstance(self.flow.chain, LoweredChain):
+            self.flow.chain.copy_weights()
+        state = (self.z, self.i, self.mean, self.square)
         before, random = [each.detach().clone() for each in state], self.generator.get_state()
-        with self.engine.prepared():
-            graph, _ = capture(self.iteration, self.y.device, generator=self.generator)
+        graph, _ = capture(self.iteration, self.z.device, generator=self.generator)
         with torch.no_grad():
             for each, kept in zip(state, before, strict=True):
                 each.copy_(kept)
@@ -161,7 +171,7 @@ def fill(
     *,
     schedule: Schedule = OURS,
     chains: int = 1,
-    bounds: tuple[Tensor | float, Tensor | float] | None = None,
+    bounds: Bounds | None = None,
     looks: Sequence[int] = (),
     seed: int = 0,
     watch: Callable[[float, float], None] = lambda share, mean_nats: None,
@@ -174,8 +184,7 @@ def fill(
     the start, after `looks` iterations and at the end are kept. `watch(share done, mean nats)` hears of the progress.
     """
     _check(flow, x, hidden, chains)
-    dim = flow.prior.dim
-    space, generator = Space(flow), torch.Generator(x.device).manual_seed(seed)
+    units, generator = flow.units, torch.Generator(x.device).manual_seed(seed)
     stops = tuple(sorted({0, *looks, schedule.steps}))
     rows, masks = (each.repeat(chains, 1).split(BATCH) for each in (x, hidden))
     states, nats = [], []
@@ -184,14 +193,14 @@ def fill(
         watch((part + share) / len(rows), mean_nats)
 
     with frozen(flow):
-        box = space.box(bounds)
+        box = corners(units, bounds)
         for part, (row, mask) in enumerate(zip(rows, masks, strict=True)):
-            ascent = Ascent(space.flow, space.enter(row), mask, box, schedule, generator)
-            kept = list(_climb(ascent, space, set(stops).__contains__, functools.partial(tell, part)))
-            states.append(torch.stack([torch.where(mask, space.leave(y).to(row), row) for _, y, _ in kept]))
+            ascent = Ascent(flow, units.enter(row, noise=False), mask, box, schedule, generator)
+            kept = list(_climb(ascent, flow, set(stops).__contains__, functools.partial(tell, part)))
+            states.append(torch.stack([torch.where(mask, units.leave(y).to(row), row) for _, y, _ in kept]))
             nats.append(torch.stack([each for _, _, each in kept]))
     shape = (len(stops), chains, len(x))
-    return Filled(stops, torch.cat(states, 1).reshape(*shape, dim), torch.cat(nats, 1).reshape(shape))
+    return Filled(stops, torch.cat(states, 1).reshape(*shape, flow.dim), torch.cat(nats, 1).reshape(shape))
 
 
 def ascend(
@@ -209,17 +218,17 @@ def ascend(
     For few rows, which climb together. Whoever stops asking ends the ascent.
     """
     _check(flow, x, hidden, chains)
-    space, generator = Space(flow), torch.Generator(x.device).manual_seed(seed)
+    units, generator = flow.units, torch.Generator(x.device).manual_seed(seed)
     rows, masks = x.repeat(chains, 1), hidden.repeat(chains, 1)
     with frozen(flow):
-        ascent = Ascent(space.flow, space.enter(rows), masks, space.box(None), schedule, generator)
-        for i, y, nats in _climb(ascent, space, look, lambda share, mean_nats: None):
-            state = torch.where(masks, space.leave(y).to(rows), rows)
+        ascent = Ascent(flow, units.enter(rows, noise=False), masks, units.box(), schedule, generator)
+        for i, y, nats in _climb(ascent, flow, look, lambda share, mean_nats: None):
+            state = torch.where(masks, units.leave(y).to(rows), rows)
             yield Filled((i,), state.view(1, chains, *x.shape), nats.view(1, chains, len(x)))
 
 
 def _check(flow: Flow, x: Tensor, hidden: Tensor, chains: int) -> None:
-    dim = flow.prior.dim
+    dim = flow.dim
     if x.shape != hidden.shape or x.shape[1:] != (dim,) or hidden.dtype != torch.bool:
         got = f"{tuple(x.shape)} and {tuple(hidden.shape)} of {hidden.dtype}"
         raise NicestError(f"expected rows (B, {dim}) and a boolean mask of that shape, got {got}")
@@ -228,7 +237,7 @@ def _check(flow: Flow, x: Tensor, hidden: Tensor, chains: int) -> None:
 
 
 def _climb(
-    ascent: Ascent, space: Space, look: Callable[[int], bool], watch: Callable[[float, float], None]
+    ascent: Ascent, flow: Flow, look: Callable[[int], bool], watch: Callable[[float, float], None]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Iterations done, state and log-likelihood at the start, wherever `look` says so, and at the end.
 
@@ -241,8 +250,9 @@ def _climb(
             watch(i / steps, mean_nats)
         if 0 < i < steps and not look(i):
             continue
-        y = ascent.y.detach().clone()
-        nats = space.nats(y)
+        y = ascent.y.clone()
+        with torch.no_grad():
+            nats = flow.log_density(y).double() + flow.units.log_det
         mean_nats = float(nats.mean())
         if not math.isfinite(mean_nats):
             cause = "choose a smaller gradient scale" if i else "is every observed value a number?"

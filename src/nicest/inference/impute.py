@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.flows import Chain, Flow, Rescale
-from nicest.inference.engine import Engine
+from nicest.flows import Flow
+from nicest.flows.units import Bounds
+from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent
-from nicest.inference.langevin import JUMP_EVERY, SAMPLES, Bounds, Chains, Point, adapted
-from nicest.inference.space import frozen
+from nicest.inference.langevin import JUMP_EVERY, SAMPLES, Chains, Point, adapted
 
 AT_ONCE = 500  # rows with missing cells
 MIXED = 1.1  # the largest R-hat of chains that agree
@@ -46,16 +45,6 @@ class Imputed:
         """Whether the chains of a row agree, (N,): where they do not, its draws are not to be trusted."""
         return self.r_hat < MIXED
 
-    @property
-    def verdict(self) -> str:
-        """One line about the chains."""
-        bad = (~self.mixed).nonzero().flatten().tolist()
-        if not bad:
-            return f"the chains of all {len(self.mixed)} rows mixed"
-        named = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        worst = float(self.r_hat.max())
-        return f"{len(bad)} of {len(self.mixed)} rows did not mix ({named}; R-hat up to {worst:.2f}): take more steps"
-
 
 def impute_rows(
     flow: Flow,
@@ -72,13 +61,13 @@ def impute_rows(
     seed: int = 0,
     watch: Callable[[float], None] = lambda share: None,
 ) -> Imputed:
-    """Fill in the missing cells of rows of real numbers from p(missing | observed), row by row.
+    """Fill in the missing cells of rows from p(missing | observed), row by row.
 
     x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of `steps`
     iterations after the warm-up (a third as many, unless told), of which `draws` states are kept in all; the mode is
     `ascent` steps up the hill from the likeliest of them. What is filled in lies within `bounds`,
-    (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Where columns
-    hold whole levels, give `flow.continuous()` and rows of its numbers, and take the levels of what comes back.
+    (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Discrete
+    columns come back in whole steps; their low, high and mean are of those.
     """
     _check(flow, x, missing)
     warmup = max(1, steps // 3) if warmup is None else warmup
@@ -103,7 +92,8 @@ def impute_rows(
             kept[:, index] = torch.where(hidden, walk.draws.to(x), x[index])
             mode[index] = torch.where(hidden, walk.climb(ascent).to(x), x[index])
             acceptance[index], r_hat[index] = walk.acceptance, walk.r_hat
-        nats = walk.space.nats(walk.space.enter(mode))
+        with torch.no_grad():
+            nats = flow.log_prob(mode, noise=False).double()
     ordered = kept.sort(0).values
     low, high = (_quantile(ordered, q) for q in ((1 - interval) / 2, (1 + interval) / 2))
     mean, low, high = (torch.where(missing, each.to(x), x) for each in (kept.double().mean(0), low, high))
@@ -118,12 +108,12 @@ def in_parts(missing: np.ndarray, seed: int | list[int]) -> list[tuple[np.ndarra
 
 
 def _check(flow: Flow, x: Tensor, missing: Tensor) -> None:
-    dim = flow.prior.dim
+    dim = flow.dim
     if x.shape != missing.shape or x.shape[1:] != (dim,) or missing.dtype != torch.bool:
         got = f"{tuple(x.shape)} and {tuple(missing.shape)} of {missing.dtype}"
         raise NicestError(f"expected rows (N, {dim}) and a boolean mask of that shape, got {got}")
-    if not x.is_floating_point() or flow.continuous() is not flow:
-        raise NicestError("expected rows of real numbers and a flow of them; of whole levels, give flow.continuous()")
+    if not x.is_floating_point():
+        raise NicestError(f"expected rows of floating-point numbers, got {x.dtype}")
     bad = ((~x.isfinite()) & ~missing).any(1).nonzero().flatten()
     if len(bad):
         raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
@@ -146,16 +136,12 @@ class Walk(Chains):
         super().__init__(flow, samples, bounds, generator, chains)
         self.steps, self.warmup = steps, warmup
         self.looks = {round((k + 1) * steps / keep) for k in range(keep)}
-        slope = self.box.leave(self.mean.to(self.space.like))[1][0]
+        slope = self.box.leave(self.mean.to(self.units.scale))[1][0]
         self.unit = self.precision.diagonal().rsqrt().to(slope) * slope.exp()  # of y, given all other columns
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever made this flow was warned then
-            units = Rescale(0.0, self.unit, self.space.dim).to(self.space.like)
-            self.scaled = Flow(Chain(units, self.space.flow.chain), self.space.flow.prior)
 
     def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
         """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""
-        self.place(x, hidden)
+        self.place(self.enter(torch.where(hidden, 0.0, x)), hidden)
         at, log_step = self.start(), self.first_step()
         taken, states, heights = torch.zeros_like(log_step), [], []
         langevins = 0
@@ -176,7 +162,7 @@ class Walk(Chains):
         self.r_hat = torch.where(hidden, split_r_hat(kept.double()), 1.0).amax(-1)
         self.acceptance = (taken / max(langevins, 1)).double()
         flat, each = kept.flatten(1, 2), torch.arange(len(x), device=x.device)
-        self.draws = self.space.leave(flat.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, len(x)))
+        self.draws = self.units.leave(flat.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, len(x)))
         self.top = flat[each, height.argmax(1)]
 
     def start(self) -> Point:
@@ -193,16 +179,17 @@ class Walk(Chains):
 
         Steps are of a size for each column; where they led down, the draw stays.
         """
-        if not steps:
-            return self.space.leave(self.top)
-        y, box = self.top, (self.box.lower / self.unit, self.box.upper / self.unit)
-        schedule = replace(OURS, steps=steps, noise=0.0)
-        ascent = Ascent(self.scaled, y / self.unit, self.hidden[:, 0], box, schedule, self.generator, y / self.unit)
-        for _ in range(steps):
-            ascent.iteration()
-        top = ascent.y.detach() * self.unit
-        higher = self.space.nats(top) > self.space.nats(y)
-        return self.space.leave(torch.where(higher[:, None], top, y))
+        top = self.top
+        if steps:
+            schedule = replace(OURS, steps=steps, noise=0.0)
+            box = (self.box.lower, self.box.upper)
+            ascent = Ascent(self.flow, top, self.hidden[:, 0], box, schedule, self.generator, top, self.unit)
+            for _ in range(steps):
+                ascent.iteration()
+            with torch.no_grad():
+                higher = self.flow.log_density(ascent.y) > self.flow.log_density(top)
+            top = torch.where(higher[:, None], ascent.y, top)
+        return self.units.leave(top)
 
 
 def split_r_hat(chains: Tensor) -> Tensor:

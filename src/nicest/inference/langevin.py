@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nicest.errors import NicestError
-from nicest.flows import Flow, moments
-from nicest.inference.space import Space
+from nicest.flows import Flow, Units, moments
+from nicest.flows.units import Bounds
+from nicest.lowering import lower
 
 ROWS = 2000  # chains that walk at once, whatever the number of rows
 NUMBERS = 1 << 25  # in the factors of the rows that walk at once, D² for each
@@ -21,8 +22,6 @@ JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, whi
 MARGIN = 1e-3  # of the width of a box
 HARDLY = 1e-6
 SPREAD = 1.2  # of those draws, in standard deviations of the Gaussian
-
-Bounds = tuple[Tensor | float, Tensor | float]
 
 
 class Point(NamedTuple):
@@ -42,24 +41,30 @@ class Chains:
     """Chains of a flow: what is the same for all rows, and the moves of those that `place` takes.
 
     y = the point of the box that belongs to z, and z = mean + w factorᵀ, so that w ~ N(0, I) if the model of the hidden
-    given the observed is the Gaussian that has the moments of `samples`, rows like those of the model.
+    given the observed is the Gaussian that has the moments of `samples`, rows like those of the model. Discrete
+    columns walk as the real numbers they are dequantised to.
     """
 
     def __init__(
         self, flow: Flow, samples: Tensor, bounds: Bounds | None, generator: torch.Generator, chains: int = 1
     ) -> None:
-        self.space, self.generator, self.chains = Space(flow), generator, chains
-        self.box = Box(*self.space.box(bounds))
-        self.mean, self.precision = gaussian(self.box.enter(self.space.enter(samples)))
+        self.flow, self.units, self.generator, self.chains = lower(flow), flow.units, generator, chains
+        self.box = Box(*corners(self.units, bounds))
+        self.mean, self.precision = gaussian(self.box.enter(self.enter(samples)))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Rows of data as real numbers, with noise of the chains' own."""
+        return self.units.enter(x, generator=self.generator)
 
     def at_once(self) -> int:
         """Rows that walk at once, for the memory's sake."""
-        return max(1, min(ROWS // self.chains, NUMBERS // self.space.dim**2))
+        return max(1, min(ROWS // self.chains, NUMBERS // self.units.dim**2))
 
     def moved(self, x: Tensor, hidden: Tensor, moves: int) -> Tensor:
         """Rows (B, D) whose hidden cells, drawn before, went some moves on; where nothing is finite they stay."""
-        self.place(x, hidden)
-        z = self.box.enter(self.space.enter(x).clamp(self.box.lower, self.box.upper))
+        y = self.enter(x)
+        self.place(y, hidden)
+        z = self.box.enter(y.clamp(self.box.lower, self.box.upper))
         w = torch.linalg.solve_triangular(self.factor, (z - self.centre[:, 0])[..., None], upper=True)[..., 0]
         at = self.at(torch.where(hidden, w, 0.0)[:, None])
         at = self.choose(at.nats.isfinite(), at, self.at(self.noise()))
@@ -71,15 +76,14 @@ class Chains:
                 at, chance = self.langevin(at, log_step.exp())
                 log_step = adapted(log_step, chance.mean(), i)  # of all: by its own past a chain would go astray
         good = at.nats.isfinite() & at.y[:, 0].isfinite().all(-1, keepdim=True)
-        return torch.where(hidden & good, self.space.leave(at.y[:, 0].to(x)), x)
+        return torch.where(hidden & good, self.units.leave(at.y[:, 0]).to(x), x)
 
     def first_step(self) -> Tensor:
         """log ε of every row, (B,), before it is adapted."""
-        return -self.hidden[:, 0].sum(1).log().to(self.space.like) / 6
+        return -self.hidden[:, 0].sum(1).log().to(self.units.scale) / 6
 
-    def place(self, x: Tensor, hidden: Tensor) -> None:
-        """Take rows to walk in."""
-        y = self.space.enter(torch.where(hidden, 0.0, x))
+    def place(self, y: Tensor, hidden: Tensor) -> None:
+        """Take rows to walk in, as real numbers; what they hold in the hidden does not count."""
         z = self.box.enter(y)
         mean, factor = conditional(self.mean, self.precision, z.double(), hidden)
         self.centre, self.factor = mean.to(y)[:, None], factor.to(y)
@@ -91,7 +95,7 @@ class Chains:
         with torch.enable_grad():
             y, log_det = self.box.leave(self.centre + w @ self.factor.mT)
             y = torch.where(self.hidden, y, self.observed)
-            height = self.space.flow.log_prob(y.flatten(0, 1)).unflatten(0, y.shape[:2])
+            height = self.flow.log_density(y.flatten(0, 1)).unflatten(0, y.shape[:2])
             nats = height + torch.where(self.hidden, log_det, 0.0).sum(-1)
             (gradient,) = torch.autograd.grad(nats.sum(), w)
         return Point(w.detach(), gradient, nats.detach(), y.detach(), height.detach())
@@ -123,6 +127,14 @@ class Chains:
         shape = (len(self.hidden), self.chains, self.hidden.shape[-1])
         like = self.observed
         return self.hidden * torch.randn(shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+
+def corners(units: Units, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
+    """Where y may lie, for bounds in units of the data."""
+    try:
+        return units.box(bounds)
+    except ValueError as error:
+        raise NicestError(str(error)) from error
 
 
 class Box:

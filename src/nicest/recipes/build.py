@@ -1,44 +1,37 @@
-"""From a recipe to a flow: [Dequantize, interval, whitening, couplings ..., DiagonalScaling] under a prior."""
+"""From a recipe to a flow: units, [whitening, couplings ..., DiagonalScaling], and a prior."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 import torch
-from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import (
+    LAWS,
     MLP,
     ZCA,
-    Additive,
-    Affine,
     Bijection,
     Chain,
     Coupling,
-    Dequantize,
-    DequantizeColumns,
     DiagonalScaling,
     Flow,
     Gaussian,
-    Law,
     Logistic,
     Logit,
-    Multiplicative,
     Partition,
-    Rescale,
     SinhArcsinh,
     TriangularAffine,
+    Units,
     checkerboard,
     halves,
-    moments,
     odd_even,
 )
 from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
 
 WIDEST = 6000  # columns that are whitened
-MARGINAL_ROWS = 5000  # rows that the shape of the columns is fitted to
 
 
 def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
@@ -53,83 +46,22 @@ def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
         raise NicestError(f"whitening {dim} columns takes hours, beyond {WIDEST}: set model.preprocess=none")
     if settings.couplings and dim < 2:
         raise NicestError("a coupling needs two parts, and this data has one column: set model.couplings=0")
-    layers = input_layers(recipe.data, steps) | _preprocessing(settings, dim)
+    layers = _preprocessing(settings, dim)
     for k, partition in enumerate(_partitions(settings, recipe.data.shape)):
         layers[f"coupling{k + 1}"] = _coupling(settings, partition, k)
     layers["scaling"] = scaling = DiagonalScaling(dim)
     prior = {"logistic": Logistic, "gaussian": Gaussian}[settings.prior](dim, learned=settings.learned_prior)
     if settings.initialisation == "whitened":
         torch.nn.init.constant_(scaling.s, math.log(prior.standard_deviation))
-    return Flow(Chain(layers), prior)
+    return Flow(units_of(recipe.data, steps), Chain(layers), prior)
 
 
-def needs_moments(flow: Flow) -> bool:
-    """Whether `fit_constants` has anything to fit."""
-    fitted = ZCA | TriangularAffine | SinhArcsinh
-    return any(name == "standardise" or isinstance(layer, fitted) for name, layer in flow.chain.layers.items())
-
-
-@torch.no_grad()
-def fit_to_rows(flow: Flow, rows: Tensor, shrinkage: float = 0.0) -> None:
-    """Fit what is fitted before training: the constants, and the shape of the columns where the flow has it.
-
-    `shrinkage` is the share of every covariance that is taken away before the whitening is fitted to them.
-    """
-    fit_constants(flow, *moments(rows), shrinkage)  # as far as the marginals, which no moments tell
-    for at, layer in enumerate(flow.chain):
-        if isinstance(layer, SinhArcsinh):
-            before, until = flow.chain[:at], flow.chain[: at + 1]
-            some = rows[:: -(-len(rows) // MARGINAL_ROWS)]
-            layer.fit(before(some.cpu().double())[0])
-            of_bent = moments(rows, of=lambda part, until=until: until(part.cpu().double())[0])  # type: ignore[misc]
-            _fit_layers(flow.chain[at + 1 :], *of_bent, shrinkage)
-
-
-def fit_constants(flow: Flow, mean: Tensor, covariance: Tensor, shrinkage: float = 0.0) -> None:
-    """Fit what is fitted in closed form, to the moments of the training rows: standardisation and whitening.
-
-    The moments are carried, in float64, through the layers before the whitening. Dequantisation noise enters them
-    exactly, as its mean 1/2 and variance 1/12 of a level. DIFFERS: the paper whitens one draw of noisy data; the
-    expectation has no draw to overfit, which is worth 6 nats to a full Gaussian on CIFAR-10.
-    """
-    _fit_layers(flow.chain, mean, covariance, shrinkage)
-
-
-@torch.no_grad()
-def _fit_layers(chain: Chain, mean: Tensor, covariance: Tensor, shrinkage: float) -> None:
-    for name, layer in chain.layers.items():
-        if isinstance(layer, Dequantize):
-            mean = (mean + 0.5) / layer.levels
-            covariance = (covariance + torch.eye(len(mean)).to(covariance) / 12) / layer.levels**2
-        elif isinstance(layer, DequantizeColumns):
-            step = layer.step.to(mean)
-            mean, covariance = mean + step / 2, covariance + torch.diag(step**2 / 12)
-        elif isinstance(layer, Rescale):
-            if name == "standardise":
-                layer.scale.copy_(covariance.diagonal().rsqrt())
-                layer.shift.copy_(-mean * covariance.diagonal().rsqrt())
-            shift, scale = layer.shift.to(mean), layer.scale.to(mean)
-            mean, covariance = shift + scale * mean, scale[:, None] * covariance * scale
-        elif isinstance(layer, ZCA | TriangularAffine):
-            try:
-                layer.fit_moments(mean, torch.lerp(covariance, covariance.diagonal().diag(), shrinkage))
-            except ValueError as error:
-                raise NicestError(str(error)) from error
-        else:
-            return
-
-
-def input_layers(data: DataSettings, steps: Sequence[float] = ()) -> dict[str, Bijection]:
+def units_of(data: DataSettings, steps: Sequence[float] = ()) -> Units:
     """From the data as it is stored to real numbers of a sensible size."""
-    if not data.levels:
-        step = torch.tensor(steps or (0.0,) * data.dim, dtype=torch.get_default_dtype())
-        columns: dict[str, Bijection] = {"columns": DequantizeColumns(step)} if data.discrete else {}
-        return columns | {"standardise": Rescale(0.0, 1.0, data.dim)}
-    low, high = data.interval
-    layers: dict[str, Bijection] = {"dequantise": Dequantize(data.levels)}
-    if (low, high) != (0.0, 1.0):
-        layers["interval"] = Rescale(low, high - low, data.dim)
-    return layers
+    if data.levels:
+        low, high = data.interval
+        return Units.pixels(data.dim, data.levels, (low, high))
+    return Units.columns(steps or (float(data.discrete > 0),) * data.dim)
 
 
 def _preprocessing(settings: ModelSettings, dim: int) -> dict[str, Bijection]:
@@ -139,10 +71,10 @@ def _preprocessing(settings: ModelSettings, dim: int) -> dict[str, Bijection]:
     if settings.marginals == "sinh-arcsinh":
         layers["marginals"] = SinhArcsinh(dim)
     if settings.preprocess == "zca":
-        layers["zca"] = ZCA(dim)
+        layers["zca"] = ZCA(dim, shrinkage=settings.shrinkage)
     if settings.preprocess == "triangular":
         # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
-        layers["whitening"] = TriangularAffine(dim).requires_grad_(False)
+        layers["whitening"] = TriangularAffine(dim, shrinkage=settings.shrinkage).requires_grad_(False)
     return layers
 
 
@@ -167,12 +99,8 @@ def _partition(settings: ModelSettings, shape: tuple[int, ...]) -> Partition:
 
 
 def _coupling(settings: ModelSettings, partition: Partition, k: int) -> Coupling:
-    laws: dict[str, Law] = {
-        "additive": Additive(),
-        "multiplicative": Multiplicative(settings.bound),
-        "affine": Affine(settings.bound),
-    }
-    law = laws[settings.law]
+    kind = LAWS[settings.law]
+    law = kind(**({"bound": settings.bound} if "bound" in {each.name for each in fields(kind)} else {}))  # type: ignore[arg-type]
     depth = settings.hidden_layers[k if len(settings.hidden_layers) > 1 else 0]
     network = MLP(
         len(partition.i1),

@@ -21,11 +21,11 @@ from nicest.errors import NicestError
 from nicest.files import flush, replacing, write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, parse
-from nicest.recipes.build import build
+from nicest.recipes.build import build, units_of
 from nicest.recipes.recipe import shown
 from nicest.runs.digests import keeping_digest, verify
 
-FORMAT = 1
+FORMAT = 2
 MODEL, LAST, COLUMNS = "model.safetensors", "last.safetensors", "columns.json"
 SLACK = 100_000  # weights that may be wanting, for torch to say which
 
@@ -49,7 +49,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            check_format(path, metadata.get("format", ""))
+            version = check_format(path, metadata.get("format", ""))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except NicestError:
         raise
@@ -59,7 +59,29 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]
         ) from error
     if not {"recipe", "figures"} <= metadata.keys():
         raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
-    return tensors, parse(metadata["recipe"], str(path)), _figures(metadata["figures"], path)
+    recipe = parse(metadata["recipe"], str(path))
+    if version == 1:
+        tensors = upgraded(tensors, recipe)
+    return tensors, recipe, _figures(metadata["figures"], path)
+
+
+def upgraded(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+    """The tensors of a file of format 1, in which the units of the data were the first layers of the chain."""
+    found = {}
+    for name, tensor in tensors.items():
+        prefix, layers, rest = name.rpartition("chain.layers.")
+        layer, _, what = rest.partition(".")
+        if not layers or layer not in ("interval", "standardise", "columns"):
+            found[name] = tensor
+        elif layer == "columns":
+            found[f"{prefix}units.step"] = tensor
+        elif layer == "standardise" and what == "scale":
+            found[f"{prefix}units.scale"] = 1 / tensor
+            found[f"{prefix}units.loc"] = -tensors[f"{prefix}chain.layers.standardise.shift"] / tensor
+    prefix = "flow." if any(name.startswith("flow.") for name in found) else ""
+    possible = len(recipe.data.shape) > 0 and recipe.data.dim <= sum(tensor.numel() for tensor in tensors.values())
+    fresh = units_of(recipe.data, (0.0,) * recipe.data.dim).double().state_dict() if possible else {}
+    return {f"{prefix}units.{name}": tensor for name, tensor in fresh.items()} | found
 
 
 def _figures(text: str, path: Path) -> dict[str, Any]:
@@ -73,7 +95,8 @@ def _figures(text: str, path: Path) -> dict[str, Any]:
     return figures
 
 
-def check_format(path: Path, found: str) -> None:
+def check_format(path: Path, found: str) -> int:
+    """The version of a file's format, if this nicest can read it."""
     name, _, version = found.partition(" ")
     if name != "nicest" or not (version.isascii() and version.isdigit() and len(version) < 10):
         raise NicestError(
@@ -81,6 +104,7 @@ def check_format(path: Path, found: str) -> None:
         )
     if int(version) > FORMAT:
         raise NicestError(f"{path} is of format {version}, this nicest reads up to {FORMAT}: upgrade nicest")
+    return int(version)
 
 
 class RunFolder:
@@ -214,30 +238,6 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise NicestError(f"{where}: expected a row of metrics in JSON with its step, got {shown(line)}: remove it")
     return row
-
-
-def load(
-    run: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    verify: bool = False,
-) -> Flow:
-    """The trained flow of a run folder, ready for `log_prob` and `sample`; loading never executes code.
-
-    With `verify` its file must be the one that training wrote, by its SHA-256 in environment.json.
-    """
-    if verify:
-        RunFolder(run).verify()
-    return load_with_recipe(run, dtype=dtype, device=device)[0]
-
-
-def load_with_recipe(
-    run: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
-) -> tuple[Flow, Recipe, dict[str, Any]]:
-    """The trained flow of a run folder, its recipe, and the figures it was chosen by."""
-    tensors, recipe, figures = RunFolder(run).read_model()
-    return restore_flow(recipe, tensors, str(run)).to(device=device, dtype=dtype).eval(), recipe, figures
 
 
 def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> Flow:

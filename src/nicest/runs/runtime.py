@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.flows import Coupling, Flow
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -40,14 +39,7 @@ def training_precision(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
-def set_precision(flow: Flow, precision: torch.dtype) -> None:
-    """Let the coupling functions compute in `precision`; everything else keeps the dtype of the flow."""
-    for layer in flow.modules():
-        if isinstance(layer, Coupling):
-            layer.precision = None if precision == torch.float32 else precision
-
-
-def rows_to(rows: np.ndarray, device: torch.device) -> Tensor:
+def rows_to(rows: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
     """An array of examples as a tensor on the device, in its own dtype."""
     return torch.from_numpy(rows if rows.dtype != np.uint16 else rows.astype(np.int32)).to(device)
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from nicest import __version__
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.flows import Coupling, DiagonalScaling, Flow
-from nicest.inference.engine import Engine, capture
+from nicest.flows import Flow
+from nicest.inference.engine import Engine
+from nicest.lowering import capture, lower
 from nicest.plots import bench_figure, picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
@@ -142,15 +143,18 @@ def variants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, str, C
         yield "log_prob", "nicest, float32", runs["log_prob"]
         yield "sample", "nicest, float32", runs["sample"]
     if len(shape) == 1:
-        flow, x = build(recipe).continuous().to(device).eval(), torch.rand(batch, recipe.data.dim, device=device)
-        yield "log_prob", "nicest, after noise", torch.inference_mode()(lambda: flow.log_prob(x))
-        yield "log_prob", "by hand, after noise", torch.inference_mode()(by_hand(flow, x))
+        flow, y = build(recipe).to(device).eval(), torch.rand(batch, recipe.data.dim, device=device)
+        fast = lower(flow)
+        yield "log_prob", "nicest, after noise", torch.inference_mode()(lambda: flow.log_density(y))
+        yield "log_prob", "nicest lowered, after noise", torch.inference_mode()(lambda: fast.log_density(y))
+        yield "log_prob", "by hand, after noise", torch.inference_mode()(by_hand(flow, y))
 
 
 def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
     """log_prob of additive couplings over odd and even components, a scaling and a logistic prior, in a plain loop."""
-    networks = [torch.nn.Sequential(*layer.network.layers) for layer in flow.chain if isinstance(layer, Coupling)]  # type: ignore[misc]
-    (s,) = (layer.s for layer in flow.chain if isinstance(layer, DiagonalScaling))
+    layers = flow.chain.layers.values()  # type: ignore[operator]
+    networks = [torch.nn.Sequential(*layer.network.layers) for layer in layers if hasattr(layer, "network")]
+    (s,) = (layer.s for layer in layers if hasattr(layer, "s"))
 
     def run() -> Tensor:
         odd, even = x[:, ::2], x[:, 1::2]

@@ -17,7 +17,8 @@ from nicest.files import to_json, write_text
 from nicest.plots import likelihood_figure, save_figure
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.splits import load_splits
-from nicest.runs.folder import LAST, RunFolder
+from nicest.runs.folder import LAST
+from nicest.runs.run import Run
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
@@ -174,11 +175,12 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
         return True
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
         return False
-    result, rows = evaluate(folder, device=device), RunFolder(folder).metrics()
+    run = Run(folder, device=device)
+    result, rows = evaluate(run), run.metrics
     environment = json.loads((folder / "environment.json").read_text())
     kept = ("mean_nats", "stderr_nats", "bits_per_dim", "terms", "baselines", "epoch", "draws", "n")
     figures = {key: result[key] for key in kept} | {
-        "seed": parse((folder / "recipe.toml").read_text(), str(folder)).train.seed,
+        "seed": run.recipe.train.seed,
         "epochs": rows[-1]["epoch"],
         "valid_nats": max(row["valid_nats"] for row in rows),
         "seconds": rows[-1]["seconds"],
@@ -214,26 +216,27 @@ def figures(
         if not ensure(recipe, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
             unfinished = f"{folder} was interrupted: the same command goes on with it"
             return {"recipes": [*made, {"recipe": recipe.name, "unfinished": unfinished}], "unfinished": unfinished}
-        made.append({"recipe": recipe.name, "figures": [str(path) for path in draw(folder, pictures, device)]})
+        drawn = draw(Run(folder, device=device), pictures)
+        made.append({"recipe": recipe.name, "figures": [str(path) for path in drawn]})
     return {"recipes": made}
 
 
-def draw(run: Path, folder: Path, device: str) -> Iterator[Path]:
+def draw(run: Run, folder: Path) -> Iterator[Path]:
     """Every figure of one run, in the order of the paper, then ours."""
-    metrics, kept = RunFolder(run).metrics(), json.loads((run / DONE).read_text())
-    title = f"{run.name}: {kept['mean_nats']:.1f} nats, {kept['bits_per_dim']:.3f} bits/dim on test"
+    metrics, kept = run.metrics, json.loads((run.path / DONE).read_text())
+    title = f"{run.path.name}: {kept['mean_nats']:.1f} nats, {kept['bits_per_dim']:.3f} bits/dim on test"
     curve = likelihood_figure(metrics, title=title, baselines=kept["baselines"])
     save_figure(curve, folder / "likelihood.png")
     yield folder / "likelihood.png"
-    sample(run, 100, out=folder / "samples.png", device=device)
+    sample(run, 100, out=folder / "samples.png")
     yield folder / "samples.png"
-    inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"], device=device)
+    inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"])
     yield from (folder / "inpaint.png", folder / "inpaint.gif")
     for basis in ("random", "top"):
-        sphere(run, basis=basis, out=folder / f"sphere-{basis}.png", device=device)
+        sphere(run, basis=basis, out=folder / f"sphere-{basis}.png")
         yield folder / f"sphere-{basis}.png"
     for look in (spectrum, interpolate, truncate):
-        look(run, out=folder / f"{look.__name__}.png", device=device)
+        look(run, out=folder / f"{look.__name__}.png")
         yield folder / f"{look.__name__}.png"
 
 

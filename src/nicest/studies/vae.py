@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, odd_even
-from nicest.inference.engine import capture
+from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, Units, odd_even
+from nicest.lowering import capture
 from nicest.progress import Bar
 from nicest.recipes import load_recipe
-from nicest.recipes.build import input_layers
+from nicest.recipes.build import units_of
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.runtime import choose_device, describe_device, rows_to
@@ -56,7 +56,7 @@ def study(
     data = describe(chosen, splits).data
     if not data.levels:
         raise NicestError(f"{data.name} is continuous: the study is of pixels, which have grey levels")
-    pixels = Chain(input_layers(data)).to(place)
+    units = units_of(data).to(place)
     rows = {part: rows_to(splits.split(part), place) for part in ("train", "valid", "test")}
     batch = min(batch, len(rows["train"]))
 
@@ -72,7 +72,7 @@ def study(
                 torch.manual_seed(seed)
                 vae = build(model, data.dim, latent_dim, widths[model], floor).to(place)
                 start = time.perf_counter()
-                for step, loss in fit(vae, pixels, rows["train"], settings, steps):
+                for step, loss in fit(vae, units, rows["train"], settings, steps):
                     if not loss < float("inf"):
                         raise NicestError(f"the {model} VAE of seed {seed} diverged by step {step}: loss {loss}")
                     bar.update(len(runs) * steps + step, f"{model}, seed {seed}: {-loss:.1f} nats")
@@ -83,10 +83,10 @@ def study(
                         "seed": seed,
                         "parameters": count(vae),
                         "seconds": seconds,
-                        "train_nats": mean_nats(vae, pixels, rows["train"][: len(rows["test"])], draws),
-                        "valid_nats": mean_nats(vae, pixels, rows["valid"], draws),
-                        "test_nats": mean_nats(vae, pixels, rows["test"], draws),
-                        "importance_nats": mean_nats(vae, pixels, rows["test"], 1, importance_draws),
+                        "train_nats": mean_nats(vae, units, rows["train"][: len(rows["test"])], draws),
+                        "valid_nats": mean_nats(vae, units, rows["valid"], draws),
+                        "test_nats": mean_nats(vae, units, rows["test"], draws),
+                        "importance_nats": mean_nats(vae, units, rows["test"], 1, importance_draws),
                     }
                 )
                 bar.note(f"{model}, seed {seed}: test bound {runs[-1]['test_nats']:.1f} nats in {seconds:.0f} s")
@@ -148,7 +148,7 @@ def count(vae: VAE) -> int:
 
 
 def fit(
-    vae: VAE, pixels: Chain, rows: Tensor, settings: TrainSettings, steps: int, report_every: int = 50
+    vae: VAE, units: Units, rows: Tensor, settings: TrainSettings, steps: int, report_every: int = 50
 ) -> Iterator[tuple[int, float]]:
     """Train by the joint NICE criterion (NICE App. C); now and then the steps done and the loss, in nats."""
     optimizer = make_optimizer(vae, settings)
@@ -158,8 +158,7 @@ def fit(
     loss = torch.zeros((), device=rows.device)
 
     def lines() -> None:
-        x, _ = pixels(rows[index])
-        value = -vae.bound(x).mean()
+        value = -vae.bound(units.enter(rows[index])).mean()
         optimizer.zero_grad(set_to_none=True)
         value.backward()
         optimizer.step()
@@ -180,10 +179,10 @@ def fit(
 
 
 @torch.inference_mode()
-def mean_nats(vae: VAE, pixels: Chain, rows: Tensor, draws: int, importance_draws: int = 1) -> float:
+def mean_nats(vae: VAE, units: Units, rows: Tensor, draws: int, importance_draws: int = 1) -> float:
     """Mean over rows and draws of the bound, of one or more importance draws, on the interval of the pixels."""
     parts = [part for _ in range(draws) for part in rows.split(ROWS)]
-    total = sum(vae.importance_bound(pixels(part)[0], importance_draws).double().sum() for part in parts)
+    total = sum(vae.importance_bound(units.enter(part), importance_draws).double().sum() for part in parts)
     return float(total) / (draws * len(rows))
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
 from nicest.plots import animation, image_grid
-from nicest.recipes.units import INPUT_LAYERS, bits_per_dim, interval_nats
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits
 from nicest.studio.messages import (
@@ -52,7 +52,7 @@ class Images:
     def __init__(self, loaded: Loaded) -> None:
         if len(loaded.data.shape) == 1:
             raise NicestError(f"this model is of rows of {loaded.data.dim} numbers, not of images")
-        self.loaded, self.data, self.model = loaded, loaded.data, loaded.model
+        self.loaded, self.data, self.model, self.units = loaded, loaded.data, loaded.model, loaded.run.flow.units
 
     def packed(self, rows: Tensor) -> list[str]:
         """Rows (N, D) as pictures."""
@@ -79,7 +79,7 @@ class Images:
     def test_images(self, first: int, n: int) -> Pictures:
         if self.loaded.no_data:
             raise NicestError(self.loaded.no_data)
-        rows = self.model.splits.test
+        rows = self.loaded.run.splits.test
         chosen = rows_to(rows[first : first + n], self.model.device)
         return Pictures(pictures=self.packed(chosen) if len(chosen) else [], total=len(rows))
 
@@ -116,7 +116,7 @@ class Images:
         self.loaded.climbers(+1)
         try:
             yield "start", {"truth_nats": truth, "steps": steps}
-            unit = interval_nats(self.data)
+            unit = self.units.interval_nats
             for filled in looks:
                 nats = [round(each + unit, 3) for each in filled.nats[0, :, 0].tolist()]
                 yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": self.packed(filled.result[:, 0])}
@@ -167,16 +167,16 @@ class Images:
             terms = ledgers(self.loaded.engine, rows, self.loaded.draws)
         level_nats = np.sum(list(terms.values()), axis=0)
         shares = outlier_scores(level_nats, self.loaded.reference())
-        scores = []
+        scores, levels = [], self.units.terms() if self.units.levels else {}
         for i, nats in enumerate(level_nats.tolist()):
             each = {name: number(float(values[i])) for name, values in terms.items()}
             scores.append(
                 Score(
-                    nats=number(nats + interval_nats(self.data)),
+                    nats=number(nats + self.units.interval_nats),
                     level_nats=number(nats),
                     bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
-                    terms={name: value for name, value in each.items() if name not in INPUT_LAYERS},
-                    level_terms={name: value for name, value in each.items() if name in INPUT_LAYERS},
+                    terms={name: value for name, value in each.items() if name not in levels},
+                    level_terms={name: value for name, value in each.items() if name in levels},
                     denser_share=number(float(shares[i])),
                 )
             )

@@ -18,14 +18,13 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
-from nicest.recipes.units import interval_nats
 from nicest.runs.folder import RunFolder
+from nicest.runs.run import Run
 from nicest.studio.messages import Metrics, RunInfo, Spectrum, TrainingScores
 from nicest.tasks.latent import Model, principal
 from nicest.tasks.score import training_quantiles
 
 noise = threading.Lock()  # the seed of the noise is the process's
-DRAWS = 8  # of the noise
 
 
 class Served:
@@ -61,7 +60,7 @@ class Served:
         path = self.folder.path / "metrics.jsonl"
         idle = max(0.0, time.time() - path.stat().st_mtime) if path.is_file() else None
         try:
-            epochs = self.open().model.recipe.train.epochs
+            epochs = self.open().run.recipe.train.epochs
         except NicestError:
             epochs = 0
         return Metrics(rows=[_plain(row) for row in rows], idle_seconds=idle, epochs=epochs)
@@ -71,11 +70,11 @@ class Loaded:
     """The model of a run, ready for any number of threads."""
 
     def __init__(self, folder: RunFolder, stamp: int) -> None:
-        self.folder, self.stamp = folder, stamp
-        self.model = Model(folder.model, "cpu")
-        self.model.flow.requires_grad_(False)
-        self.data, self.columns = self.model.data, folder.columns()
-        self.engine = Engine(self.model.flow)
+        self.stamp = stamp
+        self.run = Run(folder.model)
+        self.run.flow.requires_grad_(False)
+        self.model, self.engine = Model(self.run), self.run.engine
+        self.data, self.columns = self.run.recipe.data, self.run.columns
         self.lock, self.turnstile = threading.Lock(), threading.Lock()
         self.closed, self.idle, self.climbing = threading.Event(), threading.Event(), 0
         self.idle.set()
@@ -83,18 +82,17 @@ class Loaded:
         self.quantiles: np.ndarray | None = None
         self.dtype: Any = "float32" if not self.data.levels else "uint8" if self.data.levels <= 256 else "uint16"
         self.kind = np.dtype(self.dtype).newbyteorder("<")
-        self.draws = DRAWS if self.data.levels or self.data.discrete else 1
+        self.draws = self.run.draws()
 
     def info(self, id: str, name: str) -> RunInfo:
-        kind: Any = "table" if self.columns else "rows" if len(self.data.shape) == 1 else "images"
-        recipe = self.model.recipe
+        recipe = self.run.recipe
         return RunInfo(
             id=id,
             name=name,
             ready=True,
             recipe=recipe.name,
             dataset=Path(self.data.name).name,
-            kind=kind,
+            kind=self.run.kind,
             shape=list(self.data.shape),
             dim=self.data.dim,
             levels=self.data.levels,
@@ -110,7 +108,7 @@ class Loaded:
         """Why the data of the run is not at hand; empty where it is."""
         try:
             with self.lock:
-                self.model.splits  # noqa: B018
+                self.run.splits  # noqa: B018
         except NicestError as error:
             return str(error)
         return ""
@@ -119,7 +117,7 @@ class Loaded:
     def brightest(self) -> float:
         if self.data.levels:
             return self.data.levels - 1
-        return 1.0 if self.no_data else float(np.abs(self.model.splits.train).max()) or 1.0
+        return 1.0 if self.no_data else float(np.abs(self.run.splits.train).max()) or 1.0
 
     @property
     def unit(self) -> str:
@@ -143,9 +141,9 @@ class Loaded:
     def _count(self) -> None:
         with suppress(OSError, AttributeError):  # behind all who wait for an answer, where threads may be told so
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        engine, step = Patient(self.model.flow, self.closed, self.idle), int(self.model.figures.get("step", 0))
+        engine = Patient(self.run.flow, self.closed, self.idle)
         with suppress(Closed):
-            self.quantiles = training_quantiles(self.folder.path, self.model.recipe, step, engine, self.draws)
+            self.quantiles = training_quantiles(self.run, self.draws, engine)
 
     def close(self) -> None:
         """Break off what is going on behind the requests."""
@@ -157,7 +155,7 @@ class Loaded:
     def training_scores(self) -> TrainingScores:
         found = self.reference()
         counting = found is None and self.counter is not None and self.counter.is_alive()
-        kept = [] if found is None else (found[::10] + interval_nats(self.data)).tolist()
+        kept = [] if found is None else (found[::10] + self.run.flow.units.interval_nats).tolist()
         return TrainingScores(quantiles=kept, counting=counting)
 
     def spectrum(self) -> Spectrum:
@@ -171,7 +169,7 @@ class Loaded:
     @functools.cached_property
     def principal_deviations(self) -> list[float]:
         with self.lock:
-            return [float(each) for each in principal(self.model.space, self.model.rows("train"))[1]]
+            return [float(each) for each in principal(self.model.units, self.run.rows("train"))[1]]
 
     def climbers(self, change: int) -> None:
         """Count the ascents; while there are any, the counting of training scores rests."""
@@ -191,8 +189,8 @@ class Patient(Engine):
         super().__init__(flow, batch=200)
         self.closed, self.idle = closed, idle
 
-    def each(self, method: str, x: Tensor, batch: int = 0) -> Iterator[Any]:
-        for result in super().each(method, x, batch):
+    def each(self, method: str, x: Tensor, *, batch: int = 0, **options: bool) -> Iterator[Any]:
+        for result in super().each(method, x, batch=batch, **options):
             self.idle.wait(60)
             if self.closed.is_set():
                 raise Closed

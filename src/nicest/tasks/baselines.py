@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from nicest.data import Splits
-from nicest.errors import NicestError
-from nicest.flows import ZCA, Bijection, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine, moments
+from nicest.flows import ZCA, Bijection, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine
 from nicest.inference import engine
 from nicest.progress import track
-from nicest.recipes.build import fit_constants, input_layers
+from nicest.recipes.build import units_of
 from nicest.recipes.recipe import DataSettings
-from nicest.recipes.units import interval_nats
 from nicest.runs.runtime import rows_to
 
 NAMES = ("diagonal_gaussian", "factorial_logistic", "full_gaussian", "zca_logistic")
@@ -30,21 +28,20 @@ def baselines(
 ) -> dict[str, float]:
     """Mean nats of each baseline on a split, on the recipe's interval; NaN for one that this data does not allow."""
     rows, held_out = rows_to(splits.training, device), rows_to(splits.split(split), device)
-    mean, covariance = moments(rows)
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):
         flow = linear_flow(name, data, splits.steps).double()
         try:
-            fit_constants(flow, mean, covariance)
+            flow.fit_constants(rows)
             flow = flow.float().to(device)
             if flow.prior.learned:
                 fit_prior(flow, rows)
-        except NicestError:  # dependent columns, or fewer rows than dimensions
+        except ValueError:  # dependent columns, or fewer rows than dimensions
             scores[name] = math.nan
             continue
         scorer = engine.Engine(flow)
         nats = sum(float(scorer.log_prob(held_out).double().mean()) for _ in range(draws)) / draws
-        scores[name] = nats + interval_nats(data)
+        scores[name] = nats + flow.units.interval_nats
     return scores
 
 
@@ -58,7 +55,7 @@ def linear_flow(name: str, data: DataSettings, steps: Sequence[float] = ()) -> F
         linear, prior = {"whitening": TriangularAffine(data.dim)}, Gaussian(data.dim)
     elif name == "diagonal_gaussian":
         prior = Gaussian(data.dim, learned=True)
-    return Flow(Chain(input_layers(data, steps) | linear), prior)
+    return Flow(units_of(data, steps), Chain(linear), prior)
 
 
 @torch.no_grad()
@@ -85,6 +82,6 @@ def fit_prior(flow: Flow, rows: Tensor, steps: int = 12) -> None:
     else:
         log_scale = scale.log()
     if not bool(log_scale.isfinite().all()):
-        raise NicestError("a column has no spread: drop constant columns")
+        raise ValueError("a column has no spread: drop constant columns")
     flow.prior.loc.copy_(loc)
     flow.prior.log_scale.copy_(log_scale)

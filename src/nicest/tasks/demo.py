@@ -10,8 +10,8 @@ import torch
 from nicest.errors import NicestError
 from nicest.plots import contact_sheet, likelihood_figure, save_figure
 from nicest.recipes import load_recipe
-from nicest.recipes.splits import load_splits
-from nicest.runs.folder import LAST, RunFolder, load_with_recipe, read_tensors
+from nicest.runs.folder import LAST, RunFolder, read_tensors
+from nicest.runs.run import Run
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import spectrum
@@ -28,21 +28,20 @@ def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, An
     training = train(load_recipe("digits"), out, resume=resume, device=device)
     if not training["finished"]:
         return {"training": training}
-    evaluation = evaluate(out, device=device)
-    certificate = certify(out, device=device)
+    opened = Run(out, device=device)
+    evaluation = evaluate(opened)
     return {
         "training": training,
         "evaluation": evaluation,
-        "certificate": certificate,
-        "figures": draw_figures(run, evaluation),
+        "certificate": certify(opened),
+        "figures": draw_figures(opened, evaluation),
     }
 
 
-def draw_figures(run: RunFolder, evaluation: dict[str, Any]) -> list[str]:
+def draw_figures(run: Run, evaluation: dict[str, Any]) -> list[str]:
     """Samples beside data, spectrum, likelihood curve, and all of them on one sheet."""
     folder = run.path / "figures"
-    flow, recipe, _ = load_with_recipe(run.path)
-    test = load_splits(recipe).test
+    recipe, test = run.recipe, run.splits.test
     chosen = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:100].numpy()
     pictures = {
         "Held-out data": folder / "data.png",
@@ -51,11 +50,10 @@ def draw_figures(run: RunFolder, evaluation: dict[str, Any]) -> list[str]:
         "Spectrum": folder / "spectrum.png",
     }
     save_grid(pictures["Held-out data"], test[chosen].reshape(-1, *recipe.data.shape), recipe.data)
-    drawn = draw(flow, recipe.data, 100, temperature=1.0, seed=0)
-    save_grid(pictures["Samples of the model"], drawn, recipe.data)
-    spectrum(run.path, out=pictures["Spectrum"])
+    save_grid(pictures["Samples of the model"], draw(run, 100), recipe.data)
+    spectrum(run, out=pictures["Spectrum"])
     title = f"{recipe.name}: {evaluation['mean_nats']:.1f} nats, {evaluation['bits_per_dim']:.3f} bits/dim on test"
-    curve = likelihood_figure(run.metrics(), title=title, baselines=evaluation["baselines"])
+    curve = likelihood_figure(run.metrics, title=title, baselines=evaluation["baselines"])
     save_figure(curve, pictures["Log-likelihood"])
     save_figure(contact_sheet(pictures, title=f"NICE on {recipe.data.name}"), folder / "contact-sheet.png")
     return [str(path) for path in (*pictures.values(), folder / "contact-sheet.png")]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from nicest.inference.engine import Engine
+from nicest.flows import bits_per_dim
 from nicest.progress import track
-from nicest.recipes.splits import load_splits
-from nicest.recipes.units import INPUT_LAYERS, bits_per_dim
-from nicest.runs.folder import load_with_recipe
-from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.run import Run
 from nicest.tasks.baselines import baselines
 
 WHY_POSITIVE = (
@@ -29,12 +25,11 @@ WHY_POSITIVE_CONTINUOUS = (
 
 @torch.inference_mode()
 def evaluate(
-    run: str | Path,
+    run: Run,
     *,
     split: str = "test",
     draws: int = 8,
     seed: int = 0,
-    device: str = "auto",
     with_baselines: bool = True,
 ) -> dict[str, Any]:
     """Mean log-likelihood of a split over several draws of the dequantisation noise (NICE §5.1).
@@ -43,26 +38,22 @@ def evaluate(
     layers between the levels of the data and that interval; with them the sum is `level_nats`, nats in the data's
     own space, which is what `flow.log_prob` gives and bits/dim are made of.
     """
-    place = choose_device(device)
-    flow, recipe, figures = load_with_recipe(run, device=place)
-    splits = load_splits(recipe)
-    rows = rows_to(splits.split(split), place)
-    draws = draws if recipe.data.levels or recipe.data.discrete else 1  # continuous data has no noise
+    flow, recipe, splits, rows, draws = run.flow, run.recipe, run.splits, run.rows(split), run.draws(draws)
     torch.manual_seed(seed)
 
     sums: dict[str, float] = {}
     nats = torch.zeros(draws, len(rows), dtype=torch.float64)
-    engine = Engine(flow)
     for draw in track(range(draws), "evaluating", draws):
         start = 0
-        for terms in engine.each("terms", rows):
+        for terms in run.engine.each("terms", rows):
             for name, term in terms.items():
                 nats[draw, start : start + len(term)] += term.double().cpu()
                 sums[name] = sums.get(name, 0.0) + float(term.double().sum())
             start += len(term)
     each = nats.mean(0)
     means = {name: value / nats.numel() for name, value in sums.items()}
-    terms = {name: value for name, value in means.items() if name not in INPUT_LAYERS}
+    levels = flow.units.terms() if flow.units.levels else {}  # between levels and the interval nats are reported on
+    terms = {name: value for name, value in means.items() if name not in levels}
     level_nats = float(each.mean())
     return {
         "dataset": recipe.data.name,
@@ -75,11 +66,11 @@ def evaluate(
         "bits_per_dim": bits_per_dim(level_nats, splits.dim),
         "non_finite": int((~nats.isfinite()).any(0).sum()),
         "terms": terms,
-        "level_terms": {name: means[name] for name in INPUT_LAYERS if name in means},
+        "level_terms": {name: means[name] for name in levels},
         "level_nats": level_nats,
-        "baselines": baselines(splits, split, recipe.data, place, draws=draws) if with_baselines else {},
+        "baselines": baselines(splits, split, recipe.data, run.device, draws=draws) if with_baselines else {},
         "paper_nats": recipe.paper_nats,
         "recipe": recipe.name,
         "interval": list(recipe.data.interval) if recipe.data.levels else None,
-        "epoch": figures.get("epoch"),
+        "epoch": run.figures.get("epoch"),
     }

@@ -19,8 +19,8 @@ from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.inference.impute import MIXED, impute_rows, in_parts
 from nicest.progress import Bar
-from nicest.runs.folder import RunFolder, load_with_recipe, require_own_file
-from nicest.runs.runtime import choose_device
+from nicest.runs.folder import require_own_file
+from nicest.runs.run import Run
 
 
 class Cells(NamedTuple):
@@ -34,7 +34,7 @@ class Cells(NamedTuple):
 
 
 def impute_table(
-    run: str | Path,
+    run: Run,
     table: str | Path,
     *,
     out: str | Path = "imputed.csv",
@@ -43,7 +43,6 @@ def impute_table(
     steps: int = 1500,
     interval: float = 0.9,
     seed: int = 0,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """Write the table again with its missing cells filled in, and if asked a line for each of those cells.
 
@@ -59,12 +58,11 @@ def impute_table(
     for each in outputs:
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
-    columns = RunFolder(run).columns()
+    columns = run.columns
     if not columns:
-        raise NicestError(f"{run} is no model of a table: train one with `nicest train table --data FILE`")
-    flow, recipe, _ = load_with_recipe(run, device=choose_device(device))
+        raise NicestError(f"{run.path} is no model of a table: train one with `nicest train table --data FILE`")
     for each in outputs:
-        require_own_file(each, recipe, path)
+        require_own_file(each, run.recipe, path)
     file = TableFile(path)
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
@@ -80,7 +78,7 @@ def impute_table(
             def tell(share: float, before: int = counts["rows"], rows: int = batch.num_rows) -> None:
                 bar.update(before + int(share * rows), f"{counts['filled']:,} cells")
 
-            found = fill(flow, encoded.rows, hidden, columns, watch=tell, **how)
+            found = fill(run.flow, encoded.rows, hidden, columns, watch=tell, **how)
             write(filled(batch, columns, found, hidden))
             if write_cells:
                 write_cells(listed_cells(columns, found, hidden, counts["rows"]))
@@ -120,26 +118,20 @@ def _filled_rows(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
 ) -> Cells:
     discrete = np.array([column.discrete for column in columns])
-    most = np.array([column.most for column in columns])
-    noise = np.random.default_rng(seed).random(rows.shape)  # as training has it in what is observed
-    x = rows + np.where(discrete, noise, 0.0).astype(np.float32)
-    device, dtype = flow.prior.loc.device, flow.prior.loc.dtype
-    lower, upper = torch.tensor([column.bounds for column in columns], device=device, dtype=dtype).unbind(1)
+    like = flow.units.scale
+    lower, upper = torch.tensor([column.bounds for column in columns]).to(like).unbind(1)
     imputed = impute_rows(
-        flow.continuous(),
-        torch.from_numpy(x).to(device, dtype),
-        torch.from_numpy(hidden).to(device),
+        flow,
+        torch.from_numpy(rows).to(like),
+        torch.from_numpy(hidden).to(like.device),
         bounds=(lower, upper),
         seed=seed,
         ascent=0,  # a table gets means, not modes
         **how,
     )
-    drawn = imputed.draws.cpu().double().numpy()
-    drawn, low, high = (
-        np.where(discrete, np.floor(each).clip(0, most), each)
-        for each in (drawn, imputed.low.cpu().numpy(), imputed.high.cpu().numpy())
-    )
-    frequent, share = most_frequent(drawn)
+    frequent, share = most_frequent(imputed.draws.cpu().double().numpy())
+    low, high = (each.cpu().numpy() for each in (imputed.low, imputed.high))
+    low, high = (np.where(discrete, np.floor(each), each) for each in (low, high))
     value, share = np.where(discrete, frequent, imputed.mean.cpu().numpy()), np.where(discrete, share, np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
     return Cells(value, low, high, share, agree)

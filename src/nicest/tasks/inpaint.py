@@ -15,14 +15,11 @@ import torch
 from nicest.errors import NicestError
 from nicest.files import write_bytes
 from nicest.inference.fill import PRESETS, Schedule, fill
-from nicest.inference.space import Space
 from nicest.plots import heading, image_grid, panel_figure, picture_kind, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
-from nicest.recipes.splits import load_splits
-from nicest.recipes.units import interval_nats
-from nicest.runs.folder import load_with_recipe
-from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.run import Run
+from nicest.runs.runtime import rows_to
 from nicest.tasks.masks import Mask, hidden_by, mask_list, mask_name
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
@@ -30,7 +27,7 @@ FRAMES = 40  # of an animation
 
 
 def inpaint(
-    run: str | Path,
+    run: Run,
     *,
     mask: Mask | Sequence[Mask] = "paper",
     n: int = 10,
@@ -43,7 +40,6 @@ def inpaint(
     chains: int = 1,
     seed: int = 0,
     out: str | Path | Sequence[str | Path] = "inpaint.png",
-    device: str = "auto",
 ) -> dict[str, Any]:
     """Hide a part of n images under each mask, and find it again by climbing the log-likelihood (NICE §5.2).
 
@@ -56,17 +52,16 @@ def inpaint(
     began = time.perf_counter()
     paths = _outputs(out)
     schedule = choose_schedule(preset, steps=steps, direction=direction, gradient_scale=gradient_scale, noise=noise)
-    place = choose_device(device)
-    flow, recipe, _ = load_with_recipe(run, device=place)
-    data, masks = recipe.data, mask_list(mask)
+    flow, recipe = run.flow, run.recipe
+    data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
     if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
         raise NicestError(f"rows of {data.dim} numbers are not images: choose --out inpaint.npz")
-    source = load_splits(recipe).split(split)
+    source = run.splits.split(split)
     if not 1 <= n <= len(source):
         raise NicestError(f"expected 1 to {len(source)} images of the {split} split under each mask, got {n}")
     index = np.arange(len(masks) * n) % len(source)
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
-    x = rows_to(source[index], place)
+    x = rows_to(source[index], run.device)
     for path in paths:
         picture_kind(path.with_suffix(".png"))  # a folder that cannot be written in is refused before the ascent
     looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
@@ -74,20 +69,21 @@ def inpaint(
         filled = fill(
             flow,
             x,
-            torch.from_numpy(hidden.reshape(len(x), -1)).to(place),
+            torch.from_numpy(hidden.reshape(len(x), -1)).to(run.device),
             schedule=schedule,
             chains=chains,
             looks=looks,
             seed=seed,
-            watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + interval_nats(data):.1f} nats"),
+            watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),
         )
-    space = Space(flow)
+    with torch.no_grad():
+        truth_nats = flow.log_prob(x, noise=False).double() + unit
     arrays = {
         "truth": source[index],
         "hidden": hidden,
         "states": filled.states.cpu().numpy().astype(source.dtype),
-        "nats": filled.nats.cpu().numpy() + interval_nats(data),
-        "truth_nats": space.nats(space.enter(x)).cpu().numpy() + interval_nats(data),
+        "nats": filled.nats.cpu().numpy() + unit,
+        "truth_nats": truth_nats.cpu().numpy(),
         "looks": np.array(filled.looks),
     }
     for name in ("truth", "states"):

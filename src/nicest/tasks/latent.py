@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -15,12 +14,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.files import write_bytes
-from nicest.flows import ZCA, Logistic, TriangularAffine, moments
-from nicest.inference.engine import Engine
-from nicest.inference.space import Space
+from nicest.flows import Units, moments
 from nicest.plots import (
     heading,
     image_grid,
@@ -31,10 +27,7 @@ from nicest.plots import (
     sphere_figure,
     truncation_figure,
 )
-from nicest.recipes.splits import load_splits
-from nicest.recipes.units import interval_nats
-from nicest.runs.folder import load_with_recipe
-from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.run import Run
 
 BASES = ("random", "top")
 WAYS = ("straight", "spherical")
@@ -48,31 +41,27 @@ class Model:
     A level is encoded at its middle, so that no code depends on a draw of noise; decoding gives whole levels.
     """
 
-    def __init__(self, run: str | Path, device: str) -> None:
-        place = choose_device(device)
-        self.flow, self.recipe, self.figures = load_with_recipe(run, device=place)
-        self.run, self.device, self.data = Path(run), place, self.recipe.data
-        self.space, prior = Space(self.flow), self.flow.prior
-        self.encoder, self.decoder = Engine(self.space.flow), Engine(self.flow)
+    def __init__(self, run: Run) -> None:
+        self.run, self.flow, self.recipe, self.device = run, run.flow, run.recipe, run.device
+        self.data, self.units, prior = self.recipe.data, self.flow.units, self.flow.prior
         self.loc, self.scale = prior.mode, prior.log_scale.detach().exp().expand(prior.dim)
-        self.deviation = math.pi / math.sqrt(3) if isinstance(prior, Logistic) else 1.0  # of the standard law
-        self.sigma: Tensor = self.flow.chain.layers["scaling"].sigma * self.scale  # type: ignore[operator]
+        self.deviation = prior.standard_deviation
+        found = [getattr(layer, "sigma", None) for layer in self.flow.chain.modules()]
+        scalings = [each for each in found if isinstance(each, Tensor)]
+        self.sigma = (scalings[-1] if scalings else torch.ones_like(self.scale)) * self.scale
         self.order = self.sigma.argsort(descending=True, stable=True)
-        self.whitens = any(isinstance(layer, ZCA | TriangularAffine) for layer in self.flow.chain.layers.values())
+        self.whitens = any(getattr(layer, "whitens", False) for layer in self.flow.chain.modules())
         self.heading = heading(self.data.name, self.recipe.name)
 
-    @functools.cached_property
-    def splits(self) -> Splits:
-        return load_splits(self.recipe)
-
-    def rows(self, split: str) -> Tensor:
-        return rows_to(self.splits.split(split), self.device)
-
     def encode(self, x: Tensor) -> Tensor:
-        return torch.cat([part.clone() for part in self.encoder.each("encode", self.space.enter(x))])
+        return torch.cat([part.clone() for part in self.run.engine.each("encode", x, noise=False)])
+
+    def middle(self, x: Tensor) -> Tensor:
+        """Rows as real numbers, each level at its middle."""
+        return self.units.enter(x, noise=False)
 
     def decode(self, h: Tensor) -> Tensor:
-        return torch.cat([part.clone() for part in self.decoder.each("decode", h)])
+        return torch.cat([part.clone() for part in self.run.engine.each("decode", h)])
 
     def draw(self, n: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
         """Codes of n samples, (n, D)."""
@@ -81,7 +70,8 @@ class Model:
 
     def nats(self, x: Tensor) -> Tensor:
         """log p of rows, (B,), a level at its middle, in the recipe's unit."""
-        return self.space.nats(self.space.enter(x)) + interval_nats(self.data)
+        with torch.no_grad():
+            return self.flow.log_prob(x, noise=False).double() + self.units.interval_nats
 
     def places(self, h: Tensor) -> Tensor:
         """Codes in standard deviations of the prior from its mode, the components of largest σ_d first."""
@@ -134,7 +124,7 @@ class Model:
 
     def path(self, out: str | Path | None, look: str, *, images: bool = True) -> Path:
         """Where to write: refused before the work where it cannot be; .npz is for arrays, any other for pictures."""
-        path = Path(out) if out else self.run / "figures" / f"{look}.png"
+        path = Path(out) if out else self.run.path / "figures" / f"{look}.png"
         if images and len(self.data.shape) == 1 and path.suffix.lower() != ".npz":
             raise NicestError(f"rows of {self.data.dim} numbers are not images: choose --out {look}.npz")
         if path.is_dir():
@@ -143,9 +133,7 @@ class Model:
         return path
 
 
-def spectrum(
-    run: str | Path, *, pca: bool = True, out: str | Path | None = None, device: str = "cpu"
-) -> dict[str, Any]:
+def spectrum(run: Run, *, pca: bool = True, out: str | Path | None = None) -> dict[str, Any]:
     """σ_d = exp(-s_d), times the prior's scale where that is learned, from the largest (NICE App. A).
 
     Beside it, `pca`: the standard deviations of the training data along its principal components, on the interval
@@ -153,11 +141,11 @@ def spectrum(
     whitens: behind a whitening every deviation is 1, which is what the figure then shows. A component's own standard
     deviation is `deviation` σ_d; that is what the figure draws.
     """
-    model = Model(run, device)
+    model = Model(run)
     path = model.path(out, "spectrum", images=False)
     arrays = {"sigma": model.sigma[model.order].cpu().numpy()}
     if pca:
-        arrays["pca"] = principal(model.space, model.rows("train"))[1].cpu().numpy()
+        arrays["pca"] = principal(model.units, run.rows("train"))[1].cpu().numpy()
 
     def figure() -> Figure:
         deviations, title = model.deviation * arrays["sigma"], f"{model.heading}: spectrum of the scaling layer"
@@ -170,14 +158,13 @@ def spectrum(
 
 
 def sphere(
-    run: str | Path,
+    run: Run,
     *,
     basis: str = "random",
     radius: float | None = None,
     grid: int = 10,
     seed: int = 0,
     out: str | Path | None = None,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """f⁻¹(R(S)): a sphere in three dimensions of latent space, decoded point by point (NICE App. A).
 
@@ -191,7 +178,7 @@ def sphere(
         raise NicestError(f"expected a grid of 1 or more a side, got {grid}")
     if radius is not None and not 0 < radius < math.inf:
         raise NicestError(f"expected a radius above 0, such as 10, got {radius}")
-    model = Model(run, device)
+    model = Model(run)
     path = model.path(out, "sphere")
     axes, typical = model.axes(basis, seed), model.typical_radius(basis)
     length = typical if radius is None else radius
@@ -239,14 +226,13 @@ def even_points(n: int) -> np.ndarray:
 
 
 def interpolate(
-    run: str | Path,
+    run: Run,
     *,
     pairs: Sequence[tuple[int, int]] | None = None,
     steps: int = 10,
     way: str = "straight",
     split: str = "test",
     out: str | Path | None = None,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """From one image to another through latent space, `steps` images with both ends; beside it, through pixels.
 
@@ -257,19 +243,19 @@ def interpolate(
         raise NicestError(f"expected a way of {', '.join(WAYS)}, got {way!r}")
     if steps < 2:
         raise NicestError(f"expected 2 steps, both ends, or more, got {steps}")
-    model = Model(run, device)
+    model = Model(run)
     path = model.path(out, "interpolate")
-    rows = model.rows(split)
+    rows = run.rows(split)
     chosen = list(pairs or [(k, k + 1) for k in range(0, min(10, len(rows)) - 1, 2)])
     for each in (place for pair in chosen for place in pair):
         if not 0 <= each < len(rows):
             raise NicestError(f"expected images 0 to {len(rows) - 1} of the {split} split, got {each}")
     x = rows[torch.tensor(chosen, device=rows.device).flatten()]
-    (h0, h1), (y0, y1) = (ends.unflatten(0, (-1, 2)).unbind(1) for ends in (model.encode(x), model.space.enter(x)))
+    (h0, h1), (y0, y1) = (ends.unflatten(0, (-1, 2)).unbind(1) for ends in (model.encode(x), model.middle(x)))
     t = torch.linspace(0, 1, steps).to(h0)[:, None]
     h = model.between(h0, h1, steps, way)
     latent = model.decode(h.flatten(0, 1)).unflatten(0, h.shape[:2])
-    pixels = model.space.leave(straight(y0, y1, t))
+    pixels = model.units.leave(straight(y0, y1, t))
     arrays = {
         "images": model.images(latent),
         "pixels": model.images(pixels),
@@ -315,13 +301,12 @@ def spherical(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 
 
 def truncate(
-    run: str | Path,
+    run: Run,
     *,
     n: int = 8,
     kept: Sequence[int] | None = None,
     split: str = "test",
     out: str | Path | None = None,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """What is left of images when only k components of their codes are kept, those of largest σ_d.
 
@@ -329,26 +314,26 @@ def truncate(
     directions. Errors are mean squares of the images that come out, over pixels and up to 1000 images, on the
     interval of the recipe or of standardised columns.
     """
-    model = Model(run, device)
+    model = Model(run)
     path = model.path(out, "truncate", images=False)
-    rows, dim = model.rows(split), model.data.dim
+    rows, dim = run.rows(split), model.data.dim
     if not 1 <= n <= len(rows):
         raise NicestError(f"expected 1 to {len(rows)} images of the {split} split, got {n}")
     counts = sorted({*kept} if kept else {*(k for k in KEPT if k < dim), dim})
     if not 0 <= counts[0] <= counts[-1] <= dim:
         raise NicestError(f"expected to keep 0 to {dim} components, got {counts[0] if counts[0] < 0 else counts[-1]}")
     x = rows[: max(n, EXAMPLES)]
-    y, h = model.space.enter(x), model.encode(x)
-    mean, _, directions = (each.to(y) for each in principal(model.space, model.rows("train")))
+    y, h = model.middle(x), model.encode(x)
+    mean, _, directions = (each.to(y) for each in principal(model.units, run.rows("train")))
     shown: dict[str, list[Tensor]] = {"nice": [], "pca": []}
     errors: dict[str, list[float]] = {"nice": [], "pca": []}
     for k in counts:
         v = directions[:, :k]
         cut = {"nice": model.decode(model.cut(h, k))}
-        cut["pca"] = model.space.leave(mean + (y - mean) @ v @ v.mT)
+        cut["pca"] = model.units.leave(mean + (y - mean) @ v @ v.mT)
         for name, images in cut.items():
             shown[name].append(images[:n])
-            errors[name].append(float((model.space.enter(images) - y).square().mean(dtype=torch.float64)))
+            errors[name].append(float((model.middle(images) - y).square().mean(dtype=torch.float64)))
     arrays = {name: model.images(torch.stack(images, 1)) for name, images in shown.items()}
     arrays |= {f"{name}_errors": np.array(values) for name, values in errors.items()}
     arrays |= {"kept": np.array(counts), "truth": model.images(x[:n])}
@@ -371,15 +356,12 @@ def truncate(
     }
 
 
-def principal(space: Space, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (D,), standard deviations (D,) from the largest, and directions (D, D), in columns, of rows in a space.
+def principal(units: Units, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (D,), standard deviations (D,) from the largest, and directions (D, D), in columns, of rows y.
 
-    In float64. The dequantisation noise enters exactly, with a variance of 1/12 of a level's width squared.
+    In float64, dequantisation noise included.
     """
-    mean, covariance = moments(space.enter(rows))
-    if space.levels:
-        lower, upper = space.box(None)
-        covariance += ((upper - lower)[0].double() / space.levels).square().diag() / 12
+    mean, covariance = units.carry(*moments(rows))
     variances, directions = torch.linalg.eigh(covariance)
     return mean, variances.clamp_min(0).sqrt().flip(0), directions.flip(1)
 

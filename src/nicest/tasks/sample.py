@@ -14,24 +14,21 @@ from nicest.data.tables import SUFFIXES as TABLES
 from nicest.data.tables import write_table
 from nicest.errors import NicestError
 from nicest.files import write_bytes
-from nicest.flows import Flow
-from nicest.inference.engine import Engine
 from nicest.plots import image_grid
 from nicest.recipes.recipe import DataSettings
-from nicest.runs.folder import RunFolder, load_with_recipe, require_own_file
-from nicest.runs.runtime import choose_device
+from nicest.runs.folder import require_own_file
+from nicest.runs.run import Run
 
 SUFFIXES = (".png", ".npy", ".npz", *TABLES)
 
 
 def sample(
-    run: str | Path,
+    run: Run,
     n: int = 100,
     *,
     temperature: float = 1.0,
     seed: int = 0,
     out: str | Path | None = None,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table.
 
@@ -39,12 +36,11 @@ def sample(
     """
     if out is not None and Path(out).suffix not in SUFFIXES:
         raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(out)!r}")
-    flow, recipe, _ = load_with_recipe(run, device=choose_device(device))
-    columns = RunFolder(run).columns()
+    recipe, columns = run.recipe, run.columns
     kind = ".csv" if columns else ".npy" if len(recipe.data.shape) == 1 else ".png"
     path = Path(f"samples{kind}") if out is None else Path(out)
     require_own_file(path, recipe)
-    drawn = draw(flow, recipe.data, n, temperature=temperature, seed=seed)
+    drawn = draw(run, n, temperature=temperature, seed=seed)
     if path.suffix in TABLES:
         if not columns:
             raise NicestError(f"the model is not of a table: choose --out samples.npy, got {str(path)!r}")
@@ -69,11 +65,10 @@ def sample(
     }
 
 
-def draw(flow: Flow, data: DataSettings, n: int, *, temperature: float, seed: int) -> np.ndarray:
+def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
     """n samples in the shape and the number type of the data; memory is bounded whatever n is."""
-    device = flow.prior.loc.device
-    generator = torch.Generator(device).manual_seed(seed)
-    drawn = Engine(flow).draws(n, temperature=temperature, generator=generator)
+    data, generator = run.recipe.data, torch.Generator(run.device).manual_seed(seed)
+    drawn = run.engine.draws(n, temperature=temperature, generator=generator)
     parts = [part.cpu().numpy() for part in drawn]
     rows = np.concatenate(parts).reshape(n, *data.shape)
     return rows if not data.levels else rows.astype(np.uint8 if data.levels <= 256 else np.uint16)

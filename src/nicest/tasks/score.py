@@ -25,9 +25,9 @@ from nicest.inference.engine import Engine
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
-from nicest.recipes.splits import load_splits
-from nicest.runs.folder import COLUMNS, RunFolder, load_with_recipe, require_own_file
-from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.folder import COLUMNS, require_own_file
+from nicest.runs.run import Run
+from nicest.runs.runtime import rows_to
 
 CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
 TRAINING_SCORES = "training-scores.npy"
@@ -51,13 +51,12 @@ class Chunk(NamedTuple):
 
 
 def score(
-    run: str | Path,
+    run: Run,
     files: Sequence[str | Path],
     *,
     out: str | Path = "scores.csv",
     draws: int = 8,
     seed: int = 0,
-    device: str = "auto",
 ) -> dict[str, Any]:
     """Write one line for every row of the files: file, row, log_density and outlier_score.
 
@@ -78,14 +77,11 @@ def score(
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
     paths = [Path(file) for file in files]
-    place = choose_device(_own_device(device))
-    flow, recipe, figures = load_with_recipe(run, device=place)
+    recipe, columns, engine = run.recipe, run.columns, run.engine
     require_own_file(path, recipe, *paths)
-    columns = _columns(run, recipe)
     parts = list(share(plan(paths, columns), rank, size))
-    engine = Engine(flow)
-    noisy = bool(recipe.data.levels or recipe.data.discrete)
-    reference = training_quantiles(run, recipe, int(figures.get("step", 0)), engine, draws if noisy else 1)
+    draws = run.draws(draws)
+    reference = training_quantiles(run, draws)
     named = len(paths) > 1 or bool(_image_names(paths[0]))
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
@@ -97,7 +93,7 @@ def score(
             torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
             row = part.first_row
             for chunk in chunks(part, columns, recipe):
-                nats = log_densities(engine, chunk, draws if noisy else 1)
+                nats = log_densities(engine, chunk, draws)
                 names = _image_names(part.path, whole=len(paths) > 1) or [_name(part.path)] * len(nats)
                 writer.write(names, row, nats, outlier_scores(nats, reference))
                 row += len(nats)
@@ -112,7 +108,7 @@ def score(
     return {
         "out": str(path),
         "dataset": recipe.data.name,
-        "draws": draws if noisy else 1,
+        "draws": draws,
         "seed": seed,
         "mean_nats": total / scored if scored else None,
         "caveat": CAVEAT,
@@ -120,20 +116,11 @@ def score(
     }
 
 
-def _own_device(device: str) -> str:
+def own_device(device: str) -> str:
     """Under torchrun every process of a machine takes a GPU of its own, where there are some."""
     if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
         return device
     return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-
-
-def _columns(run: str | Path, recipe: Recipe) -> tuple[Column, ...]:
-    """The columns of the table that a model is of, which fit it; none where it is of something else."""
-    columns = RunFolder(run).columns()
-    fits = len(columns) == recipe.data.dim and sum(column.discrete for column in columns) == recipe.data.discrete
-    if columns and not fits:
-        raise NicestError(f"{RunFolder(run).path}: {COLUMNS} is not of this model: take a copy of it, or train again")
-    return columns
 
 
 def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
@@ -232,13 +219,13 @@ def ledgers(engine: Engine, rows: np.ndarray, draws: int) -> dict[str, np.ndarra
     return {name: np.concatenate(parts).reshape(-1, draws).mean(1) for name, parts in sums.items()}
 
 
-def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engine, draws: int) -> np.ndarray | None:
+def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np.ndarray | None:
     """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone.
 
     They are kept with the step of the model, since a training that goes on finds a better one. Processes that find
     none each compute them, and write the same file.
     """
-    path = RunFolder(run).path / TRAINING_SCORES
+    path, step, engine = run.path / TRAINING_SCORES, int(run.figures.get("step", 0)), engine or run.engine
     if path.is_file():
         with suppress(NicestError):  # what cannot be read is computed again
             kept = read_npy(path)
@@ -247,7 +234,7 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training said what there is to say about them
-            splits = load_splits(recipe)
+            splits = run.splits
     except NicestError as error:
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
@@ -260,22 +247,15 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
     nats = log_densities(engine, Chunk(chosen, np.zeros(len(chosen), dtype=bool)), draws)
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
-        keep_quantiles(run, quantiles, draws, step)
+        keep_quantiles(run.path, quantiles, draws, step)
     except NicestError as error:  # a folder that may only be read
         Bar("", 1).note(f"the training scores are not kept: {error}")
     return quantiles
 
 
-def keep_quantiles(run: str | Path, quantiles: np.ndarray, draws: int = 1, step: int = 0) -> None:
-    with replacing(RunFolder(run).path / TRAINING_SCORES) as temporary, temporary.open("wb") as file:
+def keep_quantiles(folder: Path, quantiles: np.ndarray, draws: int = 1, step: int = 0) -> None:
+    with replacing(folder / TRAINING_SCORES) as temporary, temporary.open("wb") as file:
         np.save(file, np.array([draws, step, *quantiles]))
-
-
-def remember_scores(run: str | Path, *, draws: int = 8, device: str = "auto") -> None:
-    """Keep the quantiles of the training rows now, while their data is at hand; for models of tables."""
-    flow, recipe, figures = load_with_recipe(run, device=choose_device(device))
-    noisy = bool(recipe.data.discrete)
-    training_quantiles(run, recipe, int(figures.get("step", 0)), Engine(flow), draws if noisy else 1)
 
 
 def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.flows import MLP, Coupling, Flow
+from nicest.flows import Flow
 from nicest.flows.shares import Share
 from nicest.runs.runtime import choose_device
 
@@ -155,19 +155,20 @@ def own_device(name: str) -> tuple[torch.device, str]:
     return device, "nccl" if device.type == "cuda" and neighbours <= gpus else "gloo"
 
 
-def shard(flow: Flow, device: torch.device) -> None:
+def shard(flow: Flow, device: torch.device, precision: torch.dtype) -> None:
     """Spread the weights of a flow over all processes (FSDP2), each coupling function apart, and then the rest.
 
-    A network is whole only while it is used. Its methods that a coupling calls count as uses, like `log_prob`.
+    A network is whole only while it is used, and computes in `precision`; the stream keeps its own.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for network in {layer.network: None for layer in flow.modules() if isinstance(layer, Coupling)}:
-        fully_shard(network, mesh=mesh, reshard_after_forward=True)
-        for method in ("reduced", "reduced_shift") if isinstance(network, MLP) else ():
-            register_fsdp_forward_method(network, method)
+    reduced = None if precision == torch.float32 else precision
+    policy = MixedPrecisionPolicy(param_dtype=reduced, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    networks = [getattr(layer, "network", None) for layer in flow.modules()]
+    for network in dict.fromkeys(each for each in networks if isinstance(each, torch.nn.Module)):
+        fully_shard(network, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     fully_shard(flow, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(flow, "log_prob")
 

@@ -18,14 +18,15 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.recipes import Recipe
-from nicest.recipes.build import build, fit_to_rows
+from nicest.recipes.build import build
 from nicest.recipes.defaults import FEW, IN_MEMORY, held_out, recipe_for
 from nicest.recipes.recipe import ModelSettings
 from nicest.recipes.splits import describe
-from nicest.runs.folder import LAST, RunFolder, load_with_recipe
+from nicest.runs.folder import LAST, RunFolder
+from nicest.runs.run import Run
 from nicest.runs.runtime import choose_device, rows_to
 from nicest.train.initial import UNBENT, choose_start
-from nicest.train.loop import fit
+from nicest.train.loop import fit, fit_constants
 from nicest.train.state import State
 
 
@@ -85,7 +86,7 @@ def fit_rows(
         torch.manual_seed(recipe.train.seed)
         if flow is None:
             flow = build(recipe).double()
-            fit_to_rows(flow, torch.from_numpy(_all_rows(splits)), recipe.model.shrinkage)
+            fit_constants(flow, torch.from_numpy(_all_rows(splits)))
         state, run = State(recipe, flow, place), RunFolder(folder)
         first = state.average_tensors() | state.constants
         start = float(Engine(state.average.eval()).log_prob(rows_to(splits.validating, place)).double().mean())
@@ -93,7 +94,8 @@ def fit_rows(
         ended = fit(state, splits, run, quiet=quiet)
         if not ended["finished"]:
             raise KeyboardInterrupt  # the loop ends in good order for the command line; here the caller wants to know
-        flow, recipe, figures = load_with_recipe(run.path, dtype=torch.float64, device=place)
+        found = Run(run.path, dtype=torch.float64, device=place)
+        flow, recipe, figures = found.flow, found.recipe, found.figures
         if start >= figures["valid_nats"]:
             flow.load_state_dict(first)
             figures = {"epoch": 0, "step": 0, "valid_nats": start}

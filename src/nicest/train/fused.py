@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from nicest.flows import MLP, Coupling
-from nicest.flows.gpu import kernels_for
-from nicest.flows.reduced import Buffers
-from nicest.inference.engine import padded_shapes
+from nicest.lowering import LoweredChain
+from nicest.lowering.gpu import kernels_for
+from nicest.lowering.rectified import Buffers
 from nicest.train.optim import RMSProp, moment_names
 from nicest.train.state import State
 
@@ -43,15 +42,14 @@ class FusedUpdate:
     The optimiser's state stays where it was, under the same names, so that a run may be resumed on any device.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, chain: LoweredChain) -> None:
         self.optimizer: Optimizer = state.optimizer
         self.recipe = state.recipe.train
-        networks = [module for module in state.flow.modules() if isinstance(module, MLP)]
+        networks = chain.networks
         linears = [layer for network in networks for layer in network.linears]
-        inside = {p for network in networks for p in network.parameters()}
-        others = [p for p in state.flow.parameters() if p.requires_grad and p not in inside]
-        shapes = [shape for network in networks for shape in padded_shapes(network)]
-        widest = [max(rows for rows, _ in padded_shapes(network)) for network in networks for _ in network.linears]
+        others = other_weights(state, chain)
+        shapes = [shape for network in networks for shape in network.shapes]
+        widest = [max(rows for rows, _ in network.shapes) for network in networks for _ in network.linears]
 
         start_moments(self.optimizer)
         self.step = share_step(self.optimizer)
@@ -69,7 +67,7 @@ class FusedUpdate:
         at = 0
         for network in networks:
             these = slice(at, at := at + len(network.linears))
-            network.buffers_in_use = Buffers(
+            network.buffers = Buffers(
                 [(w, b[: len(w)]) for w, b in copies[these]],
                 gradients[these],
                 bias_gradients[these][0].as_strided((len(network.linears), widest[at - 1]), (widest[at - 1], 1)),
@@ -79,17 +77,15 @@ class FusedUpdate:
         self.refresh()
 
     @staticmethod
-    def fits(state: State) -> bool:
-        """Whether a flow is made of what this update knows: networks of its own in each coupling, and vectors."""
-        couplings = [layer for layer in state.flow.modules() if isinstance(layer, Coupling)]
-        networks = {layer.network for layer in couplings if isinstance(layer.network, MLP)}
-        inside = {p for network in networks for p in network.parameters()}
-        others = [p for p in state.flow.parameters() if p.requires_grad and p not in inside]
+    def fits(state: State, chain: LoweredChain) -> bool:
+        """Whether a flow is made of what this update knows: fast networks, each used once, and vectors."""
+        inside = [p for network in chain.networks for p in network.network.parameters()]
         return (
-            0 < len(networks) == len(couplings)
+            len(inside) > 0
             and all(p.requires_grad for p in inside)
-            and all(p.ndim <= 1 for p in others)
-            and kernels_for(next(iter(inside))) is not None
+            and all(p.ndim <= 1 for p in other_weights(state, chain))
+            and chain.exclusive
+            and kernels_for(inside[0]) is not None
         )
 
     def tensors(self) -> list[Tensor]:
@@ -111,7 +107,7 @@ class FusedUpdate:
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> None:
         """One step; `weight` is what the new weights count in their average."""
-        from nicest import kernels
+        from nicest.lowering import kernels
 
         group = self.optimizer.param_groups[0]
         if self.recipe.clip:
@@ -142,6 +138,12 @@ class FusedUpdate:
                     eps=group["eps"],
                     decay=decay,
                 )
+
+
+def other_weights(state: State, chain: LoweredChain) -> list[Tensor]:
+    """What is trained outside the fast networks."""
+    inside = {p for network in chain.networks for p in network.network.parameters()}
+    return [p for p in state.flow.parameters() if p.requires_grad and p not in inside]
 
 
 def parts(block: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:

@@ -15,7 +15,10 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.flows import Gaussian, Logistic, Prior, SinhArcsinh, moments
 from nicest.recipes import Recipe
+from nicest.recipes.build import units_of
 from nicest.recipes.defaults import FEW, recipe_for, recipe_for_images, settings_given
+from nicest.recipes.splits import describe
+from nicest.runs.runtime import rows_to
 
 SHRINKAGES = (1e-6, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)  # never 0: columns may depend on each other
 SHRINKAGES_OF_IMAGES = SHRINKAGES[:6]  # what couplings find in images goes beyond their covariance, but builds on it
@@ -42,9 +45,8 @@ def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
     made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
     chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else UNBENT if sparse else {}
     rows = some(splits.training)
-    noise = np.random.default_rng(recipe.train.seed).random(rows.shape, np.float32)
-    discrete = splits.levels or np.array(splits.steps or [0.0]) > 0
-    noisy = rows + np.where(discrete, noise, 0)  # as training has it in levels and whole steps
+    noise = torch.Generator().manual_seed(recipe.train.seed)
+    noisy = units_of(describe(recipe, splits).data, splits.steps).enter(rows_to(rows), generator=noise).numpy()
     recipe = replace(recipe, model=made.model, train=made.train, sized=False)
     return choose_start(noisy, recipe, chosen | given["model"], SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
 

@@ -19,14 +19,13 @@ from nicest.data import Splits
 from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.files import to_json
-from nicest.flows import Flow
+from nicest.flows import Flow, bits_per_dim
 from nicest.inference.engine import Engine
 from nicest.progress import Bar
 from nicest.recipes import Recipe
-from nicest.recipes.build import build, fit_to_rows, needs_moments
+from nicest.recipes.build import build
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
-from nicest.recipes.units import bits_per_dim, interval_nats
 from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, LAST, RunFolder, WatchedFolder, read_tensors, restore_flow
 from nicest.runs.runtime import environment, rows_to
@@ -84,11 +83,19 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.steps).double()
-    if needs_moments(flow) and world.rank == 0:
-        fit_to_rows(flow, rows_to(splits.training, device), recipe.model.shrinkage)
+    if world.rank == 0:
+        fit_constants(flow, rows_to(splits.training, device))
     if world.joined:
         flow.load_state_dict(world.sent(flow.state_dict()))
     return State(recipe, flow, device, world)
+
+
+def fit_constants(flow: Flow, rows: Tensor) -> None:
+    """Fit to the training rows what is fitted before training."""
+    try:
+        flow.fit_constants(rows)
+    except ValueError as error:  # such as dependent columns
+        raise NicestError(str(error)) from error
 
 
 def resume_state(
@@ -125,7 +132,7 @@ def fit(state: State, splits: Splits, run: RunFolder, *, quiet: bool = False) ->
     per_epoch = len(rows) // batch  # what is left over sits out this epoch; the order is new in each
     total = settings.epochs * per_epoch
     unit = splits.dim if settings.loss == "nats-per-dim" else 1
-    offset = interval_nats(state.recipe.data)
+    offset = flow.units.interval_nats
     if len(state.losses) not in (0, per_epoch):
         raise NicestError(
             f"an epoch of {run.path} had {len(state.losses)} steps, now {per_epoch}: a resumed run keeps its data"
@@ -312,7 +319,8 @@ def finite(flow: Flow) -> bool:
 @torch.no_grad()
 def sick_layer(flow: Flow, x: Tensor) -> str:
     """The first layer whose weights, output or log-det are not finite."""
-    for name, layer in flow.chain.layers.items():
+    x = flow.units.enter(x)
+    for name, layer in getattr(flow.chain, "layers", {"chain": flow.chain}).items():
         x, log_det = layer(x)
         suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
         for part, tensors in suspects.items():

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from nicest.data import Splits
+from nicest.inference.engine import frozen
 from nicest.inference.langevin import SAMPLES, Chains
-from nicest.inference.space import frozen
 from nicest.train.state import State
 
 MOVES = 10  # of a chain each time; one in five is a leap
 AT_LEAST = 2000  # rows whose chains move, if there are as many
-ANYWHERE = (-math.inf, math.inf, math.inf)
+ANYWHERE = (-math.inf, math.inf)
 
 
 class Holes:
@@ -36,9 +36,8 @@ class Holes:
         self.state, self.rows = state, rows
         self.missing = torch.from_numpy(splits.missing).to(state.device)
         self.holed = rows[len(rows) - len(self.missing) :]
-        self.whole = torch.tensor(splits.steps or [0.0] * splits.dim, device=state.device) > 0
-        ends = [(*column.bounds, column.most) for column in splits.columns] or [ANYWHERE] * splits.dim
-        self.lower, self.upper, self.most = torch.tensor(ends, device=state.device).unbind(1)
+        ends = [column.bounds for column in splits.columns] or [ANYWHERE] * splits.dim
+        self.lower, self.upper = torch.tensor(ends, device=state.device).unbind(1)
         if len(self.missing) and not len(state.cells):
             state.cells = state.world.sent({"": self.holed[self.missing].cpu()})[""].to(state.device)
         self.put()
@@ -64,8 +63,7 @@ class Holes:
         with frozen(flow):
             self.seed(generator, epoch, 0)
             some = torch.randint(len(self.rows), (SAMPLES,), generator=generator, device=state.device)
-            samples = self.noisy(self.rows[some], generator)
-            chains = Chains(flow.continuous(), samples, (self.lower, self.upper), generator)
+            chains = Chains(flow, self.rows[some], (self.lower, self.upper), generator)
             parts, moved = which.split(chains.at_once()), {}
             for first in range(0, len(parts), world.size):
                 if stopped():
@@ -86,12 +84,4 @@ class Holes:
 
     def moved(self, chains: Chains, part: Tensor) -> Tensor:
         """Some of the rows, with cells that went on."""
-        before, missing = self.holed[part], self.missing[part]
-        after = chains.moved(self.noisy(before, chains.generator), missing, MOVES)
-        after = torch.where(self.whole, after.floor().clamp_min(0).minimum(self.most), after)
-        return torch.where(missing, after, before)
-
-    def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows with noise in the columns of whole steps, as the model has it."""
-        noise = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        return x + torch.where(self.whole, noise, 0.0)
+        return chains.moved(self.holed[part], self.missing[part], MOVES)

@@ -16,7 +16,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
 from nicest.runs.folder import write_tensors
-from nicest.runs.runtime import set_precision, training_precision
+from nicest.runs.runtime import training_precision
 from nicest.train.distributed import World, placed, shard, whole
 from nicest.train.optim import make_optimizer
 
@@ -41,14 +41,13 @@ class State:
         trained = {name for name, p in flow.named_parameters() if p.requires_grad}
         self.constants = {name: t.clone() for name, t in flow.state_dict().items() if name not in trained}
         self.recipe, self.device, self.world = recipe, device, world
+        self.precision = training_precision(recipe.train.precision, device)
         self.sharded = world.joined and recipe.train.sharding == "full"
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
         if self.sharded:
             for each in dict.fromkeys((self.flow, self.average)):
-                shard(each, device)
-        self.precision = training_precision(recipe.train.precision, device)
-        set_precision(self.flow, self.precision)
+                shard(each, device, self.precision)
         self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
         self.counters = Counters()
         self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nicest.inference.engine import capture
+from nicest.lowering import LoweredChain, capture, lower
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
 from nicest.train.fused import FusedUpdate
@@ -36,12 +36,15 @@ class TrainingStep:
         self.trained, self.averaged = list(state.flow.parameters()), list(state.average.parameters())
         self.watched = state.counters.rolled_back
         on_gpu = state.device.type == "cuda"
-        fused = on_gpu and not state.sharded and state.precision != torch.float32 and FusedUpdate.fits(state)
-        self.fused = FusedUpdate(state) if fused else None
+        fast = lower(state.flow, state.precision)
+        chain = fast.chain if isinstance(fast.chain, LoweredChain) else None
+        self.plain_layers = chain.plain_layers if chain else []
+        fused = on_gpu and chain and state.precision != torch.float32 and FusedUpdate.fits(state, chain)
+        self.fused = FusedUpdate(state, chain) if fused and chain else None
         self.averages = self.world.joined and on_gpu and not state.sharded  # gradients; else torch does
-        self.flow: nn.Module = state.flow
+        self.flow: nn.Module = fast
         if self.world.joined and not on_gpu and not state.sharded:
-            self.flow = DistributedDataParallel(state.flow)
+            self.flow = DistributedDataParallel(fast)
             self.flow.broadcast_buffers = False  # beyond this first time: they are constants
             with torch.random.fork_rng(devices=[]):
                 self.differentiate()  # after it torch sorts its buckets anew: so all steps add up in one order

@@ -15,7 +15,7 @@ from torch import Tensor
 _ROWS, _COLUMNS, _BLOCK = tl.constexpr(32), tl.constexpr(128), tl.constexpr(1024)
 
 
-Layout = tuple[bool, bool, int]  # as `flows.reduced.shifted` has it
+Layout = tuple[bool, bool, int]  # as `rectified.shifted` has it
 
 
 def part(x: Tensor, layout: Layout, which: int) -> Tensor:
@@ -97,22 +97,25 @@ def _merge(
     tl.store(y + i, value, mask=inside)
 
 
-def dequantize(x: Tensor, u: Tensor, levels: int) -> Tensor:
-    """(x + u) / levels, but below (x + 1) / levels whatever the rounding; u in [0, 1), float32."""
+def dequantize(x: Tensor, u: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    """(x + u - loc) / scale, but below (x + 1 - loc) / scale whatever the rounding; u in [0, 1), float32."""
     y = torch.empty_like(u)
-    _dequantize[(triton.cdiv(u.numel(), _BLOCK.value),)](x, u, y, levels, u.numel())
+    _dequantize[(triton.cdiv(u.numel(), _BLOCK.value),)](x, u, loc, scale, y, u.shape[1], u.numel())
     return y
 
 
 @triton.jit
-def _dequantize(x, u, y, levels, total):
+def _dequantize(x, u, loc, scale, y, columns, total):
     i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
     inside = i < total
     level = tl.load(x + i, mask=inside, other=0).to(tl.float32)
-    count = levels.to(tl.float32)
-    value = tl.div_rn(level + tl.load(u + i, mask=inside, other=0.0), count)
-    limit = tl.div_rn(level + 1.0, count).to(tl.int32, bitcast=True) - 1  # the float before it
-    tl.store(y + i, tl.minimum(value, limit.to(tl.float32, bitcast=True)), mask=inside)
+    away = tl.load(loc + i % columns, mask=inside, other=0.0)
+    width = tl.load(scale + i % columns, mask=inside, other=1.0)
+    value = tl.div_rn((level + tl.load(u + i, mask=inside, other=0.0)) - away, width)
+    edge = tl.div_rn((level + 1.0) - away, width)
+    bits = edge.to(tl.int32, bitcast=True)
+    below = tl.where(edge > 0, bits - 1, tl.where(edge < 0, bits + 1, -2147483647))  # the float before the edge
+    tl.store(y + i, tl.minimum(value, below.to(tl.float32, bitcast=True)), mask=inside)
 
 
 def sum_rows(rows: int) -> int:

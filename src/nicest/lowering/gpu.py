@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
-    """`nicest.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None."""
+    """`lowering.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None."""
     return _kernels() if x.is_cuda and x.numel() < 2**31 else None
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    return importlib.import_module("nicest.kernels") if find_spec("triton") else None
+    return importlib.import_module("nicest.lowering.kernels") if find_spec("triton") else None

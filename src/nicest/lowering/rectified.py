@@ -1,4 +1,4 @@
-"""Coupling functions in reduced precision: a rectified network as one operation, its backward pass by hand."""
+"""Rectified networks as one operation with a backward pass by hand, in full or reduced precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nicest.flows import shares
-from nicest.flows.gpu import kernels_for
+from nicest.lowering.gpu import kernels_for
 
 # Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
 # beyond 32). Sums of such numbers are exact in float32 up to 128, so x + m and y - m undo each other to the bit, and
@@ -42,7 +42,7 @@ def rectified(
     dropout: float = 0.0,
     buffers: Buffers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x on the grid, and the network's output at it, on the grid too; inside, all is in `dtype`.
+    """x, and the network's output at it, computed in `dtype`; both are put on the grid if that is not x's own.
 
     Without `buffers` the weights are cast here and gradients come through autograd, as they would from autocast; with
     them, the copies are taken as they are and gradients are written there.
@@ -126,6 +126,9 @@ class _Rectified(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dtype: torch.dtype, dropout: float, buffers: Buffers | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if dtype == x.dtype:
+            ctx.run = _Pass(x, dropout, buffers, parameters)
+            return x.view_as(x), ctx.run.output
         settled = _settle(x)
         ctx.run = _Pass(settled.to(dtype), dropout, buffers, parameters)
         return settled, _settle(ctx.run.output.to(x.dtype))
@@ -190,5 +193,10 @@ def _rectified_gradient(gradient: Tensor, active: Tensor | None, scale: float, o
     if kernels := kernels_for(gradient):
         kernels.rectified_gradient(gradient, active, scale, out, sums)
         return
-    out.copy_(gradient * scale if active is None else torch.where(active > 0, gradient * scale, 0))
+    if active is not None:
+        torch.ops.aten.threshold_backward.grad_input(gradient, active, 0, grad_input=out)
+    elif out is not gradient:
+        out.copy_(gradient)
+    if scale != 1:
+        out *= scale
     sums.zero_()[0, : out.shape[1]] = out.sum(0, dtype=sums.dtype)

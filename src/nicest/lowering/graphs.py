@@ -1,0 +1,31 @@
+"""CUDA graphs: what a function does on a GPU, recorded once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def capture(
+    function: Callable[[], Any], device: torch.device, warm_up: int = 3, *, generator: torch.Generator | None = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A function as one CUDA graph, after some runs that load what it needs; with it, what the function returns.
+
+    Every replay draws anew from the device's own generator, and from `generator` where the function draws from one.
+    """
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            function()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    # with other processes, a thread of NCCL looks at the device meanwhile
+    mode = "thread_local" if torch.distributed.is_available() and torch.distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        output = function()
+    return graph, output

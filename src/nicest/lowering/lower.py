@@ -1,0 +1,263 @@
+"""The fast twin of a flow. The plain flow knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nicest.flows import MLP, Additive, Bijection, Chain, Coupling, Flow, Partition, Units
+from nicest.flows.shares import Dropout, own, whole
+from nicest.lowering.gpu import kernels_for
+from nicest.lowering.rectified import Buffers, rectified, shifted
+
+
+def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
+    """A flow that computes the same function from the same parameters, faster; gradients go to those parameters.
+
+    Rectified networks run as one operation with a backward pass by hand, in `dtype` if it is given; the stream x -> y
+    and the log-dets keep theirs. Between couplings x stays split in its two parts. On a GPU an additive coupling, the
+    dequantisation and the rectifiers' gradients are kernels of our own. What has no fast form runs as it is, other
+    networks under autocast; `LoweredChain.plain_layers` names it. Make it where the flow is going to stay: on its
+    device and in its dtype. A flow whose parameters are spread over several processes comes back as it is.
+    """
+    if any(hasattr(p, "full_tensor") for p in flow.parameters()):
+        return flow
+    return Flow(LoweredUnits(flow.units), LoweredChain(flow.chain, dtype or flow.units.scale.dtype), flow.prior)
+
+
+class LoweredUnits(Units):
+    """Units of a flow whose dequantisation is one kernel on a GPU."""
+
+    def __init__(self, units: Units) -> None:
+        super().__init__(units.step, levels=units.levels, interval=units.interval, standardise=units.standardise)
+        self.loc, self.scale = units.loc, units.scale
+
+    def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
+        kernels: Any = kernels_for(x)
+        if not kernels or not noise or not self.levels or self.scale.dtype != torch.float32 or x.requires_grad:
+            return super().enter(x, noise=noise, generator=generator)
+        u = own(torch.rand(whole(len(x)), self.dim, device=x.device, generator=generator))
+        return kernels.dequantize(x.contiguous(), u, self.loc, self.scale)
+
+
+class FastMLP:
+    """A rectified network in `dtype`; what it keeps of the weights, if anything, is in `buffers`."""
+
+    def __init__(self, network: MLP, dtype: torch.dtype) -> None:
+        self.network, self.dtype = network, dtype
+        self.linears = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
+        self.dropout = next((layer.p for layer in network.layers if isinstance(layer, Dropout)), 0.0)
+        self.buffers: Buffers | None = None
+
+    @staticmethod
+    def of(network: nn.Module, dtype: torch.dtype) -> FastMLP | None:
+        """The fast form of a network, None where it has none: an MLP whose parts are the ones it was made with."""
+        if type(network) is not MLP or _hooked(network):
+            return None
+        kinds = [type(layer) for layer in network.layers]
+        hidden = (len(kinds) - 1) // (3 if Dropout in kinds else 2)
+        made = [nn.Linear, nn.ReLU, *([Dropout] if Dropout in kinds else [])] * hidden + [nn.Linear]
+        biased = all(layer.bias is not None for layer in network.layers if isinstance(layer, nn.Linear))
+        return FastMLP(network, dtype) if kinds == made and biased else None
+
+    def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x_I1 as the network reads it, and the output at it."""
+        x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
+        x, b = rectified(x, *self.weights(), self.dtype, dropout=self.rate, buffers=self.buffers)
+        return x[:, : x1.shape[1]], b
+
+    def shift(self, x: Tensor, partition: Partition, sign: int) -> Tensor:
+        """A whole additive coupling with this network, on a GPU."""
+        return shifted(x, partition.layout, sign, *self.weights(), self.dtype, dropout=self.rate, buffers=self.buffers)
+
+    def weights(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [layer.weight for layer in self.linears], [layer.bias for layer in self.linears]
+
+    @property
+    def rate(self) -> float:
+        """Of dropout, now."""
+        return self.dropout if self.network.training else 0.0
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Shapes that a GPU likes for the weights: hidden units in multiples of 64, or of 8 if few."""
+        shapes = [layer.weight.shape for layer in self.linears]
+        widths = [shapes[0][1], *(_padded(rows) for rows, _ in shapes[:-1]), shapes[-1][0]]
+        return [(rows, columns) for columns, rows in pairwise(widths)]
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """Keep copies of the weights as they are now, in `dtype` and in shapes that a GPU likes."""
+        if self.buffers is None:
+            like = self.linears[0].weight.new_zeros((), dtype=self.dtype)
+            self.buffers = Buffers([(like.new_zeros(n, m), like.new_zeros(n)) for n, m in self.shapes])
+        for layer, (w, b) in zip(self.linears, self.buffers.copies, strict=True):
+            w[: layer.weight.shape[0], : layer.weight.shape[1]] = layer.weight
+            b[: len(layer.bias)] = layer.bias
+
+
+class FastCoupling:
+    """A coupling layer by its parts x_I1 and x_I2, or, where there is a kernel for it, at once."""
+
+    def __init__(self, layer: Coupling, dtype: torch.dtype) -> None:
+        self.layer, self.dtype = layer, dtype
+        self.partition, self.law = layer.partition, layer.law
+        self.network = FastMLP.of(layer.network, dtype)
+        self.additive = type(layer.law) is Additive
+
+    def at_once(self, x: Tensor, context: Tensor | None) -> bool:
+        return (
+            self.network is not None
+            and self.additive
+            and self.partition.regular
+            and context is None
+            and x.dtype == torch.float32 != self.dtype
+            and kernels_for(x) is not None
+        )
+
+    def couple(self, x1: Tensor, x2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """y_I1, y_I2 and the log-det, None where it is 0."""
+        x1, b = self.read(x1, context)
+        if self.additive:
+            return x1, x2 + b, None
+        return x1, *self.law.forward(x2, b)
+
+    def uncouple(self, y1: Tensor, y2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        y1, b = self.read(y1, context)
+        return y1, self.law.inverse(y2, b)
+
+    def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.network is not None:
+            x1, b = self.network.read(x1, context)
+        elif self.dtype == x1.dtype:
+            return x1, self.layer.m(x1, context)
+        else:
+            with torch.autocast(x1.device.type, self.dtype):
+                b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
+        return x1, self.layer.checked(x1, b)
+
+
+class LoweredChain(Bijection):
+    """A bijection in its fast form: its couplings, in chains within chains too, are fast, the rest is as it was."""
+
+    def __init__(self, chain: Bijection, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.plain = chain
+        self.dtype = dtype
+        self.fast: list[tuple[str, FastCoupling | Bijection]] = [
+            (name, FastCoupling(layer, dtype) if type(layer) is Coupling and not _hooked(layer, deep=False) else layer)
+            for name, layer in _flattened("", chain)
+        ]
+
+    @property
+    def networks(self) -> list[FastMLP]:
+        """The networks that run fast."""
+        return [part.network for _, part in self.fast if isinstance(part, FastCoupling) and part.network]
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether every fast network belongs to one coupling and to nothing else."""
+        fast = [p for each in self.networks for p in each.network.parameters()]
+        rest = [part.layer if isinstance(part, FastCoupling) else part for _, part in self.fast]
+        plain = {p for part in rest for p in part.parameters() if not isinstance(part, Coupling)}
+        return len(set(fast)) == len(fast) and plain.isdisjoint(fast)
+
+    @property
+    def plain_layers(self) -> list[str]:
+        """What has parameters to train and no fast form, by name."""
+        return [
+            name or type(part).__name__
+            for name, part in self.fast
+            if (part.network is None if isinstance(part, FastCoupling) else any(p.ndim > 1 for p in part.parameters()))
+        ]
+
+    def copy_weights(self) -> None:
+        """Let every network keep a copy of its weights as they are now, for inference."""
+        for network in self.networks:
+            network.copy_weights()
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, terms = self._walk(x, context)
+        counted = [term for term in terms.values() if term is not None]
+        return x, reduce(torch.add, counted) if counted else x.new_zeros(len(x))
+
+    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        x, terms = self._walk(x, context)
+        return x, {name: x.new_zeros(len(x)) if term is None else term for name, term in terms.items()}
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        stream = _Stream(y)
+        for _, part in reversed(self.fast):
+            if not isinstance(part, FastCoupling):
+                stream = _Stream(part.inverse(stream.whole(), context))
+            elif part.network and part.at_once(y, context):
+                stream = _Stream(part.network.shift(stream.whole(), part.partition, -1))
+            else:
+                stream.parts = part.uncouple(*stream.split(part.partition), context)
+        return stream.whole()
+
+    def _walk(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """f(x) and the terms, None where a layer keeps volume; between couplings x stays split in its two parts."""
+        terms: dict[str, Tensor | None] = {}
+        stream = _Stream(x)
+        for name, part in self.fast:
+            if not isinstance(part, FastCoupling):
+                x, inner = part.walk(stream.whole(), context)
+                terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
+                stream = _Stream(x)
+            elif part.network and part.at_once(x, context):
+                stream = _Stream(part.network.shift(stream.whole(), part.partition, 1))
+                terms[name] = None
+            else:
+                y1, y2, terms[name] = part.couple(*stream.split(part.partition), context)
+                stream.parts = y1, y2
+        return stream.whole(), terms
+
+
+class _Stream:
+    """x, whole, or in the parts that the last coupling left it in, so that the next need not split it again."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.partition: Partition | None = None
+        self.parts: tuple[Tensor, Tensor]
+
+    def split(self, partition: Partition) -> tuple[Tensor, Tensor]:
+        before, self.partition = self.partition, partition
+        if before is None:
+            self.parts = partition.split(self.x)
+        elif partition.i1 is before.i2 and partition.i2 is before.i1:  # as `swap` leaves them
+            self.parts = self.parts[1], self.parts[0]
+        elif partition is not before:
+            self.parts = partition.split(before.merge(*self.parts))
+        return self.parts
+
+    def whole(self) -> Tensor:
+        return self.x if self.partition is None else self.partition.merge(*self.parts)
+
+
+def _flattened(name: str, layer: Bijection) -> Iterator[tuple[str, Bijection]]:
+    """The layers of chains within chains, by the names that `walk` gives them."""
+    if type(layer) is not Chain or _hooked(layer, deep=False):
+        yield name, layer
+        return
+    for inner, each in layer.layers.items():
+        yield from _flattened("_".join(filter(None, (name, inner))), each)  # type: ignore[arg-type]
+
+
+def _hooked(module: nn.Module, *, deep: bool = True) -> bool:
+    """Whether someone watches or changes what a module, or one inside it, is called with."""
+    return any(
+        each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks
+        for each in (module.modules() if deep else [module])
+    )
+
+
+def _padded(width: int) -> int:
+    unit = 64 if width >= 512 else 8
+    return -(-width // unit) * unit

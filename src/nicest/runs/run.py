@@ -1,0 +1,114 @@
+"""An opened run: the one way to a trained model, its recipe, its columns and its data."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nicest.data import Splits
+from nicest.data.columns import Column
+from nicest.errors import NicestError
+from nicest.flows import Flow
+from nicest.inference.engine import Engine
+from nicest.recipes.splits import load_splits
+from nicest.runs.folder import COLUMNS, RunFolder, restore_flow
+from nicest.runs.runtime import choose_device, rows_to
+
+DRAWS = 8  # of the dequantisation noise, that a log-likelihood is the mean over
+
+
+class Run:
+    """A trained model and what it was trained on. The model is read once, the data when asked for, and hashed once.
+
+    run = nicest.open("runs/mnist")
+    run.flow.log_prob(x), run.engine.sample(100_000), run.splits.test, run.nats(x)
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        verify: bool = False,
+    ) -> None:
+        self.folder = RunFolder(path)
+        if verify:
+            self.folder.verify()
+        self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
+        self.tensors, self.recipe, self.figures = self.folder.read_model()
+        self.flow = self.flow_in(dtype)
+
+    def flow_in(self, dtype: torch.dtype) -> Flow:
+        """The trained flow in another dtype, from the numbers that were stored."""
+        flow = restore_flow(self.recipe, self.tensors, str(self.folder.asked))
+        return flow.to(device=self.device, dtype=dtype).eval()
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        return Engine(self.flow)
+
+    @functools.cached_property
+    def splits(self) -> Splits:
+        """The data of the run, which must be what it was trained on."""
+        return load_splits(self.recipe)
+
+    @functools.cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the table that the model is of; none where it is of something else."""
+        columns, data = self.folder.columns(), self.recipe.data
+        fits = len(columns) == data.dim and sum(column.discrete for column in columns) == data.discrete
+        if columns and not fits:
+            raise NicestError(f"{self.path}: {COLUMNS} is not of this model: take a copy of it, or train again")
+        return columns
+
+    @property
+    def kind(self) -> Literal["table", "rows", "images"]:
+        return "table" if self.columns else "rows" if len(self.recipe.data.shape) == 1 else "images"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row for each validation; a training that goes on writes more."""
+        return self.folder.metrics()
+
+    def rows(self, split: str) -> Tensor:
+        """The rows of a split, on the device of the run."""
+        return rows_to(self.splits.split(split), self.device)
+
+    def draws(self, wanted: int = DRAWS) -> int:
+        """How many draws of the noise to average over: continuous data has none, and needs one."""
+        return wanted if self.flow.units.discrete else 1
+
+    def nats(self, x: Tensor, draws: int = DRAWS) -> Tensor:
+        """The log-likelihood of every row, (n,), as `evaluate` reports it: for pixels on the recipe's interval."""
+        each = [self.engine.log_prob(x).double() for _ in range(self.draws(draws))]
+        return torch.stack(each).mean(0) + self.flow.units.interval_nats
+
+
+def open_run(
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    verify: bool = False,
+) -> Run:
+    """Open a run folder, or a model file alone; nothing in it is executed.
+
+    With `verify` the model must be the file that training wrote, by its SHA-256 in environment.json.
+    """
+    return Run(path, device=device, dtype=dtype, verify=verify)
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    verify: bool = False,
+) -> Flow:
+    """The trained flow of a run: `open(path).flow`."""
+    return Run(path, device=device, dtype=dtype, verify=verify).flow
