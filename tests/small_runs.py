@@ -18,7 +18,7 @@ from torch import Tensor
 from nicest.recipes import load_recipe
 from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors
 from nicest.train import loop
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 PER_EPOCH = 14  # steps: 1437 digits to train on, 100 in a batch
 SMALL = (  # all that the recipe may come to say otherwise

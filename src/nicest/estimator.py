@@ -35,6 +35,7 @@ from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, RunFolder
 from nicest.runs.run import Run
 from nicest.runs.runtime import choose_device, environment
+from nicest.runs.sinks import Saved
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.fit_table import fit_table
 
@@ -304,7 +305,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             }
             write_text(run.path / FILE, to_json(kept))
             write_text(run.path / COLUMNS, to_json(columns_to_json(self._columns())))
-            run.save_model(self.flow_.state_dict(), {}, self.recipe_, figures)
+            run.save_model(Saved(self.flow_.state_dict(), self.recipe_, figures))
             keep_quantiles(run.path, self._quantiles)
 
     @classmethod

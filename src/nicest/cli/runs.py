@@ -109,7 +109,7 @@ def train(
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
     from nicest.runs.folder import LAST, MODEL, RunFolder  # after the recipe: it takes two seconds
-    from nicest.train.loop import train as run_training
+    from nicest.train.fit import train as run_training
 
     if verify:
         RunFolder(folder).verify(LAST, MODEL)

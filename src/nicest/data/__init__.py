@@ -1,5 +1,5 @@
 """Data: bytes on disk to arrays of train, validation and test rows."""
 
-from nicest.data.splits import Splits, in_memory, load
+from nicest.data.splits import Splits, given, in_memory, load
 
-__all__ = ["Splits", "in_memory", "load"]
+__all__ = ["Splits", "given", "in_memory", "load"]

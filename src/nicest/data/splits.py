@@ -19,6 +19,7 @@ from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
 
 PARTS = ("train", "valid", "test")
+IN_MEMORY = "rows in memory"  # name of data that comes from no file
 FEW = 30  # rows to validate on, below which some that were filled in help out
 WIDEST = 200  # columns of a table whose rows with missing cells are trained on
 IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
@@ -180,6 +181,22 @@ def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
     splits = Splits(name, train, whole[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
     splits = with_holed(splits, holed, seed, wanted) if len(holed) else splits
     return splits if len(splits.valid) + splits.watching else replace(splits, valid=train)
+
+
+def given(train: np.ndarray, valid: np.ndarray | None, levels: int) -> Splits:
+    """Rows (N, ...) that are split already; without validation rows the training rows validate, too."""
+    shape, flat = train.shape[1:], train.reshape(len(train), -1)
+    if valid is not None and valid.shape[1:] != shape:
+        raise NicestError(f"expected validation rows of the training rows' shape {shape}, got {valid.shape[1:]}")
+    if not len(flat) or (valid is not None and not len(valid)):
+        raise NicestError("expected at least 1 row to train and to validate on, got none")
+    parts = [each.reshape(len(each), -1) for each in (flat, valid) if each is not None]
+    if not levels:
+        parts = [each.astype(np.float32, copy=False) for each in parts]
+    missing = np.isnan(parts[0]).any(1) if parts[0].dtype.kind == "f" else np.zeros(len(flat), dtype=bool)
+    kept = parts[0][~missing] if missing.any() else parts[0]
+    splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], shape, levels or None)
+    return with_holed(splits, parts[0][missing], 0, 0) if missing.any() else splits
 
 
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:

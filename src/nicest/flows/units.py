@@ -31,22 +31,22 @@ class Units(nn.Module):
 
     def __init__(
         self,
-        step: Tensor,
+        step: Sequence[float],
         *,
         levels: int = 0,
         interval: tuple[float, float] = (0.0, 1.0),
         standardise: bool = False,
     ) -> None:
         super().__init__()
-        if not bool((step >= 0).all()):
+        if not all(each >= 0 for each in step):
             raise ValueError("every step must be 0 or more")
         self.dim, self.levels, self.interval, self.standardise = len(step), levels, interval, standardise
-        self.discrete = bool((step > 0).any()) or levels > 0
+        self.discrete = any(each > 0 for each in step)
         low, high = interval
         width = levels / (high - low) if levels else 1.0
-        self.register_buffer("step", step.clone())
-        self.register_buffer("loc", torch.full_like(step, -low * width if levels else 0.0))
-        self.register_buffer("scale", torch.full_like(step, width))
+        self.register_buffer("step", torch.tensor(step, dtype=torch.get_default_dtype()))
+        self.register_buffer("loc", torch.full((self.dim,), -low * width if levels else 0.0))
+        self.register_buffer("scale", torch.full((self.dim,), width))
 
     @classmethod
     def pixels(cls, dim: int, levels: int = 256, interval: tuple[float, float] = (0.0, 1.0)) -> Units:
@@ -55,17 +55,17 @@ class Units(nn.Module):
             raise ValueError(f"expected at least 2 levels, got {levels}")
         if not interval[0] < interval[1]:
             raise ValueError(f"expected an interval from low to high, got {interval}")
-        return cls(torch.ones(dim), levels=levels, interval=interval)
+        return cls([1.0] * dim, levels=levels, interval=interval)
 
     @classmethod
-    def columns(cls, step: Sequence[float] | Tensor) -> Units:
+    def columns(cls, step: Sequence[float]) -> Units:
         """Columns of a table, standardised by `fit`: integers in multiples of their step, reals with step 0."""
-        return cls(torch.as_tensor(step, dtype=torch.get_default_dtype()), standardise=True)
+        return cls(step, standardise=True)
 
     @classmethod
     def continuous(cls, dim: int, *, standardise: bool = True) -> Units:
         """Real numbers, standardised by `fit` unless told otherwise; log-densities stay in the units of the data."""
-        return cls(torch.zeros(dim), standardise=standardise)
+        return cls([0.0] * dim, standardise=standardise)
 
     def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
         """Stored rows (B, D) as real numbers: a draw of the noise, or without it the middle of every step."""

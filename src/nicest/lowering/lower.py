@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise
@@ -27,15 +28,19 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     """
     if any(hasattr(p, "full_tensor") for p in flow.parameters()):
         return flow
-    return Flow(LoweredUnits(flow.units), LoweredChain(flow.chain, dtype or flow.units.scale.dtype), flow.prior)
+    twin = copy.copy(flow)  # of its class, whose methods may be someone's own
+    twin._modules = dict(flow._modules)
+    twin.units, twin.chain = LoweredUnits(flow.units), LoweredChain(flow.chain, dtype or flow.units.scale.dtype)
+    return twin
 
 
 class LoweredUnits(Units):
     """Units of a flow whose dequantisation is one kernel on a GPU."""
 
     def __init__(self, units: Units) -> None:
-        super().__init__(units.step, levels=units.levels, interval=units.interval, standardise=units.standardise)
-        self.loc, self.scale = units.loc, units.scale
+        steps = units.step.tolist()
+        super().__init__(steps, levels=units.levels, interval=units.interval, standardise=units.standardise)
+        self.step, self.loc, self.scale = units.step, units.loc, units.scale
 
     def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
         kernels: Any = kernels_for(x)

@@ -40,6 +40,8 @@ def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
     `steps` are of the columns of a table, where some hold whole steps (data.discrete).
     """
     dim, settings = recipe.data.dim, recipe.model
+    if recipe.own_flow:
+        raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
     if settings.preprocess == "logit" and not recipe.data.levels:
         raise NicestError("preprocess = logit is for pixels in [0, 1]; this data is continuous")
     if settings.preprocess == "zca" and dim > WIDEST:

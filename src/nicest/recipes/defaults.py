@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from nicest.data.splits import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, Recipe
 
-IN_MEMORY = "rows in memory"  # data.name of a model that was fitted to an array and not to a file
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes

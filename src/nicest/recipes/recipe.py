@@ -132,6 +132,7 @@ class Recipe:
     )
     paper_nats: float | None = setting(None, "the paper's test log-likelihood for this data set")
     expected_nats: float | None = setting(None, "what we measured on the test set with this recipe")
+    own_flow: bool = setting(False, "the flow was built by hand: [model] does not describe it")
     sized: bool = setting(False, "choose model and train, but for what is set, from the rows and columns of the data")
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)

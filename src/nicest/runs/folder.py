@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,16 @@ from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build, units_of
 from nicest.recipes.recipe import shown
 from nicest.runs.digests import keeping_digest, verify
+from nicest.runs.sinks import Saved
 
 FORMAT = 2
-MODEL, LAST, COLUMNS = "model.safetensors", "last.safetensors", "columns.json"
-SLACK = 100_000  # weights that may be wanting, for torch to say which
+MODEL, LAST, COLUMNS, METRICS = "model.safetensors", "last.safetensors", "columns.json", "metrics.jsonl"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, figures: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, saved: Saved) -> None:
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
-    metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(dict(figures))}
+    tensors, recipe, figures = saved
+    metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(figures)}
     with keeping_digest(path) as whole, replacing(path) as temporary:
         temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
         mode = temporary.stat().st_mode
@@ -44,7 +45,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], recipe: Recipe, fig
         whole(temporary)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
+def read_tensors(path: Path) -> Saved:
     """What `write_tensors` wrote; nothing in the file is executed."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -62,7 +63,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]
     recipe = parse(metadata["recipe"], str(path))
     if version == 1:
         tensors = upgraded(tensors, recipe)
-    return tensors, recipe, _figures(metadata["figures"], path)
+    return Saved(tensors, recipe, _figures(metadata["figures"], path))
 
 
 def upgraded(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
@@ -115,6 +116,9 @@ class RunFolder:
         self.model = self.asked if self.asked.suffix == ".safetensors" else self.asked / MODEL  # it stands alone, too
         self.path = self.model.parent
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     @contextmanager
     def open_for_writing(self) -> Iterator[None]:
         """Make the folder if need be, and hold its lock: one process writes at a time."""
@@ -137,16 +141,25 @@ class RunFolder:
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
             raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
 
-    def write(self, name: str, text: str) -> None:
-        write_text(self.path / name, text)
+    def begin(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            write_text(self.path / name, text)
 
-    def save_model(
-        self, tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor], recipe: Recipe, figures: dict[str, Any]
-    ) -> None:
-        """The model that is kept; `constants`, its fitted buffers in float64, stand in for their rounded copies."""
-        write_tensors(self.path / MODEL, dict(tensors) | dict(constants), recipe, figures)
+    def read_state(self) -> Saved | None:
+        return read_tensors(self.path / LAST) if (self.path / LAST).exists() else None
 
-    def read_model(self) -> tuple[dict[str, Tensor], Recipe, dict[str, Any]]:
+    def save_state(self, saved: Saved) -> None:
+        if (self.path / METRICS).exists():  # on the disk before a state that counts on it: a power cut keeps no order
+            self._write_metrics(lambda: flush(self.path / METRICS))
+        write_tensors(self.path / LAST, saved)
+
+    def forget_state(self) -> None:
+        (self.path / LAST).unlink(missing_ok=True)
+
+    def save_model(self, saved: Saved) -> None:
+        write_tensors(self.path / MODEL, saved)
+
+    def read_model(self) -> Saved:
         if not self.model.is_file():
             raise NicestError(self._absent())
         return read_tensors(self.model)
@@ -168,23 +181,20 @@ class RunFolder:
             raise NicestError(f"{path} cannot be read: take a copy of it, or train again ({brief(error)})") from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        try:
-            with (self.path / "metrics.jsonl").open("a") as file:
+        def append() -> None:
+            with (self.path / METRICS).open("a") as file:
                 file.write(json.dumps(dict(row)) + "\n")
-        except OSError as error:
-            raise NicestError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from error
 
-    def flush_metrics(self) -> None:
-        """Rows are on the disk before a state that counts on them; a power cut keeps no order of its own."""
+        self._write_metrics(append)
+
+    def _write_metrics(self, write: Callable[[], None]) -> None:
         try:
-            flush(self.path / "metrics.jsonl")
-        except FileNotFoundError:
-            pass  # stopped before the first validation
+            write()
         except OSError as error:
-            raise NicestError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from error
+            raise NicestError(f"cannot write {self.path / METRICS}: {error.strerror}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
+        path = self.path / METRICS
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
         except OSError as error:
@@ -194,39 +204,13 @@ class RunFolder:
     def drop_metrics_after(self, step: int) -> None:
         """Forget rows beyond the state that training goes on from."""
         rows = [row for row in self.metrics() if row["step"] <= step]
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def _absent(self) -> str:
         if (self.path / LAST).exists():
             return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
         there = "is no run folder" if self.asked.exists() else "does not exist"
         return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
-
-
-class WatchedFolder(RunFolder):
-    """A run folder that another process writes: nothing is read of it here, and nothing written."""
-
-    @contextmanager
-    def open_for_writing(self) -> Iterator[None]:
-        yield
-
-    def refuse_existing(self) -> None:
-        pass
-
-    def write(self, name: str, text: str) -> None:
-        pass
-
-    def save_model(self, *_: object) -> None:
-        pass
-
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        pass
-
-    def flush_metrics(self) -> None:
-        pass
-
-    def drop_metrics_after(self, step: int) -> None:
-        pass
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -243,35 +227,47 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> Flow:
     """The flow of a recipe with these weights, in float64: fitted constants were stored in it."""
     _require_weights(recipe, tensors, source)
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever trained it was warned then
-            flow = build(recipe).double()
-            flow.load_state_dict(dict(tensors))
-    except (RuntimeError, ValueError) as error:
-        reason = brief(str(error).strip().rpartition("\n")[2])
-        raise NicestError(f"{source}: the weights do not fit the recipe ({reason})") from error
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever trained it was warned then
+        return filled(build(recipe).double(), tensors, source)
+
+
+def filled(flow: Flow, tensors: Mapping[str, Tensor], source: str) -> Flow:
+    """A flow with stored weights."""
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64):
             raise NicestError(f"{source}: expected weights of float32 or float64, got {shown(name)} of {tensor.dtype}")
+    try:
+        flow.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        reason = brief(str(error).strip().rpartition("\n")[2])
+        raise NicestError(f"{source}: the weights do not fit the flow ({reason})") from error
     return flow
 
 
 def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Refuse weights that are far too few for the recipe, before a flow of its size is built."""
+    """Refuse weights of other shapes than the recipe's, before a flow of its size is built."""
     dim, model = recipe.data.dim, recipe.model
     if not recipe.data.shape:
         raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")
-    half, width, depths = dim // 2, model.width, model.hidden_layers
-    times = model.couplings if len(depths) == 1 else 1
-    layers = times * sum(depth + 1 for depth in depths)
-    needed = times * sum(2 * half * width + (depth - 1) * width**2 if depth else half**2 for depth in depths)
-    needed += dim + (dim**2 if model.preprocess in ("zca", "triangular") else 0)
-    found = sum(tensor.numel() for tensor in tensors.values())
-    if needed > found + SLACK or layers > len(tensors) + SLACK // 1000:
-        raise NicestError(
-            f"{source}: the weights do not fit the recipe: at least {needed} in {layers} layers, got {found}"
-        )
+    layers = sum(model.hidden_layers) * (model.couplings if len(model.hidden_layers) == 1 else 1) + model.couplings
+    total = sum(tensor.numel() for tensor in tensors.values())
+    if dim > total or layers > len(tensors):  # else even a sketch of the flow might not fit in memory
+        raise NicestError(f"{source}: the weights do not fit the recipe: {total} numbers in {len(tensors)} tensors")
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            expected = {name: tuple(t.shape) for name, t in build(recipe).state_dict().items()}
+    except ValueError as error:
+        raise NicestError(f"{source}: no flow can be built from its recipe ({brief(error)})") from error
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            wanted = f"{expected[name]}" if name in expected else "none"
+            raise NicestError(
+                f"{source}: the weights do not fit the recipe: expected {shown(name)} of shape {wanted},"
+                f" got {found.get(name, 'none')}"
+            )
 
 
 def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.recipes.splits import load_splits
-from nicest.runs.folder import COLUMNS, RunFolder, restore_flow
+from nicest.runs.folder import COLUMNS, RunFolder, filled, restore_flow
 from nicest.runs.runtime import choose_device, rows_to
 
 DRAWS = 8  # of the dequantisation noise, that a log-likelihood is the mean over
@@ -35,17 +36,23 @@ class Run:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         verify: bool = False,
+        flow: Flow | None = None,
     ) -> None:
         self.folder = RunFolder(path)
         if verify:
             self.folder.verify()
         self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
         self.tensors, self.recipe, self.figures = self.folder.read_model()
+        self.own = flow
         self.flow = self.flow_in(dtype)
 
     def flow_in(self, dtype: torch.dtype) -> Flow:
         """The trained flow in another dtype, from the numbers that were stored."""
-        flow = restore_flow(self.recipe, self.tensors, str(self.folder.asked))
+        source = str(self.folder.asked)
+        if self.own is None:
+            flow = restore_flow(self.recipe, self.tensors, source)
+        else:
+            flow = filled(copy.deepcopy(self.own).double(), self.tensors, source)
         return flow.to(device=self.device, dtype=dtype).eval()
 
     @functools.cached_property
@@ -95,12 +102,14 @@ def open_run(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     verify: bool = False,
+    flow: Flow | None = None,
 ) -> Run:
     """Open a run folder, or a model file alone; nothing in it is executed.
 
-    With `verify` the model must be the file that training wrote, by its SHA-256 in environment.json.
+    With `verify` the model must be the file that training wrote, by its SHA-256 in environment.json. A run of a flow
+    that you built yourself needs that `flow`, built again, to put the stored weights into.
     """
-    return Run(path, device=device, dtype=dtype, verify=verify)
+    return Run(path, device=device, dtype=dtype, verify=verify, flow=flow)
 
 
 def load(

@@ -29,7 +29,7 @@ from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
 from nicest.runs.runtime import choose_device, describe_device, rows_to
 from nicest.studies.peers import PEERS, installed
-from nicest.train.loop import start
+from nicest.train.fit import start
 from nicest.train.step import TrainingStep
 
 NETS = ("mnist", "cifar10", "small")

@@ -22,7 +22,7 @@ from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.runs.runtime import choose_device, describe_device, rows_to
 from nicest.studies.bench import measure, our_runs, recipe_of, wait
-from nicest.train.loop import start
+from nicest.train.fit import start
 
 AXES = {
     "D": (98, 196, 392, 784, 1568, 3136, 6272),

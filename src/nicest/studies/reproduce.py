@@ -23,7 +23,7 @@ from nicest.tasks.evaluate import evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
 from nicest.tasks.sample import sample
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 
 class Entry(NamedTuple):

@@ -16,7 +16,7 @@ from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import draw, save_grid
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 
 def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, Any]:

@@ -1,1 +1,228 @@
-def fit() -> None: ...
+"""Fit a flow to rows: anybody's flow with `fit`, a recipe with `train`; in memory, or in a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nicest.data import Splits, given
+from nicest.data.columns import columns_to_json
+from nicest.errors import NicestError
+from nicest.files import to_json
+from nicest.flows import Flow
+from nicest.recipes import Recipe
+from nicest.recipes.build import build
+from nicest.recipes.defaults import IN_MEMORY
+from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
+from nicest.recipes.splits import describe, load_splits
+from nicest.runs.digests import ENVIRONMENT
+from nicest.runs.folder import COLUMNS, LAST, RunFolder, filled, restore_flow
+from nicest.runs.runtime import environment, rows_to
+from nicest.runs.sinks import Memory, Saved, Sink
+from nicest.train.callbacks import Callback, ProgressBar
+from nicest.train.distributed import World, joined, restarts
+from nicest.train.initial import sized
+from nicest.train.loop import read_state, run_loop
+from nicest.train.state import State, under
+
+
+class Fitted(NamedTuple):
+    """What came of a fit: the flow, the figures it was chosen by, a row for each validation, and its recipe."""
+
+    flow: Flow
+    figures: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    recipe: Recipe
+
+
+def fit(
+    flow: Flow,
+    rows: np.ndarray | Tensor,
+    *,
+    valid: np.ndarray | Tensor | None = None,
+    settings: TrainSettings = TrainSettings(),
+    augment: AugmentSettings = AugmentSettings(),
+    sink: Sink | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    device: str = "auto",
+    initialise: bool = True,
+) -> Fitted:
+    """Train any flow on rows (N, ...), in place, by maximum likelihood; the best weights by validation are kept.
+
+    `valid` are rows that tell when to stop and which weights are best; without them the training rows do. Cells that
+    are NaN are missing. With `initialise` the flow's constants are fitted to the rows first (`Flow.fit_constants`).
+    A `sink` keeps metrics, states and the best model: in memory by default; in a `RunFolder` a training that was
+    killed goes on exactly where it stopped, when the same call is made again, and `nicest.open(path, flow=flow)`
+    opens it. Without `callbacks` a progress bar is shown. Under torchrun all processes train together.
+
+    Training is in float32, with the coupling functions in `settings.precision`; the flow comes back in its own dtype,
+    on the device it was trained on. Ctrl-C saves, and raises KeyboardInterrupt.
+    """
+    with joined(device) as (world, place):
+        kept: Sink = Memory() if sink is None or world.rank > 0 else sink
+        splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels)
+        if splits.dim != flow.dim:
+            raise NicestError(f"expected rows of {flow.dim} numbers, as the flow has dimensions, got {splits.dim}")
+        data = DataSettings(name=IN_MEMORY)
+        recipe = Recipe("own", "a flow built by hand", own_flow=True, data=data, augment=augment, train=settings)
+        recipe = describe(recipe, splits)
+        with kept.open_for_writing():
+            return fit_flow(flow, recipe, splits, kept, callbacks, place, world, initialise=initialise)
+
+
+def fit_flow(
+    flow: Flow,
+    recipe: Recipe,
+    splits: Splits,
+    sink: Sink,
+    callbacks: Sequence[Callback] | None,
+    device: torch.device,
+    world: World = World(),
+    *,
+    initialise: bool = True,
+    everything: bool = False,
+) -> Fitted:
+    """Train a flow in place, or go on with what the sink holds; torch's random state stays as it was.
+
+    With `everything`, constants are fitted to training and validation rows together: they do not change while
+    training, so the validation that stops it still compares like with like.
+    """
+    dtype = flow.units.scale.dtype
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(recipe.train.seed)
+        saved = read_state(sink, world)
+        flow.double()
+        if saved:
+            recipe = _same_training(saved.recipe, recipe, sink)
+            filled(flow, under("flow.", saved.tensors), str(sink))
+        elif initialise:
+            initialised(flow, splits, device, world, everything=everything)
+        state = State(recipe, flow, device, world)
+        go_on(state, saved, sink) if saved else begin(state, splits, sink)
+        ended = run_loop(state, splits, sink, [ProgressBar()] if callbacks is None else callbacks)
+        if not ended["finished"]:
+            raise KeyboardInterrupt  # everything is saved; the caller wants to know
+        best = sink.read_model() if world.rank == 0 else None
+        tensors = world.sent(best.tensors if best else {})
+        figures = world.broadcast(best and best.figures)
+    best_flow = filled(state.whole(state.flow).double(), tensors, str(sink)).to(dtype).eval()
+    return Fitted(best_flow, figures, sink.metrics(), recipe)
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    overrides: tuple[str, ...] = (),
+    resume: bool = False,
+    device: str = "auto",
+    callbacks: Sequence[Callback] | None = None,
+) -> dict[str, Any]:
+    """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended.
+
+    Under torchrun all its processes train together, and the first alone writes.
+    """
+    with joined(device) as (world, place):
+        folder = RunFolder(out)
+        sink: Sink = folder if world.rank == 0 else Memory()
+        shown = [ProgressBar()] if callbacks is None else callbacks
+        there = world.broadcast((folder.path / LAST).exists())
+        if resume or (there and world.any(restarts() > 0)):
+            if not there:
+                raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
+            with sink.open_for_writing():
+                return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, shown)
+        if world.rank == 0:
+            folder.refuse_existing()
+        recipe = recipe.override(*overrides)
+        splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
+        if recipe.sized:
+            recipe = world.broadcast(sized(recipe, splits, overrides) if world.rank == 0 else None)
+        world.require_shares(min(recipe.train.batch, splits.n_training))
+        with sink.open_for_writing():
+            if world.rank == 0:
+                folder.refuse_existing()
+            state = start(recipe, splits, place, world)
+            begin(state, splits, sink)
+            return run_loop(state, splits, sink, shown)
+
+
+def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
+    """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows."""
+    recipe = describe(recipe, splits)
+    torch.manual_seed(recipe.train.seed)
+    flow = build(recipe, splits.steps).double()
+    initialised(flow, splits, device, world)
+    return State(recipe, flow, device, world)
+
+
+def initialised(flow: Flow, splits: Splits, device: torch.device, world: World, *, everything: bool = False) -> None:
+    """Fit the constants of a flow to the training rows; the first process does it for all."""
+    if world.rank == 0:
+        rows = splits.training
+        if everything and splits.valid is not splits.train:
+            rows = np.concatenate([rows, splits.validating])
+        try:
+            flow.fit_constants(rows_to(rows, device))
+        except ValueError as error:  # such as columns that depend on each other
+            raise NicestError(str(error)) from error
+    if world.joined:
+        flow.load_state_dict(world.sent(flow.state_dict()))
+
+
+def begin(state: State, splits: Splits, sink: Sink) -> None:
+    """Describe a new training, and keep its state before the first step."""
+    files = {
+        "recipe.toml": state.recipe.to_toml(),
+        ENVIRONMENT: to_json(environment(state.device) | {"processes": state.world.size}),
+    }
+    if splits.columns:
+        files[COLUMNS] = to_json(columns_to_json(splits.columns))
+    sink.begin(files)
+    state.save(sink)
+
+
+def go_on(state: State, saved: Saved, sink: Sink) -> None:
+    """Take up a training where it was saved."""
+    state.restore(saved.tensors, saved.figures, random=True)
+    sink.drop_metrics_after(state.counters.step - state.counters.unscored)
+    sink.begin({"recipe.toml": state.recipe.to_toml()})
+
+
+def resumed(
+    folder: RunFolder, sink: Sink, recipe: Recipe, overrides: tuple[str, ...], device: torch.device, world: World
+) -> tuple[State, Splits]:
+    """The state a run stopped in, and its data; the run keeps its own recipe, but for the overrides."""
+    saved = read_state(sink, world)
+    if saved is None:
+        raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
+    if saved.recipe.name != recipe.name:
+        raise NicestError(f"{folder.path} holds a run of recipe {saved.recipe.name!r}, not {recipe.name!r}")
+    recipe = _same_training(saved.recipe, saved.recipe.override(*overrides), sink)
+    splits = load_splits(recipe)
+    world.require_shares(min(recipe.train.batch, splits.n_training))
+    state = State(recipe, restore_flow(recipe, under("flow.", saved.tensors), str(folder.path / LAST)), device, world)
+    go_on(state, saved, sink)
+    return state, splits
+
+
+def _same_training(stored: Recipe, changed: Recipe, sink: Sink) -> Recipe:
+    def kept(recipe: Recipe) -> tuple[Any, ...]:
+        return recipe.data, recipe.model, recipe.train.batch, recipe.train.optimizer, bool(recipe.train.ema)
+
+    if kept(stored) != kept(changed):
+        raise NicestError(
+            f"{sink} holds a run with other data or settings: a resumed run keeps its data, model, batch, optimizer and"
+            " whether it averages; only augment.* and the rest of train.* may change"
+        )
+    return replace(changed, own_flow=stored.own_flow)
+
+
+def _array(rows: np.ndarray | Tensor) -> np.ndarray:
+    return rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)

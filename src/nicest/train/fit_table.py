@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,21 +21,11 @@ from nicest.recipes.build import build
 from nicest.recipes.defaults import FEW, IN_MEMORY, held_out, recipe_for
 from nicest.recipes.recipe import ModelSettings
 from nicest.recipes.splits import describe
-from nicest.runs.folder import LAST, RunFolder
-from nicest.runs.run import Run
 from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.sinks import Memory
+from nicest.train.distributed import World
+from nicest.train.fit import Fitted, fit_flow, initialised
 from nicest.train.initial import UNBENT, choose_start
-from nicest.train.loop import fit, fit_constants
-from nicest.train.state import State
-
-
-class Fitted(NamedTuple):
-    """What came of a fit: the flow in float64, its recipe, the figures it was chosen by, a row for each validation."""
-
-    flow: Flow
-    recipe: Recipe
-    figures: dict[str, Any]
-    metrics: list[dict[str, Any]]
 
 
 def fit_table(
@@ -74,36 +63,22 @@ def fit_table(
 def fit_rows(
     recipe: Recipe, splits: Splits, *, device: str = "cpu", quiet: bool = True, flow: Flow | None = None
 ) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the random state of torch stays as it was.
+    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64.
 
-    The constants are fitted to training and validation rows together: they do not change while training, so the
-    validation that stops it still compares like with like. Of the start and all that was validated, the best is kept.
+    Of the start and all that was validated, the best is kept.
     """
-    place = choose_device(device)
-    recipe = describe(recipe, splits)
-    cuda = [place] if place.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(recipe.train.seed)
-        if flow is None:
+    place, recipe = choose_device(device), describe(recipe, splits)
+    if flow is None:
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+            torch.manual_seed(recipe.train.seed)
             flow = build(recipe).double()
-            fit_constants(flow, torch.from_numpy(_all_rows(splits)))
-        state, run = State(recipe, flow, place), RunFolder(folder)
-        first = state.average_tensors() | state.constants
-        start = float(Engine(state.average.eval()).log_prob(rows_to(splits.validating, place)).double().mean())
-        state.save(run.path / LAST)
-        ended = fit(state, splits, run, quiet=quiet)
-        if not ended["finished"]:
-            raise KeyboardInterrupt  # the loop ends in good order for the command line; here the caller wants to know
-        found = Run(run.path, dtype=torch.float64, device=place)
-        flow, recipe, figures = found.flow, found.recipe, found.figures
-        if start >= figures["valid_nats"]:
-            flow.load_state_dict(first)
-            figures = {"epoch": 0, "step": 0, "valid_nats": start}
-        return Fitted(flow, recipe, figures, run.metrics())
-
-
-def _all_rows(splits: Splits) -> np.ndarray:
-    """Training and validation rows, which are the same ones where there are too few to hold any out."""
-    if splits.valid is splits.train:
-        return splits.training
-    return np.concatenate([splits.training, splits.validating])
+            initialised(flow, splits, torch.device("cpu"), World(), everything=True)
+    first = copy.deepcopy(flow.cpu().double().eval())
+    scored = copy.deepcopy(first).float().to(place)
+    start = float(Engine(scored).log_prob(rows_to(splits.validating, place)).double().mean())
+    callbacks = () if quiet else None
+    fitted = fit_flow(flow, recipe, splits, Memory(), callbacks, place, initialise=False)
+    if start >= fitted.figures["valid_nats"]:
+        fitted.flow.load_state_dict(first.state_dict())
+        return fitted._replace(figures={"epoch": 0, "step": 0, "valid_nats": start})
+    return fitted

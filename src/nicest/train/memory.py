@@ -12,21 +12,21 @@ import torch
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.inference.engine import out_of_memory
-from nicest.runs.folder import LAST, RunFolder
 from nicest.runs.runtime import describe_device, rows_to
+from nicest.runs.sinks import Sink
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
 
-Fit = Callable[..., dict[str, Any]]  # of a state, its data, a run folder, and more
+Loop = Callable[..., dict[str, Any]]  # of a state, its data, a sink, and more
 
 
-def explaining_memory(fit: Fit) -> Fit:
+def explaining_memory(loop: Loop) -> Loop:
     """A training whose memory runs out ends in one line, with the batch that would fit."""
 
-    @functools.wraps(fit)
-    def explained(state: State, splits: Splits, run: RunFolder, *more: Any, **options: Any) -> dict[str, Any]:
+    @functools.wraps(loop)
+    def explained(state: State, splits: Splits, sink: Sink, *more: Any, **options: Any) -> dict[str, Any]:
         try:
-            return fit(state, splits, run, *more, **options)
+            return loop(state, splits, sink, *more, **options)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -36,13 +36,13 @@ def explaining_memory(fit: Fit) -> Fit:
             where = f"{describe_device(state.device)} of process {state.world.rank}"
             raise NicestError(f"out of memory on {where}: set a smaller train.batch, or train.sharding=full")
         if not begun:  # the run may be made again, with another batch
-            (run.path / LAST).unlink(missing_ok=True)
-        raise NicestError(too_large(state, splits, run, begun))
+            sink.forget_state()
+        raise NicestError(too_large(state, splits, sink, begun))
 
     return explained
 
 
-def too_large(state: State, splits: Splits, run: RunFolder, begun: bool) -> str:
+def too_large(state: State, splits: Splits, sink: Sink, begun: bool) -> str:
     """What to say when memory ran out."""
     batch = min(state.recipe.train.batch, splits.n_training)
     fits = fitting_batch(state, splits, batch)
@@ -57,7 +57,7 @@ def too_large(state: State, splits: Splits, run: RunFolder, begun: bool) -> str:
         return said + f"a batch of {fits} would fit: --set train.batch={fits}"
     return said + (
         f"a batch of {fits} would fit, but a resumed run keeps its own: free the device and --resume, or train again"
-        f" with --set train.batch={fits} and another --out; the last state is kept in {run.path}"
+        f" with --set train.batch={fits} and another --out; the last state is kept in {sink}"
     )
 
 

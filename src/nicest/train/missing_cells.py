@@ -25,7 +25,7 @@ AT_LEAST = 2000  # rows whose chains move, if there are as many
 ANYWHERE = (-math.inf, math.inf)
 
 
-class Holes:
+class MissingCells:
     """The missing cells among the rows on the device, (N, D), the last of which have some; changed in place.
 
     What they are taken for is part of the state, as `state.cells`. They move whenever there was a validation; of many

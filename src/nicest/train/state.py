@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ from torch.optim import Optimizer
 
 from nicest.flows import Flow
 from nicest.recipes import Recipe
-from nicest.recipes.build import build
-from nicest.runs.folder import write_tensors
 from nicest.runs.runtime import training_precision
+from nicest.runs.sinks import Saved, Sink
 from nicest.train.distributed import World, placed, shard, whole
 from nicest.train.optim import make_optimizer
 
@@ -43,6 +41,7 @@ class State:
         self.recipe, self.device, self.world = recipe, device, world
         self.precision = training_precision(recipe.train.precision, device)
         self.sharded = world.joined and recipe.train.sharding == "full"
+        self.entire = copy.deepcopy(flow).float() if self.sharded else flow
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow
         if self.sharded:
@@ -61,12 +60,11 @@ class State:
         """The flow or its average, for a look inside: itself, or a copy of all its parts."""
         if not self.sharded:
             return flow
-        with torch.random.fork_rng(devices=[]):
-            copied = build(self.recipe).to(self.device)
+        copied = copy.deepcopy(self.entire).to(self.device)
         copied.load_state_dict({name: whole(t) for name, t in flow.state_dict().items()})
         return copied.train(flow.training)
 
-    def save(self, path: Path) -> None:
+    def save(self, sink: Sink) -> None:
         tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
         if self.average is not self.flow:
             tensors |= {f"average.{name}": p.clone() for name, p in self.average.named_parameters()}
@@ -79,7 +77,7 @@ class State:
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         tensors = self.world.collected(tensors)
         if self.world.rank == 0:
-            write_tensors(path, tensors, self.recipe, asdict(self.counters))
+            sink.save_state(Saved(tensors, self.recipe, asdict(self.counters)))
 
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
         """Go back to a saved state; without `random`, the noise to come is new."""

@@ -1,0 +1,99 @@
+"""Where a training leaves its metrics, its state and its best model: a run folder, or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from nicest.recipes import Recipe
+
+
+class Saved(NamedTuple):
+    """Tensors by name, the recipe they belong to, and the figures they were saved with."""
+
+    tensors: dict[str, Tensor]
+    recipe: Recipe
+    figures: dict[str, Any]
+
+
+class Sink(Protocol):
+    """`RunFolder` and `Memory` are sinks. States let a training go on exactly where it stopped."""
+
+    @contextmanager
+    def open_for_writing(self) -> Iterator[None]: ...
+
+    def read_state(self) -> Saved | None:
+        """The last state, None if there is none yet."""
+
+    def save_state(self, saved: Saved) -> None: ...
+
+    def forget_state(self) -> None:
+        """Before the first step: the training may begin anew with other settings."""
+
+    def read_model(self) -> Saved:
+        """The best model so far."""
+
+    def save_model(self, saved: Saved) -> None: ...
+
+    def metrics(self) -> list[dict[str, Any]]: ...
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None: ...
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget rows beyond the state that training goes on from."""
+
+    def begin(self, files: Mapping[str, str]) -> None:
+        """Keep text files that describe the training."""
+
+
+class Memory:
+    """A sink that keeps everything in memory, and loses it with the process."""
+
+    def __init__(self) -> None:
+        self.state: Saved | None = None
+        self.model: Saved | None = None
+        self.rows: list[dict[str, Any]] = []
+
+    def __str__(self) -> str:
+        return "memory"
+
+    @contextmanager
+    def open_for_writing(self) -> Iterator[None]:
+        yield
+
+    def read_state(self) -> Saved | None:
+        return self.state
+
+    def save_state(self, saved: Saved) -> None:
+        self.state = _copied(saved)
+
+    def forget_state(self) -> None:
+        self.state = None
+
+    def read_model(self) -> Saved:
+        if self.model is None:
+            raise ValueError("there is no model yet")
+        return self.model
+
+    def save_model(self, saved: Saved) -> None:
+        self.model = _copied(saved)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(self.rows)
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+    def drop_metrics_after(self, step: int) -> None:
+        self.rows = [row for row in self.rows if row["step"] <= step]
+
+    def begin(self, files: Mapping[str, str]) -> None:
+        """Nothing describes a training in memory but its recipe."""
+
+
+def _copied(saved: Saved) -> Saved:
+    """What training goes on to change must not change here."""
+    return saved._replace(tensors={name: t.detach().to("cpu", copy=True) for name, t in saved.tensors.items()})
