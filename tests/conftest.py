@@ -1,5 +1,6 @@
 """Every test starts from the same random state, on one thread: the tensors of tests are small."""
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,13 @@ import torch
 from nicest.errors import NicestError
 
 torch.set_num_threads(1)
+
+# A script's background jobs (`make test &`) are started with SIGINT ignored, which every process hands on to its
+# children, and training honours it. Here signals must be heard, by this process and by those that tests start.
+# SIGHUP stays as it is: no test sends it, and `nohup make test` relies on it.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(autouse=True)

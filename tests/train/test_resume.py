@@ -216,6 +216,18 @@ class TestInterrupt:
                 signal.raise_signal(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_that_is_ignored_stays_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    ):
+        before = signal.signal(number, signal.SIG_IGN)  # as background jobs of a script are started
+        try:
+            interrupt_at(5, number, monkeypatch)
+            assert run(tmp_path, "train.epochs=1")["finished"]
+            assert signal.getsignal(number) == signal.SIG_IGN
+        finally:
+            signal.signal(number, before)
+
     def test_training_works_in_a_thread_where_there_are_no_signals(self, tmp_path: Path):
         results: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: results.append(run(tmp_path, "train.epochs=1")))
