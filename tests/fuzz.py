@@ -70,6 +70,7 @@ from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.recipe import TABLES
 from nicest.runs.folder import RunFolder, read_tensors, write_tensors
+from nicest.runs.sinks import Saved
 
 SECONDS = 5  # a case that takes longer hangs
 ADDRESSES = 4 << 30  # bytes of memory that a case may ask for
@@ -1354,7 +1355,7 @@ def set_option() -> Reader:
 def written(recipe: Recipe) -> bytes:
     def write(path: Path) -> None:
         torch.manual_seed(0)
-        write_tensors(path, build(recipe).state_dict(), recipe, {"epoch": 3, "valid_nats": -1.5, "step": None})
+        write_tensors(path, Saved(build(recipe).state_dict(), recipe, {"epoch": 3, "valid_nats": -1.5, "step": None}))
 
     return _file(write)
 

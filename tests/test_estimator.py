@@ -21,7 +21,7 @@ from nicest.flows import Coupling
 from nicest.recipes.defaults import recipe_for
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
-from nicest.train.loop import train as train_recipe
+from nicest.train.fit import train as train_recipe
 
 MIXING = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 2.0]])
 

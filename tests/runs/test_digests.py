@@ -16,6 +16,7 @@ from nicest.recipes import Recipe
 from nicest.runs import digests
 from nicest.runs.digests import ENVIRONMENT, verify
 from nicest.runs.folder import LAST, MODEL, RunFolder, write_tensors
+from nicest.runs.sinks import Saved
 from small_runs import resume, run
 
 Refusal = Callable[..., str]
@@ -86,7 +87,7 @@ def test_an_older_run_that_is_killed_while_it_saves_can_be_verified(copy: Path, 
     (copy / ENVIRONMENT).write_text("{}")
     monkeypatch.setattr(Path, "replace", fail_for(LAST, MODEL))
     with pytest.raises(Killed):
-        write_tensors(copy / LAST, {"a": torch.zeros(3)}, Recipe(), {})
+        write_tensors(copy / LAST, Saved({"a": torch.zeros(3)}, Recipe(), {}))
     monkeypatch.undo()
     verify(copy / LAST)
 
@@ -119,11 +120,11 @@ def test_whichever_file_a_kill_leaves_is_known_time_after_time(
         monkeypatch.setattr(digests, "_keep", killed)
     for k in range(4):
         with pytest.raises(Killed):
-            write_tensors(copy / MODEL, {"a": torch.full((3,), k)}, Recipe(), {})
+            write_tensors(copy / MODEL, Saved({"a": torch.full((3,), k)}, Recipe(), {}))
         verify(copy / MODEL)
         assert ((copy / MODEL).read_bytes() == before) == (moment == "before the rename")
     monkeypatch.undo()
-    write_tensors(copy / MODEL, {"a": torch.zeros(3)}, Recipe(), {})
+    write_tensors(copy / MODEL, Saved({"a": torch.zeros(3)}, Recipe(), {}))
     assert len(kept(copy)[MODEL]) == 1
     verify(copy / MODEL)
     flip(copy / MODEL)
@@ -137,7 +138,7 @@ def test_a_file_that_is_replaced_while_it_is_verified_is_not_called_changed(copy
     def replace() -> None:
         k = 0
         while not stop.is_set():
-            write_tensors(copy / MODEL, {"a": torch.full((1000,), k)}, Recipe(), {})
+            write_tensors(copy / MODEL, Saved({"a": torch.full((1000,), k)}, Recipe(), {}))
             k += 1
 
     writer = threading.Thread(target=replace)
@@ -151,5 +152,5 @@ def test_a_file_that_is_replaced_while_it_is_verified_is_not_called_changed(copy
 
 
 def test_nothing_is_kept_where_there_is_no_run(tmp_path: Path):
-    write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(3)}, Recipe(), {})
+    write_tensors(tmp_path / "a.safetensors", Saved({"a": torch.zeros(3)}, Recipe(), {}))
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]

@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 
 import nicest
 from nicest.data import load as load_data
-from nicest.flows import ZCA, Flow, TriangularAffine, moments
+from nicest.flows import ZCA, Flow, TriangularAffine
 from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.build import build, fit_constants
-from nicest.runs.folder import LAST, MODEL, RunFolder, load_with_recipe, read_tensors, write_tensors
-from nicest.train.loop import State
+from nicest.recipes.build import build
+from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors, write_tensors
+from nicest.runs.sinks import Saved
+from nicest.train.state import State
 from small_runs import SMALL, metrics, resume, run
 
 Refusal = Callable[..., str]
@@ -41,7 +42,7 @@ def fitted(preprocess: str) -> tuple[Recipe, Flow]:
     """A flow of continuous data with random weights, whitened in float64."""
     recipe = load_recipe("digits").override(*SMALL, f"model.preprocess={preprocess}", "data.shape=[5]")
     flow = build(recipe).double()
-    fit_constants(flow, *moments(torch.randn(200, 5) @ torch.randn(5, 5) + 3))
+    flow.fit_constants(torch.randn(200, 5) @ torch.randn(5, 5) + 3)
     return recipe, flow
 
 
@@ -49,7 +50,7 @@ def saved(out: Path, recipe: Recipe, flow: Flow) -> Flow:
     """Save a flow as training does; it is float32 then."""
     state = State(recipe, flow, torch.device("cpu"))
     with RunFolder(out).open_for_writing():
-        RunFolder(out).save_model(state.average.state_dict(), state.constants, recipe, {"epoch": 3})
+        RunFolder(out).save_model(Saved(state.average.state_dict() | state.constants, recipe, {"epoch": 3}))
     return state.flow.eval()
 
 
@@ -72,7 +73,7 @@ class TestExact:
         constants = {
             name: tensor.clone()
             for name, tensor in flow.state_dict().items()
-            if name.startswith((f"chain.layers.{layer}.", "chain.layers.standardise."))
+            if name.startswith((f"chain.layers.{layer}.", "units."))
         }
         assert any(not torch.equal(tensor, tensor.float().double()) for tensor in constants.values())
         saved(tmp_path, recipe, flow)
@@ -90,7 +91,8 @@ class TestExact:
             assert all(torch.equal(weights[name], tensor) for name, tensor in nicest.load(path).state_dict().items())
 
     def test_recipe_and_figures_come_with_the_model(self, trained: Path):
-        _, recipe, figures = load_with_recipe(trained)
+        opened = nicest.open(trained)
+        recipe, figures = opened.recipe, opened.figures
         assert recipe == load_recipe(str(trained / "recipe.toml"))
         assert {key: value for key, value in figures.items() if key != "seconds"} == metrics(trained)[0]
 
@@ -113,7 +115,9 @@ class TestExact:
             "empty": torch.zeros(0),
             "transposed": torch.randn(3, 2).T,
         }
-        write_tensors(tmp_path / "x.safetensors", tensors, Recipe(name="x"), {"step": 3, "best": -1.5, "no": None})
+        write_tensors(
+            tmp_path / "x.safetensors", Saved(tensors, Recipe(name="x"), {"step": 3, "best": -1.5, "no": None})
+        )
         found, recipe, figures = read_tensors(tmp_path / "x.safetensors")
         assert found.keys() == tensors.keys()
         for name, tensor in tensors.items():
@@ -124,7 +128,7 @@ class TestExact:
     def test_files_have_the_usual_mode_of_new_files(self, tmp_path: Path):
         before = os.umask(0o027)
         try:
-            write_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(3)}, Recipe(), {})
+            write_tensors(tmp_path / "x.safetensors", Saved({"a": torch.zeros(3)}, Recipe(), {}))
         finally:
             os.umask(before)
         assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == 0o640

@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nicest.flows import Coupling
-from nicest.recipes import load_recipe
-from nicest.recipes.build import build
-from nicest.runs.runtime import choose_device, environment, rows_to, set_precision
+from nicest.runs.runtime import choose_device, environment, rows_to
 
 Refusal = Callable[..., str]
 CPU = torch.device("cpu")
@@ -36,13 +33,6 @@ def test_rows_keep_their_values(dtype: type):
 
 def test_sixteen_bit_levels_are_whole_to_the_last():
     assert rows_to(np.array([[0, 65535]], np.uint16), CPU).tolist() == [[0, 65535]]
-
-
-def test_precision_is_set_in_the_couplings_and_unset_again():
-    flow = build(load_recipe("digits").override("model.width=4", "data.shape=[6]"))
-    for precision, expected in ((torch.bfloat16, torch.bfloat16), (torch.float32, None)):
-        set_precision(flow, precision)
-        assert [layer.precision for layer in flow.chain if isinstance(layer, Coupling)] == [expected] * 4
 
 
 def test_the_environment_names_versions_and_device():

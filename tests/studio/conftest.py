@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nicest.recipes import load_recipe
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 pytest.importorskip("fastapi", reason="the studio is not installed: pip install 'nicest[studio]'")
 import httpx

@@ -16,7 +16,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
 from nicest.runs.folder import RunFolder, load_with_recipe
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 TINY = (
     "model.width=16",

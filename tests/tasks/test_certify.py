@@ -15,7 +15,7 @@ from nicest.flows import Chain, DiagonalScaling, Flow, Gaussian, TriangularAffin
 from nicest.recipes import load_recipe
 from nicest.runs.folder import load
 from nicest.tasks.certify import certify, examples, log_det_error
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 
 def test_a_sound_model_inverts_and_counts_its_volume_to_rounding(any_run: Path, copy_of: Callable[[Path], Path]):

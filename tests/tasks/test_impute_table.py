@@ -12,7 +12,7 @@ import pytest
 
 from nicest.recipes import load_recipe
 from nicest.tasks.impute_table import impute_table, most_frequent
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 QUICK = {"draws": 80, "steps": 120, "device": "cpu"}
 

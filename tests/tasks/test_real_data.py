@@ -28,7 +28,7 @@ from nicest.tasks.baselines import baselines
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.sample import sample
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 HERE = {row.name for row in list_sets() if row.present}
 

@@ -30,7 +30,7 @@ from nicest.tasks.evaluate import evaluate
 from nicest.tasks.impute_table import impute_table
 from nicest.tasks.sample import sample
 from nicest.tasks.score import CAVEAT, score
-from nicest.train.loop import train
+from nicest.train.fit import train
 
 Refusal = Callable[..., str]
 TINY = ("model.width=8", "model.couplings=3", "model.hidden_layers=1", "train.epochs=3", "train.patience=0")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nicest.data import load
-from nicest.flows import Dequantize
+from nicest.flows import Units
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Motion, Warp
 
@@ -119,8 +119,8 @@ def test_any_image_stays_whole_levels_of_its_shape(
     out = Warp(shape, levels, strong)(rows)
     assert (out.shape, out.dtype) == (rows.shape, rows.dtype)
     assert ((out >= 0) & (out.long() < levels)).all()
-    level = Dequantize(levels)
-    assert torch.equal(level.inverse(level(out)[0]), out.float())
+    units = Units.pixels(out.shape[1], levels)
+    assert torch.equal(units.leave(units.enter(out)), out.float())
 
 
 class TestMotions:

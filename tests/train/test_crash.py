@@ -10,6 +10,7 @@ import torch
 
 from crash import SETTINGS, Lost, Reference, crash_test, ending, finish, survived
 from nicest.runs.folder import LAST, MODEL, read_tensors, write_tensors
+from nicest.runs.sinks import Saved
 from small_runs import run
 
 SHORT = (*SETTINGS, "train.epochs=10")
@@ -78,7 +79,7 @@ class TestLossesAreSeen:
         tensors, recipe, figures = read_tensors(damaged / name)
         weight = next(tensor for tensor in tensors.values() if tensor.ndim == 2)
         weight.view(torch.uint8)[0, 0] ^= 1
-        write_tensors(damaged / name, tensors, recipe, figures)
+        write_tensors(damaged / name, Saved(tensors, recipe, figures))
         before, after = ending(straight), ending(damaged)
         assert [each for each in after if after[each] != before[each]] == [part]
 

@@ -13,6 +13,7 @@ import torch
 from nicest.files import replacing, write_text
 from nicest.recipes import Recipe
 from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors, write_tensors
+from nicest.runs.sinks import Saved
 from small_runs import counters, digests, resume, run
 
 Refusal = Callable[..., str]
@@ -35,7 +36,7 @@ def write_big_text(folder: Path) -> None:
 
 
 def write_big_tensors(folder: Path) -> None:
-    write_tensors(folder / "old", {"a": torch.zeros(BIG // 4)}, Recipe(), {})
+    write_tensors(folder / "old", Saved({"a": torch.zeros(BIG // 4)}, Recipe(), {}))
 
 
 both = pytest.mark.parametrize("write", [write_big_text, write_big_tensors])

@@ -19,7 +19,7 @@ import torch
 from nicest.data import load
 from nicest.recipes import load_recipe
 from nicest.train.distributed import World
-from nicest.train.loop import train
+from nicest.train.fit import train
 from small_runs import SMALL, counters, last, metrics, model, people, resume, run, same_run, wait_for
 
 HERE = Path(__file__).parent

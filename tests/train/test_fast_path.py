@@ -13,6 +13,7 @@ from nicest.errors import NicestError
 from nicest.recipes import load_recipe
 from nicest.runs.folder import RunFolder
 from nicest.train import loop
+from nicest.train.fit import train
 from nicest.train.step import TrainingStep
 
 SETTINGS = ("train.epochs=30", "train.ema=0.999", "train.evaluate_every=30")
@@ -28,7 +29,7 @@ class EagerStep(TrainingStep):
 def valid_nats(precision: str, seed: int, out: Path) -> float:
     loop.TrainingStep = TrainingStep if precision == "bfloat16" else EagerStep
     settings = (*SETTINGS, f"train.precision={precision}", f"train.seed={seed}")
-    loop.train(load_recipe("mnist"), out, overrides=settings, device="cuda")
+    train(load_recipe("mnist"), out, overrides=settings, device="cuda")
     return RunFolder(out).metrics()[-1]["valid_nats"]
 
 

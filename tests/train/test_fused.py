@@ -1,6 +1,5 @@
 """How the weights of a flow lie side by side for one kernel, padded; what is computed with them stays the same."""
 
-import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +8,16 @@ import pytest
 import torch
 
 from nicest.data import load
-from nicest.flows import MLP
-from nicest.inference.engine import padded_copies, padded_shapes
+from nicest.flows import MLP, Flow
+from nicest.lowering import LoweredChain, lower
+from nicest.lowering.lower import FastMLP
 from nicest.recipes import load_recipe
-from nicest.runs.folder import read_tensors
+from nicest.runs.folder import RunFolder
 from nicest.runs.runtime import rows_to
+from nicest.train.fit import start
 from nicest.train.fused import FusedUpdate, side_by_side
-from nicest.train.loop import start
 from nicest.train.state import State
-from small_runs import SMALL, equal
+from small_runs import SMALL, equal, last
 
 DIGITS = load("digits")
 OVERRIDES = (*SMALL, "train.precision=bfloat16", "model.dropout=0", "model.hidden_layers=3", "model.width=13")
@@ -36,21 +36,32 @@ def state(*overrides: str) -> State:
     return start(load_recipe("digits").override(*OVERRIDES, *overrides), DIGITS, torch.device("cpu"))
 
 
-def loss(state: State) -> torch.Tensor:
+def lowered(state: State) -> tuple[Flow, LoweredChain]:
+    fast = lower(state.flow, state.precision)
+    assert isinstance(fast.chain, LoweredChain)
+    return fast, fast.chain
+
+
+def loss(flow: Flow) -> torch.Tensor:
     torch.manual_seed(5)
-    return -state.flow(rows_to(DIGITS.train[:50], state.device)).mean()
+    return -flow(rows_to(DIGITS.train[:50])).mean()
 
 
 def test_hidden_widths_are_padded_and_the_ends_are_not():
-    assert padded_shapes(MLP(392, 391, (1000, 1000))) == [(1024, 392), (1024, 1024), (391, 1024)]
-    assert padded_shapes(MLP(3, 5, (13,))) == [(16, 3), (5, 16)]
-    assert padded_shapes(MLP(3, 5, ())) == [(5, 3)]
+    cases = {
+        (392, 391, (1000, 1000)): [(1024, 392), (1024, 1024), (391, 1024)],
+        (3, 5, (13,)): [(16, 3), (5, 16)],
+        (3, 5, ()): [(5, 3)],
+    }
+    for made, shapes in cases.items():
+        assert FastMLP(MLP(*made), torch.bfloat16).shapes == shapes
 
 
 def test_padded_copies_are_the_same_network():
     network, x = MLP(5, 3, (13, 13)).double(), torch.randn(7, 5, dtype=torch.float64)
-    network.buffers_in_use = padded_copies(network, torch.float64)
-    torch.testing.assert_close(network.reduced(x, None, torch.float64)[1], network(x), rtol=0, atol=1e-12)
+    fast = FastMLP(network, torch.float64)
+    fast.copy_weights()
+    torch.testing.assert_close(fast.read(x, None)[1], network(x), rtol=0, atol=1e-12)
 
 
 def test_tensors_move_into_one_block_and_keep_their_values():
@@ -71,12 +82,13 @@ def test_tensors_move_into_one_block_and_keep_their_values():
 )
 def test_gradients_land_where_the_update_finds_them(case: tuple[str, ...]):
     plain, fused = state(*case), state(*case)
-    expected = loss(plain)
+    expected = loss(lowered(plain)[0])
     expected.backward()
-    update = FusedUpdate(fused)
+    fast, chain = lowered(fused)
+    update = FusedUpdate(fused, chain)
     for _ in range(2):  # the second pass overwrites
         update.zero_grad()
-        found = loss(fused)
+        found = loss(fast)
         found.backward()
     torch.testing.assert_close(found, expected)
     places = [(block.weights.untyped_storage().data_ptr(), block) for block in update.blocks]
@@ -96,32 +108,20 @@ def test_moments_and_averages_move_along_and_are_saved_as_they_were(tmp_path: Pa
     made = state()
     for _ in range(3):
         made.optimizer.zero_grad()
-        loss(made).backward()
+        loss(made.flow).backward()
         made.optimizer.step()
     with torch.no_grad():
         for p in made.average.parameters():
             p.add_(1.0)
-    made.save(tmp_path / "before.safetensors")
-    FusedUpdate(made)
+    before, after = RunFolder(tmp_path / "before"), RunFolder(tmp_path / "after")
+    for each in (before, after):
+        each.path.mkdir()
+    made.save(before)
+    FusedUpdate(made, lowered(made)[1])
     assert len({id(values["step"]) for values in made.optimizer.state.values()}) == 1
     for values in made.optimizer.state.values():
         values["step"] = values["step"].clone()  # as leaving a GPU does
-    made.save(tmp_path / "after.safetensors")
-    before, after = (read_tensors(tmp_path / f"{name}.safetensors")[0] for name in ("before", "after"))
-    assert equal(before, after)
-    assert any(name.endswith("exp_avg_sq") and tensor.any() for name, tensor in after.items())
-
-
-def test_copies_are_left_behind_when_weights_are_loaded_or_copied():
-    made = state()
-    FusedUpdate(made)
-    networks = [module for module in made.flow.modules() if isinstance(module, MLP)]
-    assert all(network.buffers_in_use for network in networks)
-    twin = copy.deepcopy(made.flow)
-    assert not any(module.buffers_in_use for module in twin.modules() if isinstance(module, MLP))
-    assert all(network.buffers_in_use for network in networks)
-    made.flow.load_state_dict(twin.state_dict())
-    assert not any(network.buffers_in_use for network in networks)
-    FusedUpdate(made)
-    made.flow.double()
-    assert not any(network.buffers_in_use for network in networks)
+    made.save(after)
+    tensors = last(after.path)
+    assert equal(last(before.path), tensors)
+    assert any(name.endswith("exp_avg_sq") and tensor.any() for name, tensor in tensors.items())

@@ -12,6 +12,7 @@ import nicest
 from nicest.recipes import Recipe, parse
 from nicest.recipes.recipe import LONGEST
 from nicest.runs.folder import read_tensors
+from nicest.runs.sinks import Saved
 
 Refusal = Callable[..., str]
 
@@ -73,14 +74,14 @@ def test_weights_of_another_dtype(tmp_path: Path, refusal: Refusal) -> None:
     recipe, tensors = fuzz.SMALL, fuzz.build(fuzz.SMALL).state_dict()
     for dtype in (torch.int32, torch.bfloat16, torch.complex64):
         odd = tensors | {"chain.layers.scaling.s": torch.zeros(6, dtype=dtype)}
-        fuzz.write_tensors(tmp_path / "x.safetensors", odd, recipe, {})
+        fuzz.write_tensors(tmp_path / "x.safetensors", Saved(odd, recipe, {}))
         message = refusal(nicest.load, tmp_path / "x.safetensors")
         assert f"expected weights of float32 or float64, got 'chain.layers.scaling.s' of {dtype}" in message
 
 
 def test_names_of_weights_are_no_terminal_codes(tmp_path: Path, refusal: Refusal) -> None:
     tensors = fuzz.build(fuzz.SMALL).state_dict() | {"\x1b[31m": torch.zeros(2)}
-    fuzz.write_tensors(tmp_path / "x.safetensors", tensors, fuzz.SMALL, {})
+    fuzz.write_tensors(tmp_path / "x.safetensors", Saved(tensors, fuzz.SMALL, {}))
     assert refusal(nicest.load, tmp_path / "x.safetensors").isprintable()
 
 

@@ -10,8 +10,8 @@ from pyarrow import parquet
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.defaults import recipe_for, settings_given
 from nicest.recipes.splits import load_splits
+from nicest.train.fit import train
 from nicest.train.initial import sized
-from nicest.train.loop import train
 from small_runs import last
 
 N = 400

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from nicest import NICE
 from nicest.data import Splits, load
-from nicest.flows import Chain, Flow, Gaussian, Rescale, TriangularAffine
+from nicest.flows import Chain, Flow, Gaussian, TriangularAffine, Units
 from nicest.inference import langevin as chains
 from nicest.inference.langevin import Chains
 from nicest.recipes import load_recipe
 from nicest.recipes.splits import describe
 from nicest.train import loop
 from nicest.train import missing_cells as module
+from nicest.train.fit import start, train
 from nicest.train.initial import sized
-from nicest.train.loop import train
-from nicest.train.missing_cells import Holes
+from nicest.train.missing_cells import MissingCells
 from small_runs import SMALL, counters, interrupt_at, last, people, run, same_run
 
 Refusal = Callable[..., str]
@@ -47,7 +47,7 @@ class TestChains:
     @pytest.fixture
     def flow(self) -> Flow:
         whitening = TriangularAffine(3).double().fit_moments(torch.zeros(3).double(), COVARIANCE)
-        return Flow(Chain(whitening), Gaussian(3)).double()
+        return Flow(Units.continuous(3, standardise=False), Chain(whitening), Gaussian(3)).double()
 
     @pytest.mark.parametrize("moves", [1, 10, 200])
     def test_draws_of_the_law_stay_draws_of_it_and_others_become_so(self, flow: Flow, moves: int):
@@ -60,9 +60,9 @@ class TestChains:
         given = samples[:, :1]
         left = COVARIANCE[1:, 1:] - COVARIANCE[1:, :1] @ solve
         starts = [samples] + [torch.where(hidden, 3.0, samples)] * (moves == 200)
-        for start in starts:
+        for begin in starts:
             found = torch.cat(
-                [chains.moved(x, h, moves) for x, h in zip(start.split(2000), hidden.split(2000), strict=True)]
+                [chains.moved(x, h, moves) for x, h in zip(begin.split(2000), hidden.split(2000), strict=True)]
             )
             assert torch.equal(found[:, 0], samples[:, 0])
             assert (found[:, 1:] != start[:, 1:]).any(1).double().mean() > 0.3
@@ -82,7 +82,7 @@ class TestChains:
 
         x = torch.randn(8000, 4, generator=generator).double()
         x[:, 1:3] *= x[:, :1].exp()
-        chains = Chains(Flow(Chain(Rescale(0.0, 1.0, 4)), Funnel(4)).double(), x, None, generator)
+        chains = Chains(Flow(Units.continuous(4), Chain(), Funnel(4)).double(), x, None, generator)
         hidden = torch.tensor([True, True, True, False]).expand(8000, 4)
         for _ in range(25):
             x = torch.cat([chains.moved(a, b, 10) for a, b in zip(x.split(2000), hidden.split(2000), strict=True)])
@@ -97,7 +97,7 @@ class TestChains:
             def log_prob(self, h: Tensor) -> Tensor:
                 return 0.0 * h.sum(1)
 
-        flow = Flow(Chain(Rescale(0.0, 1.0, 2)), Even(2)).double()
+        flow = Flow(Units.continuous(2), Chain(), Even(2)).double()
         x = torch.rand(4000, 2, generator=generator).double() * top
         bounds = torch.zeros(2).double(), torch.full((2,), top).double()
         hidden = torch.tensor([True, False]).expand(4000, 2)
@@ -138,19 +138,19 @@ class TestLikelihood:
             return NICE(random_state=0).fit(data).score(test)
 
         full, whole, ours = score(rows), score(holed[~missing.any(1)]), score(holed)
-        monkeypatch.setattr(Holes, "draw", lambda self, epoch, stopped: True)
+        monkeypatch.setattr(MissingCells, "draw", lambda self, epoch, stopped: True)
         first = score(holed)
         assert max(whole, first) < ours < full
         assert full - ours < 0.5 * (full - max(whole, first))
 
 
 class TestCells:
-    def made(self, table: Path, epoch: int) -> tuple[Splits, Tensor, Holes]:
+    def made(self, table: Path, epoch: int) -> tuple[Splits, Tensor, MissingCells]:
         recipe = describe(load_recipe("digits").override(*TABLE, f'data.name="{table}"'), load(str(table)))
         splits = load(str(table))
-        state = loop.start(recipe, splits, torch.device("cpu"))
+        state = start(recipe, splits, torch.device("cpu"))
         rows = torch.from_numpy(splits.training)
-        holes = Holes(state, splits, rows)
+        holes = MissingCells(state, splits, rows)
         holes.draw(epoch)
         return splits, rows, holes
 
@@ -258,9 +258,9 @@ class TestRuns:
     ):
         """Sick in the third epoch, whose cells have moved since the state that is gone back to."""
         monkeypatch.setattr(loop, "CHEAP", 60.0)  # a state at every validation
-        holes: list[Holes] = []
-        made, recover, step = Holes.__init__, loop.recover, loop.TrainingStep.__call__
-        monkeypatch.setattr(Holes, "__init__", lambda self, *rest: (holes.append(self), made(self, *rest))[1])
+        holes: list[MissingCells] = []
+        made, roll_back, step = MissingCells.__init__, loop.Training.roll_back, loop.TrainingStep.__call__
+        monkeypatch.setattr(MissingCells, "__init__", lambda self, *rest: (holes.append(self), made(self, *rest))[1])
         passes = iter(range(999))
         moved: list[Tensor] = []
         back: list[Tensor] = []
@@ -275,11 +275,13 @@ class TestRuns:
 
         def recovered(*rest: Any) -> None:
             back.append(last(tmp_path)["cells"])
-            recover(*rest)
-            monkeypatch.setattr(Holes, "draw", lambda self, epoch, stopped: True)  # which comes before the step at once
+            roll_back(*rest)
+            monkeypatch.setattr(
+                MissingCells, "draw", lambda self, epoch, stopped: True
+            )  # which comes before the step at once
 
         monkeypatch.setattr(loop.TrainingStep, "__call__", sicken)
-        monkeypatch.setattr(loop, "recover", recovered)
+        monkeypatch.setattr(loop.Training, "roll_back", recovered)
         trained(tmp_path, table)
         assert not torch.equal(moved[0], back[0])
         assert torch.equal(back[0], back[1])

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nicest.flows import DiagonalScaling
-from nicest.runs.folder import load
+from nicest.recipes import Recipe
+from nicest.recipes.build import build
+from nicest.runs.run import load
 from nicest.train import loop
 from small_runs import PLAIN, counters, last, metrics, model, resume, run
 
@@ -138,7 +140,7 @@ class TestTwice:
 
     @pytest.mark.parametrize("layer", ["coupling3", "scaling"])
     def test_the_layer_that_is_sick_is_named(self, layer: str):
-        flow = loop.build(loop.Recipe().override("model.width=4", "data.shape=[6]"))
+        flow = build(Recipe().override("model.width=4", "data.shape=[6]"))
         x = torch.randn(5, 6)
         assert loop.sick_layer(flow, x) == "the prior or the gradient"
         with torch.no_grad():
@@ -146,7 +148,7 @@ class TestTwice:
         assert loop.sick_layer(flow, x) == f"the weights of layer '{layer}'"
 
     def test_an_output_that_is_sick_is_told_from_weights_that_are(self):
-        flow = loop.build(loop.Recipe().override("model.width=4", "data.shape=[6]"))
+        flow = build(Recipe().override("model.width=4", "data.shape=[6]"))
         x = torch.randn(5, 6)
         x[2, 3] = float("nan")
-        assert loop.sick_layer(flow, x) == "the output of layer 'standardise'"
+        assert loop.sick_layer(flow, x) == "the output of layer 'coupling1'"

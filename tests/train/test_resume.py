@@ -22,6 +22,7 @@ from nicest.errors import NicestError
 from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.runs.folder import LAST, RunFolder, read_tensors, write_tensors
+from nicest.runs.sinks import Saved
 from nicest.train import loop
 from nicest.train.loop import State, interruptible
 from small_runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
@@ -415,7 +416,7 @@ class TestGoingOn:
         assert len(recipe.data.digest) == 16
         recipe = replace(recipe, data=replace(recipe.data, digest=""))
         figures.pop("unscored")  # nor was that known
-        write_tensors(tmp_path / LAST, tensors, recipe, figures)
+        write_tensors(tmp_path / LAST, Saved(tensors, recipe, figures))
         assert resume(tmp_path, "train.epochs=2")["finished"]
 
     def test_a_digest_of_data_costs_little(self):

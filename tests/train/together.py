@@ -20,7 +20,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import DiagonalScaling
 from nicest.recipes import load_recipe
-from nicest.train.loop import train
+from nicest.train.fit import train
 from small_runs import interrupt_at
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -137,6 +138,8 @@ def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) 
 
 def fail(message: str, code: int = 1) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
+    if not is_first("LOCAL_RANK") and sys.stderr is not sys.__stderr__:
+        time.sleep(3)  # this process was silent: torchrun must not end the one that speaks before it has spoken
     raise SystemExit(code)
 
 

@@ -111,8 +111,8 @@ class ZCA(Whitening):
     def __init__(self, dim: int, *, shrinkage: float = 0.0) -> None:
         super().__init__(shrinkage)
         self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("whiten", torch.eye(dim))
-        self.register_buffer("colour", torch.eye(dim))
+        self.register_buffer("whiten", torch.zeros(dim, dim).fill_diagonal_(1))
+        self.register_buffer("colour", torch.zeros(dim, dim).fill_diagonal_(1))
         self.register_buffer("log_det", torch.zeros(()))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
