@@ -162,7 +162,7 @@ def test_tfd_and_digits_are_not_downloaded(home: Path, refusal: Refusal) -> None
     assert download.get("tfd") == home / "tfd"
     download.get("digits")
     assert download.check("digits") == []
-    assert "did you mean svhn" in refusal(download.get, "svnh")
+    assert "did you mean 'svhn'" in refusal(download.get, "svnh")
 
 
 def test_fer2013_is_not_downloaded_and_either_layout_will_do(

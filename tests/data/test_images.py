@@ -209,8 +209,8 @@ def test_fer2013_csv_damaged(tmp_path: Path, refusal: Refusal, text: str, words:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"images": np.zeros((2, 48, 48), np.uint8)}, "expected the arrays images and usage, got images"),
-        ({"usage": np.array(["Training"])}, "expected the arrays images and usage, got usage"),
+        ({"images": np.zeros((2, 48, 48), np.uint8)}, "expected the arrays images and usage, got 'images'"),
+        ({"usage": np.array(["Training"])}, "expected the arrays images and usage, got 'usage'"),
         ({"images": np.zeros((0, 48, 48), np.uint8), "usage": np.array([], str)}, "expected images, found none"),
         (
             {"images": np.zeros((2, 47, 48), np.uint8), "usage": np.array(["Training"] * 2)},

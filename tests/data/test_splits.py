@@ -191,9 +191,9 @@ def test_absent_sets(home: Path, refusal: Refusal, name: str, file: str, advice:
 
 def test_unknown_names_and_missing_paths(tmp_path: Path, refusal: Refusal) -> None:
     message = refusal(load, "mnits")
-    assert "unknown data set 'mnits', did you mean mnist?" in message
+    assert "unknown data set 'mnits' (did you mean 'mnist'?)" in message
     assert "cifar10, digits, fer2013, mnist, svhn, tfd" in message
-    assert "unknown data set 'zzzzzz'; Known" in refusal(load, "zzzzzz")
+    assert "unknown data set 'zzzzzz'; known" in refusal(load, "zzzzzz")
     for missing in (tmp_path / "none.npy", tmp_path / "none", Path("none.npz")):
         assert f"found no {missing}" in refusal(load, str(missing))
     assert "cannot be read (File name too long)" in refusal(load, "x" * 300)

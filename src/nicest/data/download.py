@@ -1,6 +1,5 @@
 """The data home, the published data sets, and how their files come there with their checksums."""
 
-import difflib
 import gzip
 import hashlib
 import os
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nicest.data.arrays import brief
 from nicest.errors import NicestError
+from nicest.messages import brief, nearest, shown
 
 UNPACKED = 1 << 28  # bytes that may come out of an archive: CIFAR-10 has 184 million
 AT_ONCE = 1 << 20  # bytes of it that are read at once
@@ -165,10 +164,11 @@ def find_set(name: str) -> DataSet:
 
 
 def unknown(name: str) -> NicestError:
-    """What to say of a name that is no data set's."""
-    near = difflib.get_close_matches(name.lower(), SETS, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]}?" if near else ";"
-    return NicestError(f"unknown data set '{name}'{hint} Known: {', '.join(sorted(SETS))}; own data is given as a path")
+    """The error for a name that no data set has."""
+    known = ", ".join(sorted(SETS))
+    return NicestError(
+        f"unknown data set {shown(name)}{nearest(name, SETS)}; known are {known}; for your own data, give its path"
+    )
 
 
 def list_sets() -> list[Listing]:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from nicest.data.arrays import brief, listed, read_members, require_modest
+from nicest.data.arrays import read_members, require_modest
 from nicest.errors import NicestError
+from nicest.messages import brief, listed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # Pillow knows others, and runs Ghostscript for one

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from nicest.data import copula, download, images
-from nicest.data.arrays import Rows, as_rows, called, read_npy, read_npz, require_digits, require_varying
+from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
 from nicest.data.columns import Column, leave_out
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
+from nicest.messages import shown
 
 PARTS = ("train", "valid", "test")
 FEW = 30  # rows to validate on, below which some that were filled in help out
@@ -299,7 +300,7 @@ def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence
         worst = columns[int(np.isnan(holed).sum(0).argmax())].name
         raise NicestError(
             f"{path}: expected at least 3 rows without missing cells, to train, validate and test on, got"
-            f" {len(values)} of {len(values) + len(holed)}; most are missing in column {called(worst)}:"
+            f" {len(values)} of {len(values) + len(holed)}; most are missing in column {shown(worst)}:"
             f" {leave_out(worst)}"
         )
     wide = len(columns) > WIDEST

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nicest.data.arrays import brief, called, require_modest
+from nicest.data.arrays import require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
+from nicest.messages import brief, listed
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
@@ -263,9 +264,3 @@ def write_table(path: Path, table: Any) -> None:
             csv.write_csv(pa.table(plain, names=table.column_names), temporary)
         else:
             feather.write_feather(table, str(temporary), compression="uncompressed")
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Some names for a message."""
-    shown = ", ".join(map(called, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -18,10 +18,11 @@ from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.cells import encode
 from nicest.data.columns import Column, require_columns
 from nicest.data.splits import folder_images, read_rows
-from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
+from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.engine import Engine
+from nicest.messages import listed
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
