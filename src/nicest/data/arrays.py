@@ -219,10 +219,15 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
     return _read_array(lambda: archive.open(info), info.file_size)
 
 
+def most_unpacked(size: int) -> int:
+    """The most bytes that a file of this size may unpack to: more than any data does (dSprites: 115 times its size)."""
+    return (1 << 26) + 200 * size
+
+
 def require_modest(path: Path, unpacked: int, instead: str) -> None:
-    """Refuse a file that unpacks to far more than any data does (dSprites, the most: 115 times its size)."""
+    """Refuse a file that would unpack to far more than its size."""
     size = path.stat().st_size
-    most = (1 << 26) + 200 * size
+    most = most_unpacked(size)
     if unpacked > most:
         raise NicestError(f"{path}: expected at most {most} bytes from a file of {size}, got {unpacked}; {instead}")
 
