@@ -471,6 +471,7 @@ class TestFit:
         self.write(tmp_path, *[(4, 4)] * 5)
         recipe = load_recipe("table").override(f"data.name={tmp_path}")
         assert "for tables; use `nicest train images --data ...`" in refusal(load_splits, recipe)
+        assert load_splits(recipe.override("data.kind=auto")).shape == (3, 4, 4)
 
     def test_none_is_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]):
         monkeypatch.chdir(tmp_path)

@@ -28,6 +28,9 @@ class DataSettings:
     """[data]: what is modelled."""
 
     name: str = setting("digits", "a data set by name, or a path to a table, to idx, npy, npz or image files")
+    kind: Literal["auto", "images", "table"] = setting(
+        "auto", "what the data must be: a folder of images, a table, or whatever its name says"
+    )
     crop: tuple[int, ...] = setting((), "height and width of the middle that is kept of every image of a folder")
     resize: tuple[int, ...] = setting((), "height and width to which images of a folder are then resized")
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
