@@ -333,7 +333,7 @@ def check_splits(path: Path) -> None:
         require(rows.dtype in dtypes and rows.dtype.isnative, "dtype of rows")
         require(splits.levels is None or rows.max() < splits.levels, "level beyond levels")
         require(splits.levels is not None or np.isfinite(rows).all(), "not finite")
-    if len(splits.holed):
+    if splits.incomplete:
         require(all(np.isfinite(each).all() for each in (splits.training, splits.validating)), "not filled in")
 
 

@@ -1,4 +1,4 @@
-"""One look at a table: what its columns hold, and its whole rows."""
+"""A pass over a table: what its columns hold, its complete rows and its incomplete ones."""
 
 from __future__ import annotations
 
@@ -192,13 +192,13 @@ def _is_number(name: str) -> bool:
 
 
 def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
-    """The whole rows of a table (N, D), those with missing cells, which are NaN, and its columns; no empty rows."""
+    """The complete rows of a table (N, D), the incomplete ones with NaN, and its columns; empty rows are left out."""
     columns = scan(path, drop)
     none = np.empty((0, len(columns)), np.float32)
-    whole, holed = [none], [none]
+    complete, incomplete = [none], [none]
     for batch in TableFile(path).batches([column.name for column in columns]):
         rows = encode(batch, columns, path).rows
         missing = np.isnan(rows)
-        whole.append(rows[~missing.any(1)])
-        holed.append(rows[missing.any(1) & ~missing.all(1)])
-    return np.concatenate(whole), np.concatenate(holed), columns
+        complete.append(rows[~missing.any(1)])
+        incomplete.append(rows[missing.any(1) & ~missing.all(1)])
+    return np.concatenate(complete), np.concatenate(incomplete), columns

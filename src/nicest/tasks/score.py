@@ -256,7 +256,7 @@ def training_quantiles(run: str | Path, recipe: Recipe, step: int, engine: Engin
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
     rows = splits.train
-    if len(rows) < FEW and len(splits.holed):  # too few whole ones: draws of the model stand for them
+    if len(rows) < FEW and splits.incomplete:  # too few complete rows: draws of the model stand for them
         generator = torch.Generator(engine.device).manual_seed(0)
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
