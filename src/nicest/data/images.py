@@ -32,10 +32,12 @@ IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 IDX_RANK = 8
 MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
 MAT_TO_NPZ = """
-import resource, sys
+import contextlib, resource, sys
 import numpy, scipy.io
 path, memory, *names = sys.argv[1:]
-resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+with contextlib.suppress(ValueError):  # where the system refuses a limit
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
 found = scipy.io.loadmat(path, variable_names=names)
 numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names if name in found})
 """
@@ -142,7 +144,7 @@ def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
             raise ValueError(child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "the reader crashed")
         with np.load(io.BytesIO(child.stdout)) as found:
             arrays = {name: found[name] for name in names if name in found}
-    except ValueError as error:
+    except Exception as error:
         raise NicestError(
             f"{path}: expected a MATLAB file with {' and '.join(names)} of numbers, got {size} bytes that cannot be"
             f" read ({brief(error)}); get it again, or save it with -v7"

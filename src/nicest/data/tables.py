@@ -252,7 +252,7 @@ def require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise NicestError("tables are read by pyarrow, which is not installed: pip install 'nicest[tables]'") from error
+        raise NicestError("tables need pyarrow, which is not installed: pip install 'nicest[tables]'") from error
 
 
 @contextmanager
