@@ -23,12 +23,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nicest.data.arrays import origins
 from nicest.data.columns import Column, columns_to_json
-from nicest.data.tables import listed
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.inference.impute import impute_rows, in_parts
+from nicest.messages import listed
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT

@@ -349,7 +349,7 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "a column that is missing": ("a,b\n1,\n2,\n3,\n", ["column 'b' is missing in all rows", 'data.drop=["b"]']),
     "a column of NaN": ({"a": [1, 2, 3], "b": [math.nan] * 3}, ["column 'b' is missing in all rows"]),
     "a column of nothing": ({"a": [1, 2, 3], "b": pa.nulls(3)}, ["column 'b' is missing in all rows"]),
-    "a gap in each row": ("a,b\n1,\n,2\n3,\n", ["at least 3 rows without missing cells", "got 0 of 3", "data.drop"]),
+    "a gap in each row": ("a,b\n1,\n,2\n3,\n", ["at least 3 complete rows", "got 0 of 3", "data.drop"]),
     "infinity": ({"a": [1.5, math.inf, 2], "b": [1, 2, 3]}, ["finite numbers, got inf in column 'a'", "drop those"]),
     "minus infinity in text": ("a,b\n1,-inf\n2,3\n3,4\n", ["finite numbers, got -inf in column 'b'"]),
     "beyond float64 in text": ("a,b\n1,1e999\n2,3\n3,4\n", ["finite numbers, got inf in column 'b'"]),

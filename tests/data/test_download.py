@@ -5,17 +5,16 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar10_rows, write_cifar10, write_cifar10_tar, write_fer2013, write_mnist
+from published import cifar10_rows, publish, write_cifar10, write_cifar10_tar, write_fer2013, write_mnist
 
 from nicest.data import download, load
-from nicest.data.download import SETS, DataSet, File
+from nicest.data.download import SETS, DataSet
 
 Refusal = Callable[..., str]
 
@@ -49,28 +48,11 @@ def closed() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def _md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes()).hexdigest()
-
-
-def _publish(monkeypatch: pytest.MonkeyPatch, mirror: Path, name: str, *addresses: str) -> DataSet:
-    """Let a set's files be those of a mirror, at these addresses."""
-
-    def file(old: File) -> File:
-        urls = tuple(f"{address}/{old.path}" for address in addresses) if old.urls else ()
-        return replace(old, md5=_md5(mirror / old.path), urls=urls)
-
-    old = SETS[name]
-    archive = file(old.archive) if old.archive else None
-    monkeypatch.setitem(SETS, name, replace(old, files=tuple(map(file, old.files)), archive=archive))
-    return SETS[name]
-
-
 @pytest.fixture
 def mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str, home: Path) -> DataSet:
     """MNIST in small, served here."""
     write_mnist(tmp_path / "mirror")
-    return _publish(monkeypatch, tmp_path / "mirror", "mnist", server)
+    return publish(monkeypatch, tmp_path / "mirror", "mnist", server)
 
 
 def _left_behind(home: Path) -> list[Path]:
@@ -108,7 +90,7 @@ def test_wrong_checksum_is_rejected_and_nothing_left(
     served.write_bytes(served.read_bytes() + b"tampered")
     message = refusal(download.get, "mnist")
     assert "cannot download train-images-idx3-ubyte.gz" in message
-    assert f"expected md5:{mnist.files[0].md5} but got {_md5(served)}" in message
+    assert f"expected md5:{mnist.files[0].md5} but got {hashlib.md5(served.read_bytes()).hexdigest()}" in message
     assert _left_behind(home) == []
 
 
@@ -116,7 +98,7 @@ def test_the_second_mirror_is_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str, closed: str, home: Path
 ) -> None:
     write_mnist(tmp_path / "mirror")
-    _publish(monkeypatch, tmp_path / "mirror", "mnist", closed, f"{server}/no-such-folder", server)
+    publish(monkeypatch, tmp_path / "mirror", "mnist", closed, f"{server}/no-such-folder", server)
     download.get("mnist")
     assert {status for _, status in download.check("mnist")} == {"ok"}
 
@@ -125,7 +107,7 @@ def test_offline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str, closed: str, home: Path, refusal: Refusal
 ) -> None:
     write_mnist(tmp_path / "mirror")
-    _publish(monkeypatch, tmp_path / "mirror", "mnist", closed, f"{server}/gone")
+    publish(monkeypatch, tmp_path / "mirror", "mnist", closed, f"{server}/gone")
     message = refusal(download.get, "mnist")
     url = f"{closed}/train-images-idx3-ubyte.gz"
     assert f"mnist: cannot download train-images-idx3-ubyte.gz ({url}: ConnectionError; " in message
@@ -138,7 +120,7 @@ def test_cifar10_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server
     rows = cifar10_rows()
     write_cifar10(tmp_path / "mirror", rows)
     write_cifar10_tar(tmp_path / "mirror" / "cifar-10-binary.tar.gz", rows)
-    dataset = _publish(monkeypatch, tmp_path / "mirror", "cifar10", server)
+    dataset = publish(monkeypatch, tmp_path / "mirror", "cifar10", server)
     folder = download.get("cifar10")
     assert download.check("cifar10") == [(file.path, "ok") for file in dataset.files]
     np.testing.assert_array_equal(load("cifar10").valid, rows["data_batch_5.bin"][:, 1:])
@@ -162,7 +144,7 @@ def test_tfd_and_digits_are_not_downloaded(home: Path, refusal: Refusal) -> None
     assert download.get("tfd") == home / "tfd"
     download.get("digits")
     assert download.check("digits") == []
-    assert "did you mean svhn" in refusal(download.get, "svnh")
+    assert "did you mean 'svhn'" in refusal(download.get, "svnh")
 
 
 def test_fer2013_is_not_downloaded_and_either_layout_will_do(
@@ -182,7 +164,7 @@ def test_fer2013_is_not_downloaded_and_either_layout_will_do(
     write_fer2013(home / "fer2013")
     assert download.check("fer2013")[0][1].startswith("wrong checksum: MD5 ")
     assert "found one of another checksum; it has no direct download" in refusal(download.get, "fer2013")
-    _publish(monkeypatch, home / "fer2013", "fer2013")
+    publish(monkeypatch, home / "fer2013", "fer2013")
     assert download.check("fer2013") == [("fer2013.csv", "ok")]
     assert download.get("fer2013") == home / "fer2013"
 

@@ -127,7 +127,31 @@ def test_mat_of_another_kind(tmp_path: Path, refusal: Refusal) -> None:
     savemat(path, {"images": np.zeros((4, 48, 48), np.uint8), "folds": np.zeros((3, 5))})
     assert "expected folds to be (4, 5)" in refusal(images.read_tfd, path)
     path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400))
-    assert "version 7.3; save it with -v7" in refusal(images.read_svhn, path)
+    message = refusal(images.read_svhn, path)
+    assert "v7.3" in message
+    assert "save it with -v7" in message
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_mat_with_other_variables(tmp_path: Path, compressed: bool) -> None:
+    others = {"text": "words", "cell": np.array([1, "a"], object), "struct": {"a": 1}, "empty": np.zeros((0, 3))}
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 2), np.uint8)
+    savemat(tmp_path / "x.mat", others | {"X": pixels, "last": np.ones(2)}, do_compression=compressed)
+    np.testing.assert_array_equal(images.read_svhn(tmp_path / "x.mat"), pixels.transpose(3, 2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.array([[1, 2]], object), "expected a MATLAB file with X of numbers"),
+        ({"a": 1}, "expected a MATLAB file with X of numbers"),
+        (np.ones((32, 32, 3, 2)) * 1j, "expected X to be (32, 32, 3, N) uint8, got (32, 32, 3, 2) complex128"),
+    ],
+    ids=["cell", "struct", "complex"],
+)
+def test_mat_variables_that_are_no_real_numbers(tmp_path: Path, refusal: Refusal, value: object, expected: str) -> None:
+    savemat(tmp_path / "x.mat", {"X": value})
+    assert expected in refusal(images.read_svhn, tmp_path / "x.mat")
 
 
 def test_tfd_contents(tmp_path: Path) -> None:
@@ -209,8 +233,8 @@ def test_fer2013_csv_damaged(tmp_path: Path, refusal: Refusal, text: str, words:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"images": np.zeros((2, 48, 48), np.uint8)}, "expected the arrays images and usage, got images"),
-        ({"usage": np.array(["Training"])}, "expected the arrays images and usage, got usage"),
+        ({"images": np.zeros((2, 48, 48), np.uint8)}, "expected the arrays images and usage, got 'images'"),
+        ({"usage": np.array(["Training"])}, "expected the arrays images and usage, got 'usage'"),
         ({"images": np.zeros((0, 48, 48), np.uint8), "usage": np.array([], str)}, "expected images, found none"),
         (
             {"images": np.zeros((2, 47, 48), np.uint8), "usage": np.array(["Training"] * 2)},
@@ -447,6 +471,7 @@ class TestFit:
         self.write(tmp_path, *[(4, 4)] * 5)
         recipe = load_recipe("table").override(f"data.name={tmp_path}")
         assert "for tables; use `nicest train images --data ...`" in refusal(load_splits, recipe)
+        assert load_splits(recipe.override("data.kind=auto")).shape == (3, 4, 4)
 
     def test_none_is_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]):
         monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 from published import (
     cifar10_rows,
     cut,
+    publish,
     write_cifar10,
     write_cifar10_tar,
     write_fer2013,
@@ -20,6 +21,7 @@ from published import (
 )
 
 from nicest.data import Splits, download, load
+from nicest.data.splits import in_memory
 
 Refusal = Callable[..., str]
 PARTS = ("train", "valid", "test")
@@ -102,12 +104,13 @@ def test_cifar10(home: Path) -> None:
     assert all(splits.split(part).flags.writeable for part in PARTS)
 
 
-def test_cifar10_from_its_archive(home: Path, tmp_path: Path) -> None:
+def test_cifar10_from_its_archive(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = cifar10_rows()
     write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", rows)
+    publish(monkeypatch, home / "cifar10", "cifar10")
     np.testing.assert_array_equal(load("cifar10").test, rows["test_batch.bin"][:, 1:])
     unpacked = sorted(path.name for path in (home / "cifar10" / "cifar-10-batches-bin").iterdir())
-    assert unpacked == sorted(rows)  # the six batches, no readme, no temporary file
+    assert unpacked == sorted(rows)  # the six batches, no readme
     assert sorted(path.name for path in (home / "cifar10").iterdir()) == [
         "cifar-10-batches-bin",
         "cifar-10-binary.tar.gz",
@@ -115,23 +118,31 @@ def test_cifar10_from_its_archive(home: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("outside.txt"))
 
 
-def test_cifar10_damaged_archive(home: Path, refusal: Refusal) -> None:
-    rows = cifar10_rows()
-    path = write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", rows)
-    cut(path, path.stat().st_size // 2)
-    assert f"{path}: expected a whole .tar.gz, got {path.stat().st_size} bytes" in refusal(load, "cifar10")
-    assert not list(home.rglob("*.part"))
-    path.write_text("not a tar")
-    assert "expected a whole .tar.gz" in refusal(load, "cifar10")
-    del rows["test_batch.bin"]
-    write_cifar10_tar(path, rows)
-    assert "expected it to hold cifar-10-batches-bin/test_batch.bin" in refusal(load, "cifar10")
+def test_an_archive_with_another_checksum_is_not_unpacked(home: Path, refusal: Refusal) -> None:
+    path = write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", cifar10_rows())
+    message = refusal(load, "cifar10")
+    assert f"{path}: wrong checksum: MD5 " in message
+    assert "get it again" in message
+    assert list((home / "cifar10").iterdir()) == [path]
 
 
-def test_cifar10_archive_in_a_home_that_cannot_be_written(home: Path, refusal: Refusal) -> None:
+def test_cifar10_archive_in_a_home_that_cannot_be_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
     write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", cifar10_rows())
+    publish(monkeypatch, home / "cifar10", "cifar10")
     (home / "cifar10" / "cifar-10-batches-bin").write_text("a file where the folder belongs")
     assert f"cannot write in {home / 'cifar10'}" in refusal(load, "cifar10")
+    assert len(list((home / "cifar10").iterdir())) == 2
+
+
+def test_the_digest_of_incomplete_rows_stays_what_stored_runs_have() -> None:
+    rows = np.arange(240, dtype=np.float32).reshape(60, 4) ** 0.5
+    rows[::3, 1], rows[::5, 2] = np.nan, np.nan
+    splits = in_memory("rows", rows, seed=0, valid=0.1)
+    assert splits.incomplete
+    assert len(splits.incomplete.rows) == 28
+    assert splits.digest() == "31e697115e8847e2"
 
 
 def test_svhn_validation_is_the_last_tenth_and_not_trained_on(home: Path) -> None:
@@ -191,9 +202,9 @@ def test_absent_sets(home: Path, refusal: Refusal, name: str, file: str, advice:
 
 def test_unknown_names_and_missing_paths(tmp_path: Path, refusal: Refusal) -> None:
     message = refusal(load, "mnits")
-    assert "unknown data set 'mnits', did you mean mnist?" in message
+    assert "unknown data set 'mnits' (did you mean 'mnist'?)" in message
     assert "cifar10, digits, fer2013, mnist, svhn, tfd" in message
-    assert "unknown data set 'zzzzzz'; Known" in refusal(load, "zzzzzz")
+    assert "unknown data set 'zzzzzz'; known" in refusal(load, "zzzzzz")
     for missing in (tmp_path / "none.npy", tmp_path / "none", Path("none.npz")):
         assert f"found no {missing}" in refusal(load, str(missing))
     assert "cannot be read (File name too long)" in refusal(load, "x" * 300)

@@ -14,7 +14,7 @@ from pyarrow import csv, feather, parquet
 import fuzz
 from nicest.data import tables
 from nicest.data.scan import read_table, scan
-from nicest.data.tables import TableFile, is_table, write_table
+from nicest.data.tables import TableFile, is_table, write_table, writing
 
 Refusal = Callable[..., str]
 TABLE = pa.table(
@@ -332,3 +332,35 @@ def test_pandas_reads_what_is_written(tmp_path: Path) -> None:
         frame = read(tmp_path / name)
         assert frame["x"].tolist() == pytest.approx(TABLE["x"].to_pylist())
         assert frame["c"].dropna().tolist() == [c for c in TABLE["c"].to_pylist() if c]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow", "t.feather"])
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_table_written_in_parts(tmp_path: Path, name: str, plain: bool) -> None:
+    schema = [("n", "int64"), ("x", "float64"), ("s", "string")]
+    with writing(tmp_path / name, schema, plain=plain) as write:
+        write([[1, 2], [0.5, None], ["a", 'b, "c"']])
+        write([pa.array([3], pa.int32()), pa.array([1.5]), pa.chunked_array([["\r"]])])
+        assert not (tmp_path / name).exists()
+    cells = [row for batch in TableFile(tmp_path / name).batches(["n", "x", "s"]) for row in batch.to_pylist()]
+    got = [(int(row["n"]), row["x"] and float(row["x"]), row["s"]) for row in cells]
+    assert got == [(1, 0.5, "a"), (2, None, 'b, "c"'), (3, 1.5, "\r")]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_the_quotes_of_a_csv_file(tmp_path: Path) -> None:
+    columns = [[1, 2, 3], ["a", None, "b\nc"], [True, None, False]]
+    for plain in (True, False):
+        with writing(tmp_path / f"{plain}.csv", [("n", "int64"), ("s", "string"), ("b", "bool")], plain=plain) as write:
+            write(columns)
+    assert (tmp_path / "True.csv").read_bytes() == b'n,s,b\n1,a,True\n2,,\n3,"b\nc",False\n'
+    assert (tmp_path / "False.csv").read_bytes() == b'"n","s","b"\n1,"a",true\n2,,\n3,"b\nc",false\n'
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.arrow"])
+def test_a_table_that_fails_on_the_way_leaves_what_was_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("before")
+    with pytest.raises(ZeroDivisionError), writing(tmp_path / name, [("n", "int64")], plain=True) as write:
+        write([[1 // 0]])
+    assert (tmp_path / name).read_text() == "before"
+    assert [file.name for file in tmp_path.iterdir()] == [name]

@@ -488,9 +488,36 @@ def test_shares_are_all_parts_once(mixed_run: Path, in_tmp: Path, monkeypatch: p
         monkeypatch.delenv("WORLD_SIZE")
         assert rows == list(zip(*whole.values(), strict=True))
     for parts in range(12):
-        every = [module.Part(0, Path("x"), i, 0) for i in range(parts)]
+        every = [module.Part(0, Path("x"), None, i, 0) for i in range(parts)]
         for size in (1, 2, 3, 7, 20):
             assert [each for rank in range(size) for each in module.share(iter(every), rank, size)] == every
+
+
+def test_a_table_is_opened_once(plain_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its footer grows with its row groups: reading it for each would take time with their square."""
+    parquet.write_table(continuous_table(60), in_tmp / "t.parquet", row_group_size=2)
+    tables, footers, init, open_file = [], [], TableFile.__init__, parquet.ParquetFile
+
+    def counted(path: Path, *given: Any, metadata: Any = None, **options: Any) -> Any:
+        footers.extend([path] if metadata is None else [])
+        return open_file(path, *given, metadata=metadata, **options)
+
+    monkeypatch.setattr(TableFile, "__init__", lambda self, path: tables.append(path) or init(self, path))
+    monkeypatch.setattr(parquet, "ParquetFile", counted)
+    assert score(plain_run, ["t.parquet"], out="s.csv")["rows"] == 60
+    assert tables == [Path("t.parquet")]
+    assert footers == [Path("t.parquet")]
+
+
+def test_scores_of_arrays_need_no_pyarrow(
+    rows_run: Path, correlated: np.ndarray, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    np.save("x.npy", correlated[:3])
+    score(rows_run, ["x.npy"], out="before.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    score(rows_run, ["x.npy"], out="s.csv")
+    assert (in_tmp / "s.csv").read_text() == (in_tmp / "before.csv").read_text()
+    assert "pip install 'nicest[tables]'" in refusal(score, rows_run, ["x.npy"], out="s.parquet")
 
 
 # ---- the command

@@ -10,6 +10,7 @@ import torch
 from nicest.data import load
 from nicest.flows import MLP, Additive, Coupling, Flow, Partition, Units
 from nicest.inference.engine import Engine
+from nicest.lowering import LoweredChain
 from nicest.recipes import load_recipe
 from nicest.runs.run import load as load_model
 from nicest.runs.runtime import rows_to
@@ -19,7 +20,7 @@ from nicest.train.step import TrainingStep
 from small_runs import SMALL, interrupt_at, last, metrics, people, run, same_run
 
 if torch.cuda.is_available():
-    from nicest import kernels
+    from nicest.lowering import kernels
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 CASES = {
     "adam": ("train.precision=float32", "train.weight_decay=0.1"),

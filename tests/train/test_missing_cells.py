@@ -165,7 +165,7 @@ class TestCells:
         for d, column in enumerate(splits.columns):
             if column.discrete:
                 assert set(found[:, d]) <= set(range(int(column.most) + 1))
-        assert torch.equal(holes.state.cells, holes.holed[holes.missing])
+        assert torch.equal(holes.state.cells, holes.incomplete[holes.missing])
 
     def test_whole_numbers_in_the_million_stay_in_their_column(self, tmp_path: Path):
         """Where float32 rounds the end of the last step up to the next."""
@@ -191,9 +191,9 @@ class TestCells:
         _, rows, holes = self.made(table, 0)
         changed = torch.zeros(80, dtype=torch.bool)
         for epoch in range(1, 6):
-            before = holes.holed.clone()
+            before = holes.incomplete.clone()
             holes.draw(epoch)
-            now = (holes.holed != before).any(1)
+            now = (holes.incomplete != before).any(1)
             assert 0 < int(now.sum()) <= len(rows) // 20
             changed |= now
         assert changed.double().mean() > 0.6
@@ -268,9 +268,9 @@ class TestRuns:
         def sicken(self: loop.TrainingStep, index: Tensor) -> Tensor:
             now = next(passes)
             if now == 14:
-                moved.append(holes[0].holed[holes[0].missing])
+                moved.append(holes[0].incomplete[holes[0].missing])
             if len(back) == 1:
-                back.append(holes[0].holed[holes[0].missing])
+                back.append(holes[0].incomplete[holes[0].missing])
             return step(self, index) * (math.nan if now == 14 else 1.0)
 
         def recovered(*rest: Any) -> None:
@@ -300,14 +300,14 @@ class TestRuns:
         whole = int((~missing.any(1)).sum())
         assert len(splits.train) + len(splits.valid) + len(splits.test) == whole
         assert len(splits.validating) == 20 > len(splits.valid) == len(splits.test) == round(whole / 4)
-        assert np.isnan(splits.holed[: splits.watching]).sum(1).max() <= splits.missing.sum(1).min()
+        assert np.isnan(splits.incomplete.rows[: splits.incomplete.n_valid]).sum(1).max() <= splits.missing.sum(1).min()
         assert all(np.isfinite(each).all() for each in (splits.training, splits.validating, splits.test))
         assert len(splits.training) + len(splits.validating) + len(splits.test) == 200
 
     def test_without_whole_rows_one_line_says_so(self, tmp_path: Path, refusal: Refusal):
         (tmp_path / "t.csv").write_text("a,b\n1.5,\n2.5,1\n,2.5\n,3.25\n,4.1\n")
         message = refusal(load, str(tmp_path / "t.csv"))
-        assert "at least 3 rows without missing cells, to train, validate and test on, got 1 of 5" in message
+        assert "at least 3 complete rows, to train, validate and test on, got 1 of 5" in message
         assert "--set 'data.drop=[\"a\"]'" in message
 
     def test_few_cells_in_a_column_choose_a_small_model(self, tmp_path: Path):
@@ -317,8 +317,8 @@ class TestRuns:
         ]
         (tmp_path / "t.csv").write_text("\n".join(["a,b,c", *lines, ",,"]) + "\n")
         splits = load(str(tmp_path / "t.csv"))
-        assert splits.fewest == len(splits.train)
-        assert len(splits.holed) == 279  # without the empty row
+        assert splits.fewest_observed == len(splits.train)
+        assert len(splits.incomplete.rows) == 279  # without the empty row
         recipe = sized(load_recipe("table"), splits, ())
         assert (recipe.model.marginals, recipe.model.couplings) == ("none", 0)
 
@@ -328,7 +328,7 @@ class TestRuns:
         lines[3] = "," + lines[3].partition(",")[2]
         names = ",".join(f"c{i}" for i in range(201))
         (tmp_path / "t.csv").write_text("\n".join([names, *lines]) + "\n")
-        with pytest.warns(UserWarning, match="1 of 12 rows have missing cells and are not trained on"):
+        with pytest.warns(UserWarning, match="1 of 12 rows have missing values and are not trained on"):
             splits = load(str(tmp_path / "t.csv"))
         assert len(splits.training) == len(splits.train)
 

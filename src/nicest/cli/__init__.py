@@ -12,8 +12,9 @@ import typer
 
 from nicest import __version__
 from nicest.cli import runs, topics  # whose commands are there once they are imported
-from nicest.cli.base import app, fail, is_first, one_line
+from nicest.cli.base import app, fail, is_first
 from nicest.errors import NicestError
+from nicest.messages import one_line
 
 __all__ = ["app", "main", "runs", "topics"]
 

@@ -143,10 +143,6 @@ def fail(message: str, code: int = 1) -> NoReturn:
     raise SystemExit(code)
 
 
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
 def leave_unfinished(result: Mapping[str, Any]) -> None:
     if "unfinished" in result:
         raise typer.Exit(130)

@@ -9,6 +9,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from nicest.errors import NicestError
+from nicest.messages import brief, listed, shown
 
 ARRAY_KEYS = ("images", "x", "data", "X")
 CONSTANT = 1e-12  # spread over largest number of a column, below which it is constant
@@ -94,7 +95,7 @@ def require_varying(rows: Rows, source: str) -> None:
         return
     constant = np.flatnonzero((np.nanmin(rows.values, 0) == np.nanmax(rows.values, 0)) & ~_stepped(rows))
     if constant.size:
-        named = ", ".join(_called(rows, each) for each in constant[:5]) + (", ..." if constant.size > 5 else "")
+        named = listed([_name(rows, each) for each in constant.tolist()])
         raise NicestError(
             f"{source}: {constant.size} of {rows.values.shape[1]} columns are constant over the {len(rows.values)} "
             f"training rows (columns {named}): their density is infinite; drop them, or give integer levels as uint8"
@@ -110,14 +111,15 @@ def require_digits(rows: Rows, source: str) -> None:
     if coarse.size:
         cells = rows.values[:, coarse[0]]
         raise NicestError(
-            f"{source}: column {_called(rows, coarse[0])} has values near {np.nanmax(cells):g} and a spread of "
-            f"{np.nanstd(cells, dtype=np.float64):.2g}, for which float32 has too few digits; "
-            "subtract an offset from it"
+            f"{source}: column {shown(_name(rows, int(coarse[0])))} has values near {np.nanmax(cells):g} and a spread"
+            f" of {np.nanstd(cells, dtype=np.float64):.2g}, for which float32 has too few digits;"
+            " subtract an offset from it"
         )
 
 
-def _called(rows: Rows, column: int) -> str:
-    return called(rows.names[column]) if rows.names else str(column)
+def _name(rows: Rows, column: int) -> str | int:
+    """The name of a column, or its number if it has none."""
+    return rows.names[column] if rows.names else column
 
 
 def _stepped(rows: Rows) -> np.ndarray:
@@ -217,10 +219,15 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
     return _read_array(lambda: archive.open(info), info.file_size)
 
 
+def most_unpacked(size: int) -> int:
+    """The most bytes that a file of this size may unpack to: more than any data does (dSprites: 115 times its size)."""
+    return (1 << 26) + 200 * size
+
+
 def require_modest(path: Path, unpacked: int, instead: str) -> None:
-    """Refuse a file that unpacks to far more than any data does (dSprites, the most: 115 times its size)."""
+    """Refuse a file that would unpack to far more than its size."""
     size = path.stat().st_size
-    most = (1 << 26) + 200 * size
+    most = most_unpacked(size)
     if unpacked > most:
         raise NicestError(f"{path}: expected at most {most} bytes from a file of {size}, got {unpacked}; {instead}")
 
@@ -237,19 +244,3 @@ def _npz_keys(keys: list[str], path: Path) -> dict[str, str]:
     raise NicestError(
         f"{path}: expected the keys train and test, or one of {', '.join(ARRAY_KEYS)}, got {listed(keys)}"
     )
-
-
-def listed(keys: list[str]) -> str:
-    """The keys of an archive, for a message."""
-    return brief(", ".join(keys)) if keys else "none"
-
-
-def brief(error: object, most: int = 200) -> str:
-    """The first sentence of an error, in one line that can be printed, and not much of it."""
-    text = " ".join(str(error).split()).split(". ")[0][:most] or type(error).__name__
-    return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def called(name: str, most: int = 60) -> str:
-    """A name that someone gave, in quotes, and not too much of it."""
-    return repr(name) if len(name) <= most else repr(name[:most])[:-1] + "...'"

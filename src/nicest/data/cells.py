@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nicest.data.arrays import brief, called
 from nicest.data.columns import Column
 from nicest.errors import NicestError
+from nicest.messages import brief, shown
 
 MILLISECONDS = 86_400_000  # of a day
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(nan|inf|infinity)$"
@@ -121,7 +121,7 @@ def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
             cell = re.search(r"string: ('.*') as a scalar", str(error))  # Arrow's words for a date that is none
             found = str(error) if isinstance(error, NotANumber) else brief(cell[1] if cell else cells.type, 60)
             raise NicestError(
-                f"{path}: expected {_wanted(column)} in column {called(column.name)}, as in training, got {found}"
+                f"{path}: expected {_wanted(column)} in column {shown(column.name)}, as in training, got {found}"
             ) from error
         with np.errstate(over="ignore"):
             rows[:, i] = codes

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nicest.data.arrays import brief
-from nicest.data.tables import TableFile, listed
+from nicest.data.tables import TableFile
 from nicest.errors import NicestError
+from nicest.messages import brief, listed
 
 Kind = Literal["real", "steps", "values"]
 

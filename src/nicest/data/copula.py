@@ -32,16 +32,16 @@ class Part(NamedTuple):
         return np.repeat(self.rows, self.counts.sum(1)), self.places[self.counts]
 
 
-def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Rows with NaN cells, `holed` (N, D), with those drawn given the other cells of their row; what is there stays.
+def fill(complete: np.ndarray, incomplete: np.ndarray, discrete: np.ndarray) -> np.ndarray:
+    """Incomplete rows (N, D), with their missing values, NaN, drawn given the observed values of their row.
 
-    Every column becomes normal scores by the ranks of its cells, their mean and covariance are found by EM (Dempster,
-    Laird & Rubin 1977), and what is drawn becomes a number between two of its column or beyond its ends, or in `whole`
-    columns (D,) one of it. Every column needs a cell that is there.
+    Every column becomes normal scores by the ranks of its values; EM finds their mean and covariance (Dempster, Laird
+    & Rubin 1977). A score that is drawn becomes a number between two values of its column, or beyond the largest and
+    the smallest; in `discrete` columns (D,), one of its values. Every column needs an observed value.
     """
     from scipy.special import ndtr, ndtri
 
-    rng, rows = np.random.default_rng(0), np.concatenate([whole_rows, holed])
+    rng, rows = np.random.default_rng(0), np.concatenate([complete, incomplete])
     missing, scores = np.isnan(rows), np.full(rows.shape, np.nan)
     for d, there in enumerate(~missing.T):
         count = int(there.sum())
@@ -50,15 +50,15 @@ def fill(whole_rows: np.ndarray, holed: np.ndarray, whole: np.ndarray) -> np.nda
         ranks[order] = np.arange(count)
         scores[there, d] = ndtri((ranks + 0.5) / count)
     mean, covariance = fit(scores[rng.permutation(len(rows))[:ENOUGH]])
-    drawn = scores[len(whole_rows) :]
+    drawn = scores[len(complete) :]
     for part in conditional(drawn, mean, covariance):
         noise = rng.standard_normal(part.expected.shape)
         drawn[part.cells] = (part.expected + np.einsum("nij,nj->ni", part.root, noise))[part.counts]
-    filled = holed.copy()
-    for d, gone in enumerate(np.isnan(holed).T):
+    filled = incomplete.copy()
+    for d, gone in enumerate(np.isnan(incomplete).T):
         column = np.sort(rows[~missing[:, d], d])
         place = ndtr(drawn[gone, d]) * len(column) - 0.5
-        if whole[d]:
+        if discrete[d]:
             filled[gone, d] = column[place.round().clip(0, len(column) - 1).astype(int)]
         else:
             filled[gone, d] = np.interp(place, np.arange(len(column)), column) + beyond(column, drawn[gone, d])

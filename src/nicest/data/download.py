@@ -1,22 +1,16 @@
 """The data home, the published data sets, and how their files come there with their checksums."""
 
-import difflib
-import gzip
 import hashlib
 import os
-import shutil
 import tarfile
-import zlib
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nicest.data.arrays import brief
 from nicest.errors import NicestError
-
-UNPACKED = 1 << 28  # bytes that may come out of an archive: CIFAR-10 has 184 million
-AT_ONCE = 1 << 20  # bytes of it that are read at once
+from nicest.messages import brief, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -165,10 +159,11 @@ def find_set(name: str) -> DataSet:
 
 
 def unknown(name: str) -> NicestError:
-    """What to say of a name that is no data set's."""
-    near = difflib.get_close_matches(name.lower(), SETS, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]}?" if near else ";"
-    return NicestError(f"unknown data set '{name}'{hint} Known: {', '.join(sorted(SETS))}; own data is given as a path")
+    """The error for a name that no data set has."""
+    known = ", ".join(sorted(SETS))
+    return NicestError(
+        f"unknown data set {shown(name)}{nearest(name, SETS)}; known are {known}; for your own data, give its path"
+    )
 
 
 def list_sets() -> list[Listing]:
@@ -209,8 +204,8 @@ def locate(name: str, files: Iterable[str]) -> list[Path]:
     published = {file.path: file for file in dataset.files}
     wanted = [published[file] for file in files]
     lacking = [file for file in wanted if not _find(dataset, file)]
-    if lacking and (archive := _find_archive(dataset)):
-        _unpack(archive, lacking)
+    if lacking and dataset.archive and _find_archive(dataset):
+        _unpack(dataset, dataset.archive, lacking)
     paths = [_find(dataset, file) for file in wanted]
     for file, path in zip(wanted, paths, strict=True):
         if path is None:
@@ -247,7 +242,7 @@ def get(name: str) -> Path:
     wanted = [file for file in dataset.files if _status(dataset, _held(dataset, file)) != "ok"]
     if wanted and dataset.archive:
         _fetch(dataset, dataset.archive)
-        _unpack(dataset.folder / dataset.archive.path, wanted)
+        _unpack(dataset, dataset.archive, wanted)
     else:
         for file in wanted:
             _fetch(dataset, file)
@@ -269,7 +264,7 @@ def _fetch(dataset: DataSet, file: File) -> None:
             answer = type(error).__name__ if error.response is None else str(error).split(" for url")[0]
             failures.append(f"{url}: {answer}")
         except ValueError as error:  # pooch's word for a wrong checksum
-            failures.append(f"{url}: {str(error).split('. ')[0]}")
+            failures.append(f"{url}: {brief(error)}")
         except OSError as error:
             raise _unwritable(dataset.folder, error) from error
     if not file.urls:
@@ -296,53 +291,22 @@ def _stream(url: str, target: str, _: object) -> None:
                 bar.update(out.tell(), f"{out.tell() / 1e6:.1f} of {size / 1e6:.1f} MB")
 
 
-def _unpack(path: Path, files: Iterable[File]) -> None:
-    """Unpack the named files, and nothing else, beside their archive."""
-    wanted = {file.path for file in files}
+def _unpack(dataset: DataSet, archive: File, files: Iterable[File]) -> None:
+    """Unpack files from an archive that has the published checksum."""
+    if (status := _status(dataset, archive)) != "ok":
+        raise NicestError(f"{dataset.folder / archive.path}: {status}; remove it and get it again")
+    wanted = [file.path for file in files]
     try:
-        with gzip.open(path) as unzipped, tarfile.open(fileobj=Bounded(unzipped), mode="r:") as tar:  # type: ignore[call-overload]
-            for member in tar:
-                if member.isfile() and member.name in wanted:
-                    _unpack_member(tar, member, path.parent / member.name)
-                    wanted.remove(member.name)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError) as error:
-        size, why = path.stat().st_size, brief(error)
-        raise NicestError(f"{path}: expected a whole .tar.gz, got {size} bytes ({why}); get it again") from error
+        with (
+            tarfile.open(dataset.folder / archive.path) as tar,
+            tempfile.TemporaryDirectory(dir=dataset.folder) as temporary,
+        ):
+            tar.extractall(temporary, map(tar.getmember, wanted), filter="data")
+            for path in wanted:
+                (dataset.folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (Path(temporary) / path).replace(dataset.folder / path)
     except OSError as error:
-        raise _unwritable(path.parent, error) from error
-    if wanted:
-        raise NicestError(f"{path}: expected it to hold {', '.join(sorted(wanted))}, found none; get it again")
-
-
-class Bounded:
-    """A file that tarfile may read so much of, and so much at once: headers may ask for more than there should be."""
-
-    def __init__(self, file: gzip.GzipFile) -> None:
-        self.file, self.tell = file, file.tell
-
-    def read(self, size: int) -> bytes:
-        self._require(size <= AT_ONCE and self.tell() + size <= UNPACKED)
-        return self.file.read(size)
-
-    def seek(self, place: int) -> int:
-        self._require(0 <= place <= UNPACKED)
-        return self.file.seek(place)
-
-    def _require(self, modest: bool) -> None:
-        if not modest:
-            raise tarfile.ReadError(f"more than {UNPACKED >> 20} MiB unpacked")
-
-
-def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Write one member to a temporary file, then rename it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with tar.extractfile(member) as source, temporary.open("wb") as out:  # type: ignore[union-attr]
-            shutil.copyfileobj(source, out)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise _unwritable(dataset.folder, error) from error
 
 
 def _unwritable(folder: Path, error: OSError) -> NicestError:

@@ -3,9 +3,11 @@
 import csv
 import gzip
 import io
-import itertools
 import math
+import os
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -15,8 +17,9 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from nicest.data.arrays import brief, listed, read_members, require_modest
+from nicest.data.arrays import most_unpacked, read_members, require_modest
 from nicest.errors import NicestError
+from nicest.messages import brief, listed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # Pillow knows others, and runs Ghostscript for one
@@ -27,10 +30,17 @@ FER2013_LEVELS = {str(level): level for level in range(256)}
 FER2013_LINE = 1 << 15  # characters; a line of 2304 pixels has at most 9240
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IDX_RANK = 8
-MAT_ORDERS = {b"\0\1IM": "<", b"\1\0MI": ">"}
-MAT_VARIABLE, MAT_PACKED = 14, 15  # types of elements
-MAT_DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-MAT_RANK = 8
+MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
+MAT_TO_NPZ = """
+import contextlib, resource, sys
+import numpy, scipy.io
+path, memory, *names = sys.argv[1:]
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+with contextlib.suppress(ValueError):  # where the system refuses a limit
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
+found = scipy.io.loadmat(path, variable_names=names)
+numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names if name in found})
+"""
 AGAIN = "the file is damaged or cut short: get it again"
 
 
@@ -118,72 +128,31 @@ def read_tfd(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Read the named variables of a MATLAB 5 file, arrays of numbers; scipy's reader crashes on forged files."""
-    data, found = read_bytes(path), {}
-    if data[124:128] == b"\0\2IM":
-        raise NicestError(f"{path}: expected a MATLAB 5 file, got version 7.3; save it with -v7")
+    """Read the named variables of a MATLAB file, which must be arrays of numbers.
+
+    A child process reads it, with memory in proportion to the file: scipy's reader crashes on damaged files.
+    """
+    size = path.stat().st_size
+    memory = MAT_MEMORY + 2 * most_unpacked(size)
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", MAT_TO_NPZ, path, str(memory), *names],
+        capture_output=True,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each of its threads would take from that memory
+    )
     try:
-        order = MAT_ORDERS[data[124:128]]
-        for kind, part in _mat_elements(memoryview(data)[128:], order, padded=False):
-            if kind == MAT_PACKED:
-                ((kind, part),) = _mat_elements(_mat_unpacked(path, part), order)
-            name, shape, elements = _mat_header(kind, part, order)
-            if name in names and name not in found:
-                ((kind, values),) = elements
-                found[name] = _mat_array(shape, kind, values, order)
-            if len(found) == len(names):
-                return found
-    except (KeyError, ValueError, struct.error, zlib.error) as error:
+        if child.returncode:
+            raise ValueError(child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "the reader crashed")
+        with np.load(io.BytesIO(child.stdout)) as found:
+            arrays = {name: found[name] for name in names if name in found}
+    except Exception as error:
         raise NicestError(
-            f"{path}: expected a MATLAB 5 file with {' and '.join(names)} of numbers, got {len(data)} bytes "
-            f"that do not parse; {AGAIN}"
+            f"{path}: expected a MATLAB file with {' and '.join(names)} of numbers, got {size} bytes that cannot be"
+            f" read ({brief(error)}); get it again, or save it with -v7"
         ) from error
-    (name, *_) = (name for name in names if name not in found)
-    raise NicestError(f"{path}: expected the variable {name}, not found in its {len(data)} bytes; {AGAIN}")
-
-
-def _mat_elements(data: memoryview, order: str, *, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
-    """Type and contents of the elements of a MATLAB 5 file, or of a variable; up to 4 bytes are in the tag itself."""
-    at = 0
-    while at < len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, at)
-        small = kind >> 16
-        start, size = (at + 4, small) if small else (at + 8, size)
-        if start + size > len(data) or small > 4:
-            raise ValueError("an element is longer than what holds it")
-        yield kind & 0xFFFF, data[start : start + size]
-        at = at + 8 if small else start + size + (-size % 8 if padded else 0)
-
-
-def _mat_unpacked(path: Path, part: memoryview) -> memoryview:
-    """A compressed variable, if it is not beyond all bounds."""
-    inflate, data = zlib.decompressobj(), bytearray()
-    for at in range(0, len(part), 1 << 14):
-        data += inflate.decompress(part[at : at + (1 << 14)])
-        require_modest(path, len(data), "save it with -v6, which does not compress")
-    if not inflate.eof:
-        raise ValueError("a compressed variable is cut short")
-    return memoryview(data)
-
-
-def _mat_header(
-    kind: int, part: memoryview, order: str
-) -> tuple[str, tuple[int, ...], Iterator[tuple[int, memoryview]]]:
-    """Name and shape of a variable, and its elements from there on."""
-    elements = _mat_elements(part, order)
-    if kind != MAT_VARIABLE:
-        raise ValueError(f"an element of type {kind} where variables are")
-    _, shape, name = (contents for _, contents in itertools.islice(elements, 3))
-    return bytes(name).decode("latin1"), struct.unpack(f"{order}{len(shape) // 4}I", shape), elements
-
-
-def _mat_array(shape: tuple[int, ...], kind: int, values: memoryview, order: str) -> np.ndarray:
-    """The numbers of a variable, in the type they are stored in."""
-    dtype = np.dtype(order + MAT_DTYPES[kind])
-    if not 0 < math.prod(shape) * dtype.itemsize == len(values) or len(shape) > MAT_RANK:
-        raise ValueError(f"{len(values)} bytes for an array of shape {shape}")
-    array = np.frombuffer(values, dtype).reshape(shape, order="F")
-    return array.astype(dtype.newbyteorder("="), copy=False)
+    for name in names:
+        if name not in arrays:
+            raise NicestError(f"{path}: expected the variable {name}, found none in its {size} bytes; {AGAIN}")
+    return arrays
 
 
 def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""One look at a table: what its columns hold, and its whole rows."""
+"""A pass over a table: what its columns hold, its complete rows and its incomplete ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from nicest.data.arrays import brief, called
 from nicest.data.cells import as_moments, as_numbers, encode, holds_numbers, is_text
 from nicest.data.columns import Column, leave_out
-from nicest.data.tables import TableFile, listed
+from nicest.data.tables import TableFile
 from nicest.errors import NicestError
+from nicest.messages import brief, listed, shown
 
 MOST_VALUES = 100  # different texts in a column
 FEW = 20  # different numbers in a column of fractions that is not continuous, each in ten rows or more
@@ -64,7 +64,7 @@ class Tally:
 
     def column(self, path: Path) -> Column:
         """The column, after all of it was seen."""
-        where = f"column {called(self.name)}"
+        where = f"column {shown(self.name)}"
         if not self.seen:
             raise NicestError(f"{path}: {where} is missing in all rows; {leave_out(self.name)}")
         if str(self.type) == "bool":
@@ -108,12 +108,12 @@ class Tally:
             what = f"texts of more than {LONGEST} characters"
         if what:
             raise NicestError(
-                f"{path}: column {called(self.name)} holds {what}, such as {brief(self.example, 60)!r}, of which no"
+                f"{path}: column {shown(self.name)} holds {what}, such as {brief(self.example, 60)!r}, of which no"
                 f" model is made; {self._advice()}{leave_out(self.name)}"
             )
         if advice := self._advice():
             warnings.warn(
-                f"{path}: column {called(self.name)} holds {len(self.texts)} different texts, such as"
+                f"{path}: column {shown(self.name)} holds {len(self.texts)} different texts, such as"
                 f" {brief(self.example, 60)!r}: they are taken as categories without order; {advice}"
                 f"{leave_out(self.name)} where that is wrong",
                 stacklevel=4,
@@ -137,14 +137,14 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
     if path.suffix.lower() == ".csv" and all(_is_number(name) for name in file.names):
         warnings.warn(
             f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"
-            f" {called(file.names[0])}: if it is a row, put a line of names before it",
+            f" {shown(file.names[0])}: if it is a row, put a line of names before it",
             stacklevel=3,
         )
     tallies = [Tally(name, file.schema.field(name).type) for name in file.names if name not in dropped]
     for tally in tallies:
         if not holds_numbers(tally.type) and not is_text(tally.type):
             raise NicestError(
-                f"{path}: expected numbers or texts in column {called(tally.name)}, got {brief(tally.type, 60)};"
+                f"{path}: expected numbers or texts in column {shown(tally.name)}, got {brief(tally.type, 60)};"
                 f" {leave_out(tally.name)}"
             )
     for batch in file.batches([tally.name for tally in tallies]):
@@ -192,13 +192,13 @@ def _is_number(name: str) -> bool:
 
 
 def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
-    """The whole rows of a table (N, D), those with missing cells, which are NaN, and its columns; no empty rows."""
+    """The complete rows of a table (N, D), the incomplete ones with NaN, and its columns; empty rows are left out."""
     columns = scan(path, drop)
     none = np.empty((0, len(columns)), np.float32)
-    whole, holed = [none], [none]
+    complete, incomplete = [none], [none]
     for batch in TableFile(path).batches([column.name for column in columns]):
         rows = encode(batch, columns, path).rows
         missing = np.isnan(rows)
-        whole.append(rows[~missing.any(1)])
-        holed.append(rows[missing.any(1) & ~missing.all(1)])
-    return np.concatenate(whole), np.concatenate(holed), columns
+        complete.append(rows[~missing.any(1)])
+        incomplete.append(rows[missing.any(1) & ~missing.all(1)])
+    return np.concatenate(complete), np.concatenate(incomplete), columns

@@ -6,23 +6,48 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from nicest.data import copula, download, images
-from nicest.data.arrays import Rows, as_rows, called, read_npy, read_npz, require_digits, require_varying
+from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
 from nicest.data.columns import Column, leave_out
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
+from nicest.messages import shown
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY = "rows in memory"  # name of data that comes from no file
-FEW = 30  # rows to validate on, below which some that were filled in help out
-WIDEST = 200  # columns of a table whose rows with missing cells are trained on
+FEW = 30  # complete rows to validate on, below which incomplete ones validate, too
+WIDEST = 200  # columns of a table whose incomplete rows are trained on
 IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """The rows of a table with missing values, which are NaN; those with the fewest come first.
+
+    The first `n_valid` of them validate, where there are too few complete rows for that; the others train. Initial
+    values for what is missing are drawn given the `complete` rows that train; `discrete` are columns of whole steps.
+    """
+
+    rows: np.ndarray
+    complete: np.ndarray
+    discrete: np.ndarray
+    n_valid: int = 0
+
+    @functools.cached_property
+    def filled(self) -> np.ndarray:
+        """The rows with initial values in place of the missing ones."""
+        return copula.fill(self.complete, self.rows, self.discrete)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which values are missing in the rows that train."""
+        return np.isnan(self.rows[self.n_valid :])
 
 
 @dataclass(frozen=True)
@@ -31,8 +56,8 @@ class Splits:
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
     of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
-    its numbers are whole: 1, or 0 of a continuous one. Its rows with missing cells, which are NaN, are `holed`, those
-    with the fewest first: the first `watching` of them validate, where there are too few whole ones, the others train.
+    its numbers are whole: 1, or 0 of a continuous one. `train`, `valid` and `test` are complete rows; a table may
+    have `incomplete` ones beside them.
     """
 
     name: str
@@ -43,8 +68,7 @@ class Splits:
     levels: int | None
     steps: tuple[float, ...] = ()
     columns: tuple[Column, ...] = ()
-    holed: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    watching: int = 0
+    incomplete: Incomplete | None = None
 
     @property
     def dim(self) -> int:
@@ -54,51 +78,47 @@ class Splits:
     def digest(self) -> str:
         """A fingerprint of all rows and of the part each is in."""
         fingerprint = hashlib.blake2b(digest_size=8)
-        for part in (*PARTS, "holed") if len(self.holed) else PARTS:
-            rows = getattr(self, part)
+        parts = {part: self.split(part) for part in PARTS}
+        if self.incomplete:
+            parts["holed"] = self.incomplete.rows  # the word is in the fingerprints of stored runs
+        for part, rows in parts.items():
             fingerprint.update(f"{part} {rows.shape} {rows.dtype}".encode())
             fingerprint.update(np.ascontiguousarray(rows).data)
         return fingerprint.hexdigest()
 
-    @functools.cached_property
-    def filled(self) -> np.ndarray:
-        """The rows with missing cells, filled in for a start."""
-        if not len(self.holed):
-            return self.holed
-        whole = np.array(self.steps or [0.0] * self.dim) > 0
-        return copula.fill(self.train, self.holed, whole)
-
     @property
     def training(self) -> np.ndarray:
-        """All rows that train: the whole ones, then those with missing cells, filled in for a start.
+        """All rows that train: the complete ones, then the incomplete ones with initial values.
 
-        A new array each time where some are: their cells change while training.
+        With incomplete rows, this is a new array each time: training changes the values that are missing.
         """
-        rest = self.filled[self.watching :]
-        return np.concatenate([self.train, rest]) if len(rest) else self.train
+        if not self.incomplete:
+            return self.train
+        return np.concatenate([self.train, self.incomplete.filled[self.incomplete.n_valid :]])
 
     @property
-    def fewest(self) -> int:
-        """How many cells are there in the emptiest column of the rows that train."""
-        gone = self.missing.sum(0).max() if len(self.missing) else 0
-        return self.n_training - int(gone)
+    def validating(self) -> np.ndarray:
+        """All rows that decide when to stop: the complete ones, and some incomplete ones if those are few."""
+        if self.valid is self.train:
+            return self.train if len(self.train) >= FEW else self.training
+        if not self.incomplete or not self.incomplete.n_valid:
+            return self.valid
+        return np.concatenate([self.valid, self.incomplete.filled[: self.incomplete.n_valid]])
 
     @property
     def n_training(self) -> int:
         """How many rows train."""
-        return len(self.train) + len(self.holed) - self.watching
-
-    @property
-    def validating(self) -> np.ndarray:
-        """All rows that tell when to stop: the whole ones, and where they are few some that were filled in."""
-        if self.valid is self.train:
-            return self.train if len(self.train) >= FEW else self.training
-        return np.concatenate([self.valid, self.filled[: self.watching]]) if self.watching else self.valid
+        return len(self.train) + len(self.missing)
 
     @property
     def missing(self) -> np.ndarray:
-        """Which cells are missing in the rows that train with missing cells."""
-        return np.isnan(self.holed[self.watching :])
+        """Which values are missing in the incomplete rows that train, which are the last of `training`."""
+        return self.incomplete.missing if self.incomplete else np.empty((0, self.dim), bool)
+
+    @property
+    def fewest_observed(self) -> int:
+        """How many values are observed in the column of the training rows that has the fewest."""
+        return self.n_training - int(self.missing.sum(0).max())
 
     def split(self, name: str) -> np.ndarray:
         """The rows of one split."""
@@ -149,15 +169,17 @@ def _require_fractions(seed: int, valid: float, test: float) -> None:
         raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
 
 
-def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float, holed: np.ndarray | None = None) -> Splits:
+def by_seed(
+    name: str, rows: Rows, seed: int, valid: float, test: float, incomplete: np.ndarray | None = None
+) -> Splits:
     """Split rows by a permutation from a seed, with at least one row in each part.
 
-    With rows with missing cells beside them, the fractions are of all, but no more than a quarter of the whole ones.
+    With incomplete rows, the fractions are of all rows, but take no more than a quarter of the complete ones.
     """
     n, wanted = len(rows.values), valid
-    if holed is not None:
-        wanted = valid * (n + len(holed)) / n
-        valid, test = (max(each, min(each * (n + len(holed)) / n, 0.25)) for each in (valid, test))
+    if incomplete is not None:
+        wanted = valid * (n + len(incomplete)) / n
+        valid, test = (max(each, min(each * (n + len(incomplete)) / n, 0.25)) for each in (valid, test))
     n_valid, n_test = max(1, round(n * valid)), max(1, round(n * test))
     if n_valid + n_test >= n:
         raise NicestError(
@@ -166,21 +188,22 @@ def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float, holed: 
         )
     order = np.random.default_rng(seed).permutation(n)
     parts = [_take(rows, each) for each in np.split(order, [n_test, n_test + n_valid])]
-    if holed is None:
-        return _assemble(name, parts[2], parts[1], parts[0])
-    return with_holed(_assemble(name, parts[2], parts[1], parts[0], holed), holed, seed, round(n * wanted))
+    splits = _assemble(name, parts[2], parts[1], parts[0], incomplete)
+    return splits if incomplete is None else with_incomplete(splits, incomplete, seed, round(n * wanted))
 
 
 def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
     """Rows (N, D) of continuous numbers, without a test part; with `valid` = 0 the training rows validate, too."""
     missing = np.isnan(rows).any(1)
-    whole, holed, wanted = rows[~missing], rows[missing], max(1, round(len(rows) * valid)) if valid else 0
-    n_valid = min(wanted, len(whole) // 4 if len(holed) else len(whole) - 1)
-    order = np.random.default_rng(seed).permutation(len(whole))
-    train = whole[order[n_valid:]]
-    splits = Splits(name, train, whole[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
-    splits = with_holed(splits, holed, seed, wanted) if len(holed) else splits
-    return splits if len(splits.valid) + splits.watching else replace(splits, valid=train)
+    complete, incomplete, wanted = rows[~missing], rows[missing], max(1, round(len(rows) * valid)) if valid else 0
+    n_valid = min(wanted, len(complete) // 4 if len(incomplete) else len(complete) - 1)
+    order = np.random.default_rng(seed).permutation(len(complete))
+    train = complete[order[n_valid:]]
+    splits = Splits(name, train, complete[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
+    if len(incomplete):
+        splits = with_incomplete(splits, incomplete, seed, wanted)
+    validated = len(splits.valid) or (splits.incomplete and splits.incomplete.n_valid)
+    return splits if validated else replace(splits, valid=train)
 
 
 def given(train: np.ndarray, valid: np.ndarray | None, levels: int) -> Splits:
@@ -196,15 +219,15 @@ def given(train: np.ndarray, valid: np.ndarray | None, levels: int) -> Splits:
     missing = np.isnan(parts[0]).any(1) if parts[0].dtype.kind == "f" else np.zeros(len(flat), dtype=bool)
     kept = parts[0][~missing] if missing.any() else parts[0]
     splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], shape, levels or None)
-    return with_holed(splits, parts[0][missing], 0, 0) if missing.any() else splits
+    return with_incomplete(splits, parts[0][missing], 0, 0) if missing.any() else splits
 
 
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:
     return rows._replace(values=rows.values[index])
 
 
-def _assemble(name: str, train: Rows, valid: Rows, test: Rows, holed: np.ndarray | None = None) -> Splits:
-    """Put three parts of one kind together; rows with missing cells may train with the first."""
+def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.ndarray | None = None) -> Splits:
+    """Put three parts of one kind together; incomplete rows may train with the first."""
     for part, rows in zip(PARTS, (train, valid, test), strict=True):
         if len(rows.values) == 0:
             raise NicestError(f"{name}: expected at least 1 row in each split, got none in {part}: too few images")
@@ -213,9 +236,9 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, holed: np.ndarray
                 f"{name}: expected splits of one kind, got train of shape {train.shape} and levels {train.levels}, "
                 f"{part} of shape {rows.shape} and levels {rows.levels}"
             )
-    trains = train if holed is None else train._replace(values=np.concatenate([train.values, holed]))
-    require_varying(trains, name)
-    require_digits(trains, name)
+    training = train if incomplete is None else train._replace(values=np.concatenate([train.values, incomplete]))
+    require_varying(training, name)
+    require_digits(training, name)
     return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
 
 
@@ -305,40 +328,42 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
-    """The rows of a table; those with missing cells train, but do not test, and validate only where there is need."""
-    values, holed, columns = read_table(path, drop)
+    """The rows of a table; incomplete ones train, never test, and validate only if there are few complete ones."""
+    values, incomplete, columns = read_table(path, drop)
     if len(columns) < 2:
         commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
         raise NicestError(
             f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
         )
-    if len(values) < 3 and len(holed):
-        worst = columns[int(np.isnan(holed).sum(0).argmax())].name
+    if len(values) < 3 and len(incomplete):
+        worst = columns[int(np.isnan(incomplete).sum(0).argmax())].name
         raise NicestError(
-            f"{path}: expected at least 3 rows without missing cells, to train, validate and test on, got"
-            f" {len(values)} of {len(values) + len(holed)}; most are missing in column {called(worst)}:"
+            f"{path}: expected at least 3 complete rows, to train, validate and test on, got"
+            f" {len(values)} of {len(values) + len(incomplete)}; most are missing in column {shown(worst)}:"
             f" {leave_out(worst)}"
         )
     wide = len(columns) > WIDEST
-    if len(holed) and wide:
-        share = f"{len(holed)} of {len(values) + len(holed)}"
+    if len(incomplete) and wide:
+        share = f"{len(incomplete)} of {len(values) + len(incomplete)}"
         warnings.warn(
-            f"{path}: {share} rows have missing cells and are not trained on, as in all tables of more than {WIDEST}"
+            f"{path}: {share} rows have missing values and are not trained on, as in all tables of more than {WIDEST}"
             " columns",
             stacklevel=2,
         )
     rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
     rows = rows._replace(names=tuple(column.name for column in columns))
-    beside = None if wide or not len(holed) else holed
+    beside = None if wide or not len(incomplete) else incomplete
     return replace(by_seed(path.resolve().stem, rows, seed, valid, test, beside), columns=columns)
 
 
-def with_holed(splits: Splits, holed: np.ndarray, seed: int, valid: int) -> Splits:
-    """The splits with rows with missing cells beside the whole ones; of all, so many are to validate."""
-    holed = holed[np.random.default_rng(seed).permutation(len(holed))]
-    holed = holed[np.argsort(np.isnan(holed).sum(1), kind="stable")]
-    holed = np.where(np.isnan(holed), np.float32(np.nan), holed)  # one NaN is as another
-    return replace(splits, holed=holed, watching=min(max(0, min(valid, FEW) - len(splits.valid)), len(holed) // 2))
+def with_incomplete(splits: Splits, rows: np.ndarray, seed: int, valid: int) -> Splits:
+    """The splits with incomplete rows added; of all rows, complete or not, `valid` are to validate."""
+    rows = rows[np.random.default_rng(seed).permutation(len(rows))]
+    rows = rows[np.argsort(np.isnan(rows).sum(1), kind="stable")]
+    rows = np.where(np.isnan(rows), np.float32(np.nan), rows)  # NaN has many bit patterns: the digest sees one
+    discrete = np.array(splits.steps or [0.0] * splits.dim) > 0
+    n_valid = min(max(0, min(valid, FEW) - len(splits.valid)), len(rows) // 2)
+    return replace(splits, incomplete=Incomplete(rows, splits.train, discrete, n_valid))
 
 
 def _from_parts(name: str, parts: dict[str, Rows], seed: int, valid: float) -> Splits:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from nicest.data.arrays import brief, called, require_modest
+from nicest.data.arrays import require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
+from nicest.messages import brief, listed
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
@@ -30,7 +34,7 @@ class TableFile:
     """A table on disk: its columns by name and type, and its rows in batches, with memory bounded whatever its size.
 
     The first line of a .csv file names its columns; empty cells, NA, NaN, null and their like are missing. Parquet is
-    read a row group at a time, and each can be read alone; every other file is one part.
+    read a row group at a time, and each can be read alone; every other file is one part. Its footer is read once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,6 +42,7 @@ class TableFile:
         if not path.is_file():
             raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
         self.counts: tuple[int | None, ...] = (None,)
+        self.footer: Any = None  # of a Parquet file
         with reading(path):
             self.schema = self._schema()
             self.names: list[str] = self.schema.names
@@ -50,7 +55,7 @@ class TableFile:
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
             with self._parquet() as file:
-                self.counts = require_modest_parquet(self.path, file.metadata)
+                self.counts, self.footer = require_modest_parquet(self.path, file.metadata), file.metadata
                 return file.schema_arrow
         if self.suffix == ".csv":
             with self._csv() as reader:
@@ -63,7 +68,7 @@ class TableFile:
         """`texts` are kept as their dictionary: a long one that stands in many rows is there once."""
         from pyarrow import parquet
 
-        return parquet.ParquetFile(self.path, buffer_size=1 << 14, read_dictionary=list(texts))
+        return parquet.ParquetFile(self.path, metadata=self.footer, buffer_size=1 << 14, read_dictionary=list(texts))
 
     def _csv(self) -> Any:
         """All cells as text: what a column holds is known when all of it was seen."""
@@ -247,25 +252,60 @@ def require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise NicestError("tables are read by pyarrow, which is not installed: pip install 'nicest[tables]'") from error
+        raise NicestError("tables need pyarrow, which is not installed: pip install 'nicest[tables]'") from error
+
+
+@contextmanager
+def writing(path: Path, schema: Any, *, plain: bool = False) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """A function that appends rows to a new table, which replaces `path` once all are written.
+
+    It takes the columns of the rows, lists or Arrow arrays, in the order of `schema`: Arrow's, or pairs of names and
+    types. A .csv file quotes all its strings, as Arrow does; a plain one, which does not need pyarrow, writes all
+    cells as Python does and quotes only those that need it.
+    """
+    suffix = path.suffix.lower()
+    with replacing(path) as temporary:
+        opened = _plain_csv(temporary, schema) if plain and suffix == ".csv" else _arrow(temporary, schema, suffix)
+        with opened as append:
+            yield append
+
+
+@contextmanager
+def _plain_csv(path: Path, schema: Any) -> Iterator[Callable[[Sequence[Any]], None]]:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        # the csv module quotes the characters of its line terminator, of which only "\n" is written
+        lines = csv.writer(SimpleNamespace(write=lambda line: file.write(line[:-2] + "\n")), lineterminator="\r\n")
+        lines.writerow(getattr(schema, "names", None) or [name for name, _ in schema])
+
+        def append(columns: Sequence[Any]) -> None:
+            cells = (column if isinstance(column, list) else column.to_pylist() for column in columns)
+            lines.writerows(zip(*cells, strict=True))
+
+        yield append
+
+
+@contextmanager
+def _arrow(path: Path, schema: Any, suffix: str) -> Iterator[Callable[[Sequence[Any]], None]]:
+    require_pyarrow()
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    schema = schema if isinstance(schema, pa.Schema) else pa.schema(schema)
+    if suffix == ".csv":  # where Arrow cannot write views of strings
+        fields = (each.with_type(pa.string()) if str(each.type) == "string_view" else each for each in schema)
+        schema = pa.schema(list(fields))
+
+    def append(columns: Sequence[Any]) -> None:
+        pairs = zip(columns, schema.types, strict=True)
+        arrays = [pa.array(column, of) if isinstance(column, list) else column.cast(of) for column, of in pairs]
+        writer.write_table(pa.table(arrays, schema=schema))
+
+    openers: dict[str, Any] = {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
+    with openers.get(suffix, pa.ipc.new_file)(str(path), schema) as writer:
+        yield append
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write an Arrow table as the file's name says."""
-    import pyarrow as pa
-    from pyarrow import csv, feather, parquet
-
-    with replacing(path) as temporary:
-        if path.suffix.lower() == ".parquet":
-            parquet.write_table(table, temporary)
-        elif path.suffix.lower() == ".csv":
-            plain = [column.cast("string") if str(column.type) == "string_view" else column for column in table.columns]
-            csv.write_csv(pa.table(plain, names=table.column_names), temporary)
-        else:
-            feather.write_feather(table, str(temporary), compression="uncompressed")
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Some names for a message."""
-    shown = ", ".join(map(called, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    """Write an Arrow table in the format of the file's suffix."""
+    with writing(path, table.schema) as write:
+        write(table.columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import tomllib
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from nicest.errors import NicestError
+from nicest.messages import nearest, shown
 
 TABLES = ("data", "model", "augment", "train")
 LONGEST = 1 << 13  # characters of a recipe: the time that tomllib takes grows with the square of a dotted key
@@ -28,6 +28,9 @@ class DataSettings:
     """[data]: what is modelled."""
 
     name: str = setting("digits", "a data set by name, or a path to a table, to idx, npy, npz or image files")
+    kind: Literal["auto", "images", "table"] = setting(
+        "auto", "what the data must be: a folder of images, a table, or whatever its name says"
+    )
     crop: tuple[int, ...] = setting((), "height and width of the middle that is kept of every image of a folder")
     resize: tuple[int, ...] = setting((), "height and width to which images of a folder are then resized")
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
@@ -196,7 +199,7 @@ def load_recipe(name: str) -> Recipe:
         except (OSError, UnicodeDecodeError) as error:
             raise NicestError(f"{path} cannot be read as a recipe: {error}") from error
         return parse(text, str(path))
-    raise NicestError(f"no recipe {name!r}{_nearest(name, names())}; there are {', '.join(names())}, or a .toml file")
+    raise NicestError(f"no recipe {name!r}{nearest(name, names())}; there are {', '.join(names())}, or a .toml file")
 
 
 def parse(text: str, source: str) -> Recipe:
@@ -234,7 +237,7 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
         choices = get_args(kind)
         if value in choices:
             return value
-        near = _nearest(value, choices) if isinstance(value, str) else ""
+        near = nearest(value, choices) if isinstance(value, str) else ""
         raise NicestError(f"{where} is one of {', '.join(choices)}; got {shown(value)}{near}")
     if get_origin(kind) is tuple:
         of = get_args(kind)[0]
@@ -335,27 +338,13 @@ def _is_size(size: tuple[int, ...]) -> bool:
     return not size or (len(size) == 2 and min(size) >= 1 and max(size) <= 1 << 14)
 
 
-def shown(value: Any, most: int = 80) -> str:
-    """A value for a message: in one line, and not much of it."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of too many digits, or lists in lists in lists
-        text = f"a {type(value).__name__} beyond all bounds"
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _nearest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 def _nearest_key(key: str) -> str:
     """The setting that was probably meant, also where its table was left out."""
     recipe = Recipe()
     known = [each.name for each in fields(recipe)]
     known += [f"{table}.{each.name}" for table in TABLES for each in fields(getattr(recipe, table))]
     last = key.rpartition(".")[2]
-    return _nearest(next((each for each in known if each.rpartition(".")[2] == last), key), known)
+    return nearest(next((each for each in known if each.rpartition(".")[2] == last), key), known)
 
 
 def _lines(settings: Any) -> list[str]:

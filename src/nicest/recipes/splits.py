@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nicest.data import Splits, load
+from nicest.data.download import SETS
 from nicest.data.images import Fit
 from nicest.data.tables import is_table
 from nicest.errors import NicestError
@@ -19,7 +20,7 @@ def load_splits(recipe: Recipe) -> Splits:
     if data.name == IN_MEMORY:
         raise NicestError("this model was fitted to rows in memory, by nicest.NICE, and keeps none of them: bring data")
     if not data.shape:  # nothing was trained yet
-        _require_kind(recipe)
+        _require_kind(data)
     found = load(
         data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop, fit=Fit(data.crop, data.resize)
     )
@@ -37,17 +38,20 @@ def load_splits(recipe: Recipe) -> Splits:
     return splits
 
 
-def _require_kind(recipe: Recipe) -> None:
-    """Refuse a table, or nothing, for pictures, and pictures for a table."""
-    path = Path(recipe.data.name).expanduser()
-    if recipe.name == path.name == "images" and not path.exists():
-        raise NicestError("recipe 'images' is for a folder of pictures of your own; give it with --data FOLDER")
-    if recipe.name == "images" and is_table(path):
+def _require_kind(data: DataSettings) -> None:
+    """Refuse data that is not of the kind the recipe is for."""
+    path = Path(data.name).expanduser()
+    if data.kind == "images" and is_table(path):
         raise NicestError(
-            f"{path} is a table, recipe 'images' is for folders of pictures; use `nicest train table --data ...`"
+            f"{path} is a table, and the recipe is for folders of pictures; use `nicest train table --data ...`"
         )
-    if recipe.name == "table" and path.is_dir():
-        raise NicestError(f"{path} is a folder, recipe 'table' is for tables; use `nicest train images --data ...`")
+    if data.kind == "images" and not path.exists() and data.name not in SETS:
+        raise NicestError(
+            f"found no folder {path}, looked from {Path.cwd()}; the recipe is for a folder of pictures of your own:"
+            " give it with --data FOLDER"
+        )
+    if data.kind == "table" and path.is_dir():
+        raise NicestError(f"{path} is a folder, and the recipe is for tables; use `nicest train images --data ...`")
 
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:

@@ -15,14 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nicest.data.arrays import brief
 from nicest.data.columns import Column, columns_from_json
 from nicest.errors import NicestError
 from nicest.files import flush, replacing, write_text
 from nicest.flows import Flow
+from nicest.messages import brief, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build, units_of
-from nicest.recipes.recipe import shown
 from nicest.runs.digests import keeping_digest, verify
 from nicest.runs.sinks import Saved
 

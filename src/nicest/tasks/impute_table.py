@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +12,8 @@ import torch
 
 from nicest.data.cells import decode, encode
 from nicest.data.columns import Column, require_columns
-from nicest.data.tables import SUFFIXES, TableFile
+from nicest.data.tables import SUFFIXES, TableFile, writing
 from nicest.errors import NicestError
-from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.inference.impute import MIXED, impute_rows, in_parts
 from nicest.progress import Bar
@@ -67,8 +65,8 @@ def impute_table(
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
     with ExitStack() as stack:
-        write = stack.enter_context(writing(target, file.schema))
-        write_cells = stack.enter_context(writing(Path(cells), cell_schema())) if cells else None
+        write = stack.enter_context(writing(target, file.schema, plain=True))
+        write_cells = stack.enter_context(writing(Path(cells), cell_schema(), plain=True)) if cells else None
         bar = stack.enter_context(Bar("filling in", file.count or 0))
         for batch in file.batches(file.names):
             encoded = encode(batch, columns, path)
@@ -79,9 +77,9 @@ def impute_table(
                 bar.update(before + int(share * rows), f"{counts['filled']:,} cells")
 
             found = fill(run.flow, encoded.rows, hidden, columns, watch=tell, **how)
-            write(filled(batch, columns, found, hidden))
+            write(filled(batch, columns, found, hidden).columns)
             if write_cells:
-                write_cells(listed_cells(columns, found, hidden, counts["rows"]))
+                write_cells(listed_cells(columns, found, hidden, counts["rows"]).columns)
             counts["rows"] += batch.num_rows
             counts["filled"] += int(hidden.sum())
             counts["rows_filled"] += int(hidden.any(1).sum())
@@ -189,35 +187,3 @@ def listed_cells(columns: Sequence[Column], found: Cells, hidden: np.ndarray, fi
     names, share = [columns[d].name for d in places], found.share[hidden]
     shares = pa.array(share, mask=np.isnan(share))
     return pa.table([[n + first_row for n in rows], names, *texts, shares, found.r_hat[hidden]], schema=cell_schema())
-
-
-@contextmanager
-def writing(path: Path, schema: Any) -> Iterator[Any]:
-    """A function that appends Arrow tables to a new file, which takes its place when all are written."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    openers: dict[str, Any] = {".parquet": parquet.ParquetWriter, ".csv": TextWriter}
-    opener = openers.get(path.suffix.lower(), pa.ipc.new_file)
-    with replacing(path) as temporary, opener(str(temporary), schema) as opened:
-        yield lambda table: opened.write_table(table.cast(schema))
-
-
-class TextWriter:
-    """Arrow tables as lines of a .csv file; cells that are text stay as they are, and only those in need are quoted."""
-
-    def __init__(self, path: str, schema: Any) -> None:
-        self.path, self.names = Path(path), schema.names
-
-    def __enter__(self) -> TextWriter:
-        self.file = self.path.open("w", newline="", encoding="utf-8")
-        self.lines = csv.writer(self.file, lineterminator="\n")
-        self.lines.writerow(self.names)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def write_table(self, table: Any) -> None:
-        columns = [column.to_pylist() for column in table.columns]
-        self.lines.writerows(zip(*columns, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from nicest.data.arrays import read_npy
 from nicest.data.images import IMAGE_SUFFIXES, read_images
 from nicest.errors import NicestError
+from nicest.messages import nearest
 
 # in the order of the paper's figure, whose captions call 7 and 8 "middle vertically" and "middle horizontally"
 FIGURE = (
@@ -112,8 +112,7 @@ def _of_words(text: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         case "random" if re.fullmatch(r"\d+(\.\d+)?", where) and 0 < float(where) <= 100:
             order = rng.random((n, height * width)).argsort(1).argsort(1)
             return (order < round(float(where) / 100 * height * width)).reshape(n, 1, height, width)
-    close = difflib.get_close_matches(text, (*FIGURE, "paper"), n=1)
-    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    meant = nearest(text, (*FIGURE, "paper"))
     raise NicestError(f"expected a mask such as paper, {', '.join(FIGURE)}, {FORMS}; got {text!r}{meant}")
 
 

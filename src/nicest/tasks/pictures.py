@@ -7,9 +7,9 @@ import io
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from nicest.data.arrays import brief
 from nicest.data.images import IMAGE_FORMATS, turn_upright
 from nicest.errors import NicestError
+from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 
 LARGEST = 4096  # pixels a side

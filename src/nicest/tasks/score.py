@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,11 @@ from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.cells import encode
 from nicest.data.columns import Column, require_columns
 from nicest.data.splits import folder_images, read_rows
-from nicest.data.tables import SUFFIXES, TableFile, is_table, listed
+from nicest.data.tables import SUFFIXES, TableFile, is_table, writing
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.engine import Engine
+from nicest.messages import listed
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
@@ -31,15 +32,17 @@ from nicest.runs.runtime import rows_to
 
 CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
 TRAINING_SCORES = "training-scores.npy"
+SCHEMA = [("file", "string"), ("row", "int64"), ("log_density", "float64"), ("outlier_score", "float64")]
 QUANTILES = 1001  # of the log-densities of training, which outlier scores are read from
 
 
 class Part(NamedTuple):
-    """What one process scores at once: a file, or a row group of one."""
+    """What one process scores at once: a file, or a row group of a table."""
 
     file: int
     path: Path
-    group: int | None
+    table: TableFile | None
+    group: int
     first_row: int
 
 
@@ -82,12 +85,11 @@ def score(
     parts = list(share(plan(paths, columns), rank, size))
     draws = run.draws(draws)
     reference = training_quantiles(run, draws)
-    named = len(paths) > 1 or bool(_image_names(paths[0]))
+    named, text = len(paths) > 1 or bool(_image_names(paths[0])), path.suffix.lower() == ".csv"
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
     with ExitStack() as stack:
-        temporary = stack.enter_context(replacing(path))
-        writer = stack.enter_context(_writer(temporary, path.suffix.lower(), named=named))
+        write = stack.enter_context(writing(path, SCHEMA if named else SCHEMA[1:], plain=True))
         bar = stack.enter_context(Bar("scoring", len(parts)))
         for done, part in enumerate(parts):
             torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
@@ -95,7 +97,9 @@ def score(
             for chunk in chunks(part, columns, recipe):
                 nats = log_densities(engine, chunk, draws)
                 names = _image_names(part.path, whole=len(paths) > 1) or [_name(part.path)] * len(nats)
-                writer.write(names, row, nats, outlier_scores(nats, reference))
+                numbers = (_cells(each, text=text) for each in (nats, outlier_scores(nats, reference)))
+                cells = [names, list(range(row, row + len(nats))), *numbers]
+                write(cells if named else cells[1:])
                 row += len(nats)
                 known = nats[np.isfinite(nats)]
                 total += float(known.sum())
@@ -137,12 +141,12 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
             if extra := require_columns(file, columns):
                 Bar("", 1).note(f"{path}: leaving aside {listed(extra)}, which training had not")
             for group in range(file.groups):
-                yield Part(i, path, group, first)
+                yield Part(i, path, file, group, first)
                 first += file.counts[group] or 0
         elif columns:
             raise NicestError(f"{path}: the model is of a table; expected {', '.join(SUFFIXES)}")
         else:
-            yield Part(i, path, None, 0)
+            yield Part(i, path, None, 0, 0)
 
 
 def share(parts: Iterator[Part], rank: int, size: int) -> Iterator[Part]:
@@ -156,13 +160,13 @@ def part_path(out: Path, rank: int, size: int) -> Path:
 
 
 def _seed(seed: int, part: Part) -> int:
-    return int(np.random.SeedSequence([seed, part.file, part.group or 0]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Chunk]:
     """The rows of a part, some at once."""
-    if columns:
-        for batch in TableFile(part.path).batches([column.name for column in columns], part.group):
+    if part.table:
+        for batch in part.table.batches([column.name for column in columns], part.group):
             yield Chunk(*encode(batch, columns, part.path))
         return
     values = _read_rows(part.path, recipe)
@@ -239,7 +243,7 @@ def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
     rows = splits.train
-    if len(rows) < FEW and len(splits.holed):  # too few whole ones: draws of the model stand for them
+    if len(rows) < FEW and splits.incomplete:  # too few complete rows: draws of the model stand for them
         generator = torch.Generator(engine.device).manual_seed(0)
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
@@ -266,34 +270,6 @@ def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray
     return np.where(np.isnan(nats), np.nan, denser)
 
 
-class Writer(Protocol):
-    def write(self, files: Sequence[str], first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None: ...
-
-
-def _writer(path: Path, suffix: str, *, named: bool) -> Any:
-    return ParquetWriter(path, named) if suffix == ".parquet" else CsvWriter(path, named)
-
-
-class CsvWriter:
-    """Scores as lines of text; what is missing is empty."""
-
-    def __init__(self, path: Path, named: bool) -> None:
-        self.path, self.named = path, named
-
-    def __enter__(self) -> CsvWriter:
-        self.file = self.path.open("w", newline="", encoding="utf-8")
-        self.file.write(("file," if self.named else "") + "row,log_density,outlier_score\n")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def write(self, files: Sequence[str], first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
-        for i, (file, value, share) in enumerate(zip(files, nats.tolist(), outlier.tolist(), strict=True), first_row):
-            name = _quoted(file) + "," if self.named else ""
-            self.file.write(f"{name}{i},{_cell(value)},{_cell(share)}\n")
-
-
 def _image_names(path: Path, *, whole: bool = False) -> list[str]:
     """The names of the images of a folder, from there or whole, row by row; none of anything else."""
     return [_name(file if whole else file.relative_to(path)) for file in folder_images(path)] if path.is_dir() else []
@@ -304,39 +280,8 @@ def _name(path: Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
-def _cell(value: float) -> str:
-    return "" if value != value else f"{value:.6g}" if abs(value) < 1 else f"{value:.6f}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(each in text for each in ',"\r\n') else text
-
-
-class ParquetWriter:
-    """Scores as a Parquet table; what is missing is null."""
-
-    def __init__(self, path: Path, named: bool) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        fields = [("row", pa.int64()), ("log_density", pa.float64()), ("outlier_score", pa.float64())]
-        self.schema = pa.schema([("file", pa.string()), *fields] if named else fields)
-        self.named, self.path, self.open = named, path, parquet.ParquetWriter
-
-    def __enter__(self) -> ParquetWriter:
-        self.file = self.open(self.path, self.schema)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def write(self, files: Sequence[str], first_row: int, nats: np.ndarray, outlier: np.ndarray) -> None:
-        import pyarrow as pa
-
-        arrays = [
-            pa.array(np.arange(first_row, first_row + len(nats))),
-            pa.array(nats, mask=np.isnan(nats)),
-            pa.array(outlier, mask=np.isnan(outlier)),
-        ]
-        names = [pa.array(files, pa.string())] if self.named else []
-        self.file.write_batch(pa.record_batch([*names, *arrays], schema=self.schema))
+def _cells(values: np.ndarray, *, text: bool) -> list[float | None] | list[str]:
+    """A column of the scores; missing ones are None, or empty as text."""
+    if text:
+        return ["" if each != each else f"{each:.6g}" if abs(each) < 1 else f"{each:.6f}" for each in values.tolist()]
+    return [None if each != each else each for each in values.tolist()]

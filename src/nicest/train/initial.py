@@ -40,8 +40,8 @@ def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
     """The recipe with model and training chosen for the rows, but for what it sets itself, or `overrides` do."""
     given = settings_given(recipe, overrides)
     n, images = splits.n_training + len(splits.validating), len(splits.shape) > 1
-    sparse = len(splits.missing) > 0 and splits.fewest < FEW
-    n = splits.fewest if sparse else n
+    sparse = len(splits.missing) > 0 and splits.fewest_observed < FEW
+    n = splits.fewest_observed if sparse else n
     made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
     chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else UNBENT if sparse else {}
     rows = some(splits.training)

@@ -35,17 +35,17 @@ class MissingCells:
     def __init__(self, state: State, splits: Splits, rows: Tensor) -> None:
         self.state, self.rows = state, rows
         self.missing = torch.from_numpy(splits.missing).to(state.device)
-        self.holed = rows[len(rows) - len(self.missing) :]
+        self.incomplete = rows[len(rows) - len(self.missing) :]
         ends = [column.bounds for column in splits.columns] or [ANYWHERE] * splits.dim
         self.lower, self.upper = torch.tensor(ends, device=state.device).unbind(1)
         if len(self.missing) and not len(state.cells):
-            state.cells = state.world.sent({"": self.holed[self.missing].cpu()})[""].to(state.device)
+            state.cells = state.world.sent({"": self.incomplete[self.missing].cpu()})[""].to(state.device)
         self.put()
 
     def put(self) -> None:
         """Take the cells for what the state says."""
         if len(self.missing):
-            self.holed[self.missing] = self.state.cells
+            self.incomplete[self.missing] = self.state.cells
 
     def draw(self, epoch: int, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Before an epoch: move the chains on, if it is time; each process does its share.
@@ -74,8 +74,8 @@ class MissingCells:
                     moved[i] = self.moved(chains, parts[i]).cpu()
         for found in world.all_gather(moved):
             for i, rows in found.items():
-                self.holed[parts[i]] = rows.to(state.device)
-        state.cells = self.holed[self.missing]
+                self.incomplete[parts[i]] = rows.to(state.device)
+        state.cells = self.incomplete[self.missing]
         return True
 
     def seed(self, generator: torch.Generator, epoch: int, part: int) -> None:
@@ -84,4 +84,4 @@ class MissingCells:
 
     def moved(self, chains: Chains, part: Tensor) -> Tensor:
         """Some of the rows, with cells that went on."""
-        return chains.moved(self.holed[part], self.missing[part], MOVES)
+        return chains.moved(self.incomplete[part], self.missing[part], MOVES)
