@@ -281,7 +281,7 @@ class TestPrecision:
         run(tmp_path / "a", "train.precision=bfloat16", settings=PLAIN)
         rows = metrics(tmp_path / "a")
         assert rows[-1]["train_nats"] > rows[0]["train_nats"]
-        assert {tensor.dtype for tensor in model(tmp_path / "a").values()} == {torch.float32}
+        assert {tensor.dtype for tensor in trained(model(tmp_path / "a")).values()} == {torch.float32}
         assert load(tmp_path / "a")(torch.zeros(2, 64)).dtype == torch.float32
         run(tmp_path / "b", settings=PLAIN)
         assert metrics(tmp_path / "b") != rows  # it did compute in another precision

@@ -65,7 +65,7 @@ class TestChains:
                 [chains.moved(x, h, moves) for x, h in zip(begin.split(2000), hidden.split(2000), strict=True)]
             )
             assert torch.equal(found[:, 0], samples[:, 0])
-            assert (found[:, 1:] != start[:, 1:]).any(1).double().mean() > 0.3
+            assert (found[:, 1:] != begin[:, 1:]).any(1).double().mean() > 0.3
             rest = (found[:, 1:] - given @ solve) @ torch.linalg.inv(torch.linalg.cholesky(left)).T
             for d in range(2):
                 assert stats.kstest(rest[:, d].numpy(), "norm").pvalue > 1e-3
@@ -203,7 +203,7 @@ class TestCells:
     ):
         trained(tmp_path, table)
         assert last(tmp_path)["cells"].shape == (int(load(str(table)).missing.sum()),)
-        assert "80 of 320 rows that train have missing cells" in capsys.readouterr().err
+        assert "80 of 320 training rows have missing values" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,9 @@ class Units(nn.Module):
         """Grey levels 0..levels-1, dequantised onto an interval."""
         if levels < 2:
             raise ValueError(f"expected at least 2 levels, got {levels}")
-        if not interval[0] < interval[1]:
-            raise ValueError(f"expected an interval from low to high, got {interval}")
+        low, high = interval
+        if not (low < high and 1e-30 < high - low < 1e30 and max(-low, high) < 1e6 * (high - low)):
+            raise ValueError(f"expected an interval from low to high, such as (-1, 1), got {interval}")
         return cls([1.0] * dim, levels=levels, interval=interval)
 
     @classmethod

@@ -62,7 +62,10 @@ def units_of(data: DataSettings, steps: Sequence[float] = ()) -> Units:
     """From the data as it is stored to real numbers of a sensible size."""
     if data.levels:
         low, high = data.interval
-        return Units.pixels(data.dim, data.levels, (low, high))
+        try:
+            return Units.pixels(data.dim, data.levels, (low, high))
+        except ValueError as error:
+            raise NicestError(f"data.interval: {error}") from error
     return Units.columns(steps or (float(data.discrete > 0),) * data.dim)
 
 

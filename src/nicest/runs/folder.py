@@ -262,10 +262,9 @@ def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str)
     found = {name: tuple(t.shape) for name, t in tensors.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
-            wanted = f"{expected[name]}" if name in expected else "none"
+            wanted, got = (shown(each.get(name, "no such tensor")) for each in (expected, found))
             raise NicestError(
-                f"{source}: the weights do not fit the recipe: expected {shown(name)} of shape {wanted},"
-                f" got {found.get(name, 'none')}"
+                f"{source}: the weights do not fit the recipe: {shown(name)} is {wanted} there, got {got}"
             )
 
 

@@ -222,7 +222,7 @@ class Training:
             self.sink.drop_metrics_after(state.counters.step - state.counters.unscored)
         self.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
         self.cells.put()
-        self.stopped, self.saver.best = False, None
+        self.saver.best = None
         self.prepare()
 
     def diverged(self) -> str:
