@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from zoo import LAWS, PARTITIONS, coupling, couplings, inputs, jacobian
 
 from nicest.flows import (
-    MLP,
     Additive,
     Affine,
     Bijection,
