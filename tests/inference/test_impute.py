@@ -291,6 +291,23 @@ class TestDiscrete:
             assert share == pytest.approx(float((cdf[:, k + 1] - cdf[:, k]).mean()), abs=0.012)
         torch.testing.assert_close(found.mode[:, 1], (middle / step).floor() * step)  # the step of the density's mode
 
+    def test_an_observed_integer_may_lie_anywhere_in_its_step(self):
+        """p(y2 | x1 = 0) is a mixture over y1 in [0, 1), in every row by itself: mean and spread by quadrature."""
+        r = 0.95
+        flow = self.flow((1.0, 0.0), torch.zeros(2).double(), torch.tensor([[1.0, r], [r, 1.0]]).double())
+        x = torch.tensor([[0.0, math.nan]] * 40).double()
+        found = impute_rows(flow, x, x.isnan(), draws=400, steps=1500, warmup=300)
+        y1 = (torch.arange(1000).double() + 0.5) / 1000
+        weight = torch.softmax(-0.5 * y1**2, 0)
+        mean = float((weight * r * y1).sum())
+        spread = math.sqrt(1 - r**2 + float((weight * (r * y1 - mean) ** 2).sum()))
+        draws = found.draws[..., 1]
+        assert (draws.mean(0) - mean).abs().max() < 0.35 * spread
+        assert draws.mean() == pytest.approx(mean, abs=0.01)
+        assert draws.std() == pytest.approx(spread, rel=0.03)
+        assert draws.std(0).mean() == pytest.approx(spread, rel=0.03)
+        assert torch.equal(found.draws[..., 0], torch.zeros(400, 40).double())
+
     def test_two_integers_have_their_joint_probabilities_within_bounds(self):
         """Both missing, cut off at 0 and 4: the mass of every square, by quadrature, over that of all."""
         mean, covariance = torch.tensor([2.0, 1.5]).double(), torch.tensor([[3.0, 1.5], [1.5, 2.0]]).double()
