@@ -6,9 +6,13 @@ import torch
 from scipy import stats
 from zoo import correlated
 
-from nicest.flows import ZCA, DiagonalScaling, Flow, Gaussian, TriangularAffine, moments
+from nicest.flows import ZCA, Bijection, DiagonalScaling, Flow, Gaussian, TriangularAffine, Units, moments
 
 whitenings = pytest.mark.parametrize("whitening", [TriangularAffine, ZCA])
+
+
+def gaussian_flow(layer: Bijection, dim: int) -> Flow:
+    return Flow(Units.continuous(dim, standardise=False), layer, Gaussian(dim)).double()
 
 
 def test_diagonal_scaling_is_exp_s_and_its_spectrum_exp_minus_s():
@@ -34,7 +38,7 @@ def test_whitens_exactly(whitening, dim: int):
 @pytest.mark.parametrize("dim", [2, 3, 17])
 def test_fitted_layer_under_a_gaussian_prior_is_the_sample_gaussian(whitening, dim: int):
     x, new = correlated(300, dim), correlated(20, dim)
-    flow = Flow(whitening(dim).double().fit(x), Gaussian(dim).double())
+    flow = gaussian_flow(whitening(dim).double().fit(x), dim)
     expected = stats.multivariate_normal(x.mean(0).numpy(), np.cov(x.numpy().T, bias=True)).logpdf(new.numpy())
     np.testing.assert_allclose(flow.log_prob(new).detach(), expected, rtol=1e-9)
 
@@ -59,7 +63,7 @@ def test_training_by_the_nice_criterion_reaches_the_closed_form():
     x = correlated(200, 3) / 2
     closed = TriangularAffine(3).double().fit(x)
     trained = TriangularAffine(3).double()
-    flow = Flow(trained, Gaussian(3).double())
+    flow = gaussian_flow(trained, 3)
     options = {"max_iter": 100, "tolerance_grad": 1e-12, "tolerance_change": 0, "line_search_fn": "strong_wolfe"}
     optimiser = torch.optim.LBFGS(flow.parameters(), **options)
 
@@ -72,7 +76,7 @@ def test_training_by_the_nice_criterion_reaches_the_closed_form():
     optimiser.step(closure)
     torch.testing.assert_close(trained.lower, closed.lower, rtol=0, atol=1e-5)
     torch.testing.assert_close(trained.b, closed.b, rtol=0, atol=1e-5)
-    best = Flow(closed, Gaussian(3).double()).log_prob(x).mean()
+    best = gaussian_flow(closed, 3).log_prob(x).mean()
     assert abs((best - flow.log_prob(x).mean()).item()) < 1e-9
 
 

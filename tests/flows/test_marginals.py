@@ -1,10 +1,12 @@
-"""Columns bent to a Gaussian's shape; that it inverts and counts its volume is in `test_bijections.py`."""
+"""Layers of one dimension at a time; that they invert and have the right log-det is in `test_bijections.py`."""
+
+import math
 
 import pytest
 import torch
 from scipy import stats
 
-from nicest.flows import SinhArcsinh
+from nicest.flows import Logit, SinhArcsinh
 
 
 def bent(x: torch.Tensor) -> torch.Tensor:
@@ -38,3 +40,31 @@ def test_fitting_raises_the_likelihood_of_the_column():
 def test_hopeless_columns_stay_finite(rows: torch.Tensor):
     layer = SinhArcsinh(2).double().fit(rows.double())
     assert all(bool(buffer.isfinite().all()) for buffer in layer.buffers())
+
+
+class TestLogit:
+    def test_is_the_formula(self):
+        margin, x = 0.05, torch.rand(4, 3, dtype=torch.float64)
+        y, log_det = Logit(margin)(x)
+        a = margin + (1 - 2 * margin) * x
+        torch.testing.assert_close(y, torch.log(a / (1 - a)))
+        torch.testing.assert_close(log_det, (math.log(1 - 2 * margin) - a.log() - (1 - a).log()).sum(1))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_margin_keeps_the_ends_finite(self, dtype: torch.dtype):
+        x = torch.tensor([[0.0, 1.0]], dtype=dtype)
+        y, log_det = Logit()(x)
+        assert y.isfinite().all()
+        assert log_det.isfinite().all()
+        torch.testing.assert_close(Logit().inverse(y), x, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("margin", [-0.1, 0.5, math.nan])
+    def test_margin_outside_its_interval_is_refused(self, margin: float):
+        with pytest.raises(ValueError, match=str(margin)):
+            Logit(margin)
+
+    def test_log_det_far_out_is_exact(self):
+        y = torch.tensor([[-25.0, -20.5]], dtype=torch.float64)
+        a = y.sigmoid()
+        expected = -(a.log() + torch.log1p(-a)).sum(1)
+        torch.testing.assert_close(Logit(0.0)(a)[1], expected, rtol=1e-13, atol=0)

@@ -1,12 +1,15 @@
 """Coupling functions: deep rectified networks with linear output units (NICE §5.1)."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from zoo import LAWS
 
 from nicest.flows import MLP, Coupling, odd_even
+from nicest.flows.shares import Dropout
 
 
 def linears(network: MLP) -> list[nn.Linear]:
@@ -71,10 +74,44 @@ def test_unknown_initialisation_is_refused_with_the_known_ones():
 
 def test_dropout_follows_every_rectifier_in_training_alone():
     network, x = MLP(4, 4, (64, 64), dropout=0.5), torch.randn(10, 4)
-    assert [type(m) for m in network.layers] == [nn.Linear, nn.ReLU, nn.Dropout] * 2 + [nn.Linear]
+    assert [type(m) for m in network.layers] == [nn.Linear, nn.ReLU, Dropout] * 2 + [nn.Linear]
     network.train()
     assert not torch.equal(network(x), network(x))
     network.eval()
     assert torch.equal(network(x), network(x))
     plain = MLP(4, 4, (64, 64)).train()
     assert torch.equal(plain(x), plain(x))
+
+
+class LowRank(nn.Module):
+    """A linear layer with a trainable update of rank 1."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 1, bias=False), nn.Linear(1, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize(
+    ("at", "replacement"), [(1, lambda old: nn.Tanh()), (2, LowRank), (4, LowRank)], ids=["tanh", "inner", "last"]
+)
+def test_a_replaced_layer_is_called(at: int, replacement: Callable[[nn.Module], nn.Module]):
+    network, x = MLP(4, 4, (8, 8)), torch.randn(5, 4)
+    before = network(x)
+    network.layers[at] = replacement(network.layers[at])
+    expected = x
+    for layer in network.layers:
+        expected = layer(expected)
+    assert torch.equal(network(x), expected)
+    assert (network(x) - before).abs().max() > 1e-3
+
+
+def test_hooks_on_inner_layers_run():
+    network, seen = MLP(4, 4, (8, 8)), []
+    for layer in network.layers:
+        layer.register_forward_hook(lambda module, *_: seen.append(module))
+    network(torch.randn(5, 4))
+    assert seen == list(network.layers)

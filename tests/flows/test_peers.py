@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from zoo import LAWS, PARTITIONS, couplings, inputs, randomised
 
-from nicest.flows import Additive, Chain, Coupling, DiagonalScaling, Flow, Gaussian, Multiplicative
+from nicest.flows import Additive, Chain, Coupling, DiagonalScaling, Flow, Gaussian, Multiplicative, Units
 
 pytestmark = pytest.mark.peers
 
@@ -33,7 +33,8 @@ def peer(name: str) -> ModuleType:
 def make(dim: int, law: str, partition: str) -> Flow:
     """The paper's architecture under a Gaussian prior."""
     chain = couplings(dim, LAWS[law], 4, PARTITIONS[partition])
-    return Flow(Chain(*chain, randomised(DiagonalScaling(dim))), Gaussian(dim)).double()
+    units = Units.continuous(dim, standardise=False)
+    return Flow(units, Chain(*chain, randomised(DiagonalScaling(dim))), Gaussian(dim)).double()
 
 
 def parts(flow: Flow) -> tuple[list[Coupling], Tensor]:

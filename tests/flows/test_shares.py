@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nicest.flows import MLP, Dequantize
+from nicest.flows import MLP, Units
 from nicest.flows.shares import Share, own, whole
+from nicest.lowering.lower import FastMLP
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp
 
@@ -15,9 +16,9 @@ ROWS = torch.randint(17, (7, 64), generator=torch.Generator().manual_seed(0))
 NETWORK = MLP(64, 64, (16, 16), dropout=0.3)
 WARP = Warp((8, 8), 17, AugmentSettings(share=0.3, rotation=0.3, elastic=0.5))
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "noise": lambda rows: Dequantize(17)(rows)[0],
+    "noise": Units.pixels(64, 17).enter,
     "dropout": lambda rows: NETWORK(rows.float()),
-    "dropout in place": lambda rows: NETWORK.reduced(rows.float(), None, torch.float32)[1],
+    "dropout in place": lambda rows: FastMLP(NETWORK, torch.float32).read(rows.float(), None)[1],
     "warps": WARP,
 }
 

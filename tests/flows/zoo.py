@@ -1,7 +1,7 @@
 """Every bijection and its variations, name -> constructor of dimension D, in float64 with random parameters.
 
-One new line in `ZOO` tests a new layer. A name that starts with "logit" gets its inputs from (0, 1), all others from
-R^D. `Dequantize` and `DequantizeColumns` draw noise, so they stand apart, in `test_pixels.py`.
+One new line in `ZOO` tests a new layer, in `test_bijections.py` and, in its fast form, in `tests/lowering`. A name that
+starts with "logit" gets its inputs from (0, 1), all others from R^D.
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from nicest import flows
 from nicest.flows import (
     MLP,
     ZCA,
@@ -25,7 +26,6 @@ from nicest.flows import (
     Logit,
     Multiplicative,
     Partition,
-    Rescale,
     SinhArcsinh,
     Standardise,
     TriangularAffine,
@@ -51,7 +51,7 @@ def board(dim: int) -> Partition:
     return checkerboard(height, dim // height)
 
 
-LAWS: dict[str, Law] = {"additive": Additive(), "multiplicative": Multiplicative(), "affine": Affine()}
+LAWS: dict[str, Law] = {name: kind() for name, kind in flows.LAWS.items()}
 PARTITIONS: dict[str, Callable[[int], Partition]] = {
     "odd_even": odd_even,
     "odd_even-swapped": lambda dim: odd_even(dim).swap(),
@@ -87,8 +87,8 @@ def correlated(n: int, dim: int) -> Tensor:
     return torch.randn(n, dim, dtype=torch.float64) @ mixing.double() + torch.arange(dim)
 
 
-def rescale(dim: int) -> Rescale:
-    return Rescale(torch.randn(dim), torch.rand(dim) + 0.5, dim).double()
+def scaling(dim: int) -> DiagonalScaling:
+    return randomised(DiagonalScaling(dim))
 
 
 def sinh_arcsinh(dim: int) -> SinhArcsinh:
@@ -100,8 +100,16 @@ def sinh_arcsinh(dim: int) -> SinhArcsinh:
 
 def everything(dim: int) -> Chain:
     """All linear layers and all laws in one chain."""
-    linear = [ZOO[name](dim) for name in ("rescale", "zca", "triangular-fitted", "triangular", "diagonal-scaling")]
+    linear = [ZOO[name](dim) for name in ("zca", "triangular-fitted", "triangular", "diagonal-scaling")]
     return Chain(*linear, *(coupling(irregular(dim), law) for law in LAWS.values()))
+
+
+def conditional(dim: int) -> Within:
+    """Couplings of the second half whose context is a network of the first; scaling alone where they have no room."""
+    if dim < 4:
+        return Within(halves(dim), scaling(dim // 2))
+    network = randomised(MLP((dim + 1) // 2, 3, (8,)))
+    return Within(halves(dim), couplings(dim // 2, Affine(), 2, context_dim=3), network)
 
 
 ZOO: dict[str, Callable[[int], Bijection]] = {
@@ -112,24 +120,23 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     },
     "multiplicative-bound": lambda dim: coupling(halves(dim), Multiplicative(bound=0.5)),
     "affine-bound": lambda dim: coupling(halves(dim), Affine(bound=5.0)),
-    "diagonal-scaling": lambda dim: randomised(DiagonalScaling(dim)),
+    "diagonal-scaling": scaling,
     "triangular": lambda dim: randomised(TriangularAffine(dim)),
     "triangular-fitted": lambda dim: TriangularAffine(dim).double().fit(correlated(20 * dim, dim)),
     "zca": lambda dim: ZCA(dim).double().fit(correlated(20 * dim, dim)),
-    "rescale": rescale,
-    "rescale-interval": lambda dim: Rescale(-1.0, 2.0, dim).double(),
     "sinh-arcsinh": sinh_arcsinh,
     "sinh-arcsinh-fitted": lambda dim: SinhArcsinh(dim).double().fit(correlated(20 * dim, dim)),
     "logit": lambda dim: Logit(),
     "logit-margin": lambda dim: Logit(margin=0.05),
-    "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), rescale(dim)),
+    "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), scaling(dim)),
     "standardise": lambda dim: coupling(halves(dim), Standardise()),
-    "within": lambda dim: Within(halves(dim), rescale(dim // 2)),
+    "within": lambda dim: Within(irregular(dim), scaling(dim // 2)),
+    "within-conditional": conditional,
     "chain-empty": lambda dim: Chain(),
-    "chain-nice": lambda dim: Chain(couplings(dim, Additive(), 4), randomised(DiagonalScaling(dim))),
+    "chain-nice": lambda dim: Chain(couplings(dim, Additive(), 4), scaling(dim)),
     "chain-affine": lambda dim: couplings(dim, Affine(), 4, irregular),
-    "chain-named": lambda dim: Chain({"bottom": coupling(halves(dim), Affine()), "top": rescale(dim)}),
-    "chain-nested": lambda dim: Chain(Chain(Chain(coupling(odd_even(dim), Affine())), rescale(dim)), Chain()),
+    "chain-named": lambda dim: Chain({"bottom": coupling(halves(dim), Affine()), "top": scaling(dim)}),
+    "chain-nested": lambda dim: Chain(Chain(Chain(coupling(odd_even(dim), Affine())), scaling(dim)), Chain()),
     "chain-everything": everything,
 }
 

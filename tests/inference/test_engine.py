@@ -1,9 +1,12 @@
-"""Scoring and sampling any number of rows: batches, precision, and the flow left as it was."""
+"""Scoring and sampling any number of rows: batches, precision, shares, and memory that runs out."""
+
+import copy
 
 import pytest
 import torch
 
-from nicest.flows import Coupling, Flow
+from nicest.flows import Flow
+from nicest.flows.shares import Share
 from nicest.inference import engine
 from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
@@ -48,20 +51,70 @@ def test_terms_come_by_name(flow: Flow):
     torch.testing.assert_close(torch.cat([part["prior"] for part in parts]), flow.terms(rows)["prior"].detach())
 
 
-def test_precision_is_the_engines_own_and_the_flow_keeps_its(flow: Flow):
+def test_precision_is_by_default_that_of_the_flow(flow: Flow):
     rows = torch.randn(9, 6)
-    couplings = [layer for layer in flow.chain if isinstance(layer, Coupling)]
-    couplings[0].precision = torch.float16
-    exact = Engine(flow).log_prob(rows)
     half = Engine(flow, precision=torch.float16).log_prob(rows)
-    assert [layer.precision for layer in couplings] == [torch.float16, None, None, None]
+    exact = Engine(flow).log_prob(rows)
+    assert exact.dtype == half.dtype == torch.float32
     assert not torch.equal(exact, half)
     torch.testing.assert_close(exact, half, rtol=0.02, atol=0.02)
-    couplings[0].precision = None
     torch.testing.assert_close(exact, flow(rows).detach())
+    double = Engine(copy.deepcopy(flow).double()).log_prob(rows)
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_the_flow_keeps_its_precision_also_when_a_batch_fails(flow: Flow):
-    with pytest.raises(ValueError, match="expected 6 features"):
+def test_weights_that_change_are_seen(flow: Flow):
+    rows, engine = torch.randn(9, 6), Engine(flow)
+    before = engine.log_prob(rows)
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.add_(0.1)
+    engine.refresh()
+    assert not torch.equal(engine.log_prob(rows), before)
+    torch.testing.assert_close(engine.log_prob(rows), flow(rows).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_no_rows_have_no_scores(flow: Flow):
+    engine = Engine(flow)
+    assert engine.log_prob(torch.zeros(0, 6)).shape == (0,)
+    assert engine.sample(0).shape == (0, 6)
+
+
+def test_rows_of_another_size_are_refused(flow: Flow):
+    with pytest.raises(ValueError, match="expected 6 features, got 5"):
         Engine(flow, precision=torch.float16).log_prob(torch.randn(3, 5))
-    assert {layer.precision for layer in flow.chain if isinstance(layer, Coupling)} == {None}
+
+
+def test_options_reach_the_method_of_the_flow():
+    torch.manual_seed(0)
+    recipe = load_recipe("digits").override("model.width=16", "model.dropout=0", "data.shape=[6]")
+    flow, rows = build(recipe).eval(), torch.randint(17, (9, 6))
+    middle = torch.cat(list(Engine(flow, batch=4).each("log_prob", rows, noise=False)))
+    torch.testing.assert_close(middle, flow.log_prob(rows, noise=False).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_shares_of_a_batch_score_as_the_whole(flow: Flow):
+    rows = torch.randn(11, 6)
+    expected = Engine(flow, batch=4).log_prob(rows)
+    for rank in range(3):
+        share = Share(rank, 3)
+        parts = list(Engine(flow, batch=4, share=share).each("log_prob", rows))
+        own = torch.cat([share.rows(part) for part in expected.split(4)])
+        torch.testing.assert_close(torch.cat(parts), own)
+
+
+def test_memory_that_runs_out_halves_the_batch(flow: Flow, monkeypatch: pytest.MonkeyPatch):
+    rows, engine = torch.randn(20, 6), Engine(flow, batch=16)
+    apply = engine._apply
+
+    def scarce(method: str, options: dict, x: torch.Tensor, whole: int) -> torch.Tensor:
+        if len(x) > 4:
+            raise torch.OutOfMemoryError
+        return apply(method, options, x, whole)
+
+    monkeypatch.setattr(engine, "_apply", scarce)
+    with pytest.warns(UserWarning, match="going on with"):
+        found = engine.log_prob(rows)
+    assert engine.batch == 4
+    torch.testing.assert_close(found, flow(rows).detach())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class Flow(nn.Module):
         if units.dim != prior.dim:
             raise ValueError(f"expected a prior of {units.dim} dimensions, as the units have, got {prior.dim}")
         self.units, self.chain, self.prior = units, chain, prior
-        couplings = sum(isinstance(layer, Coupling) for layer in chain) if isinstance(chain, Chain) else 0
+        couplings = sum(isinstance(layer, Coupling) for layer in layers_of(chain))
         if 0 < couplings < 3:
             warnings.warn(
                 f"{couplings} coupling layer(s): at least three are needed before every dimension can influence"
@@ -129,7 +130,7 @@ class Flow(nn.Module):
         before: list[Bijection] = []
 
         def reached(part: Tensor) -> Tensor:
-            y = self.units.enter(part.to(self.units.scale))
+            y = self.units.enter(part.to(self.device))
             for layer in before:
                 y = layer(y)[0]
             return y
@@ -140,7 +141,7 @@ class Flow(nn.Module):
                 known = known and layer.carry(*known)
             return known
 
-        for layer in self.chain if isinstance(self.chain, Chain) else [self.chain]:
+        for layer in layers_of(self.chain):
             if isinstance(layer, Whitening):
                 layer.fit_moments(*(carried() or moments(rows, of=reached)))
             elif type(layer).fit is not Bijection.fit:
@@ -150,6 +151,15 @@ class Flow(nn.Module):
     def to_distribution(self, context: Tensor | None = None) -> Distribution:
         """The flow as a `torch.distributions.Distribution` that checks its arguments."""
         return FlowDistribution(self, context)
+
+
+def layers_of(chain: Bijection) -> Iterator[Bijection]:
+    """The layers of a chain, and of the chains within it, in the order data meets them."""
+    if not isinstance(chain, Chain):
+        yield chain
+        return
+    for layer in chain:
+        yield from layers_of(layer)
 
 
 class FlowDistribution(Distribution):

@@ -136,10 +136,10 @@ class ZCA(Whitening):
 
 def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Tensor.double) -> tuple[Tensor, Tensor]:
     """Mean and covariance (divided by N) of the rows of x, or of a function of them, in float64 without a copy."""
-    mean = torch.stack([of(part).sum(0) for part in x.split(rows)]).sum(0) / len(x)
+    mean = torch.stack([of(part).double().sum(0) for part in x.split(rows)]).sum(0) / len(x)
     scatter = torch.zeros(len(mean), len(mean)).to(mean)
     for part in x.split(rows):
-        centred = of(part) - mean
+        centred = of(part).double() - mean
         scatter += centred.mT @ centred
     return mean, scatter / len(x)
 

@@ -73,13 +73,15 @@ class Units(nn.Module):
         check_features(x, self.dim)
         if not self.discrete:
             return self.place(x)
-        x = x.to(self.scale.dtype)
+        stored, x = x, x.to(self.scale.dtype)
         shape = (whole(len(x)), self.dim)
         u = own(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator)) if noise else 0.5
         y = self.place(x + self.step * u)
-        # rounding may take y up to the next step: then the largest number below it is meant
-        inside = torch.minimum(y, torch.nextafter(self.place(x.detach() + self.step), y.new_tensor(-math.inf)))
-        return inside if self.levels else torch.where(self.step > 0, inside, y)
+        # rounding may take y across an edge of its step, which is where `leave` looks for it
+        count = (x.detach() / self._unit).round()
+        low, high = self.place(count * self._unit), self.place((count + 1) * self._unit)
+        inside = torch.maximum(torch.minimum(y, torch.nextafter(high, y.new_tensor(-math.inf))), low)
+        return inside if self.levels else torch.where(self.step > 0, inside, self.place(stored))
 
     def place(self, x: Tensor) -> Tensor:
         """Real numbers in the units of the data as y; a step x has its edges at x and x + step."""
@@ -93,7 +95,7 @@ class Units(nn.Module):
         x = y * self.scale + self.loc if self.levels or self.standardise else y
         if not self.discrete:
             return x
-        unit = torch.where(self.step > 0, self.step, 1.0)
+        unit = self._unit
         count = (x / unit).floor()
         # where rounding took y across the edge of a step, y itself says on which side it lies
         count = count + (self.place((count + 1) * unit) <= y).to(y) - (self.place(count * unit) > y).to(y)
@@ -111,10 +113,15 @@ class Units(nn.Module):
             if high - low != 1 or low:
                 terms["interval"] = self.dim * math.log(high - low)
         elif self.discrete:
-            terms["columns"] = torch.where(self.step > 0, self.step, 1.0).log().sum()
+            terms["columns"] = self._unit.log().sum()
         if self.standardise:
             terms["standardise"] = -self.scale.log().sum()
         return terms
+
+    @property
+    def _unit(self) -> Tensor:
+        """The step of a discrete dimension, 1 for a continuous one."""
+        return torch.where(self.step > 0, self.step, 1.0)
 
     @property
     def log_det(self) -> Tensor | float:

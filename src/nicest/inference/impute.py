@@ -141,13 +141,15 @@ class Walk(Chains):
 
     def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
         """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""
-        self.place(self.enter(torch.where(hidden, 0.0, x)), hidden)
+        x = torch.where(hidden, 0.0, x)
+        self.place(self.enter(x), hidden)
         at, log_step = self.start(), self.first_step()
         taken, states, heights = torch.zeros_like(log_step), [], []
         langevins = 0
         for i in range(1 - self.warmup, self.steps + 1):
             if i % JUMP_EVERY == 0:
                 at, _ = self.jump(at)
+                at = self.redraw(at, x) if self.units.discrete else at
             else:
                 at, chance = self.langevin(at, log_step.exp())
                 if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact

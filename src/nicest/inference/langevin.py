@@ -112,6 +112,20 @@ class Chains:
         to = self.at(SPREAD * self.noise())
         return self.metropolis(at, to, to.nats - at.nats + half_square(to.w / SPREAD) - half_square(at.w / SPREAD))
 
+    def redraw(self, at: Point, x: Tensor) -> Point:
+        """Draw anew where some observed discrete cells of rows x lie in their steps: that is as hidden as the rest.
+
+        y' ~ U(step), taken with probability min(1, p(y') / p(y)); about two cells of a row at a time.
+        """
+        few = min(0.5, 2 / int((self.units.step > 0).sum()))
+        drawn = self.enter(x.repeat_interleave(self.chains, 0)).view_as(at.y)
+        uniform = torch.rand(at.y.shape, generator=self.generator, dtype=at.y.dtype, device=at.y.device)
+        self.observed = torch.where(uniform < few, drawn, at.y)
+        to = self.at(at.w)
+        at, _ = self.metropolis(at, to, to.nats - at.nats)
+        self.observed = at.y
+        return at
+
     def metropolis(self, at: Point, to: Point, log_ratio: Tensor) -> tuple[Point, Tensor]:
         """Each chain where it goes, and the mean probability of going, (B,); to what is not a number it does not go."""
         chance = log_ratio.clamp(max=0).exp().nan_to_num(0.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows import MLP, Additive, Bijection, Chain, Coupling, Flow, Partition, Units
+from nicest.flows.bijection import check_features
 from nicest.flows.shares import Dropout, own, whole
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
@@ -43,6 +44,7 @@ class LoweredUnits(Units):
         self.step, self.loc, self.scale = units.step, units.loc, units.scale
 
     def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
+        check_features(x, self.dim)
         kernels: Any = kernels_for(x)
         if not kernels or not noise or not self.levels or self.scale.dtype != torch.float32 or x.requires_grad:
             return super().enter(x, noise=noise, generator=generator)
@@ -56,7 +58,7 @@ class FastMLP:
     def __init__(self, network: MLP, dtype: torch.dtype) -> None:
         self.network, self.dtype = network, dtype
         self.linears = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
-        self.dropout = next((layer.p for layer in network.layers if isinstance(layer, Dropout)), 0.0)
+        self.dropout = next((layer for layer in network.layers if isinstance(layer, Dropout)), None)
         self.buffers: Buffers | None = None
 
     @staticmethod
@@ -68,7 +70,8 @@ class FastMLP:
         hidden = (len(kinds) - 1) // (3 if Dropout in kinds else 2)
         made = [nn.Linear, nn.ReLU, *([Dropout] if Dropout in kinds else [])] * hidden + [nn.Linear]
         biased = all(layer.bias is not None for layer in network.layers if isinstance(layer, nn.Linear))
-        return FastMLP(network, dtype) if kinds == made and biased else None
+        rates = {layer.p for layer in network.layers if isinstance(layer, Dropout)}
+        return FastMLP(network, dtype) if kinds == made and biased and len(rates) < 2 else None
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """x_I1 as the network reads it, and the output at it."""
@@ -86,7 +89,7 @@ class FastMLP:
     @property
     def rate(self) -> float:
         """Of dropout, now."""
-        return self.dropout if self.network.training else 0.0
+        return self.dropout.p if self.dropout is not None and self.dropout.training else 0.0
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -168,15 +171,15 @@ class LoweredChain(Bijection):
     def exclusive(self) -> bool:
         """Whether every fast network belongs to one coupling and to nothing else."""
         fast = [p for each in self.networks for p in each.network.parameters()]
-        rest = [part.layer if isinstance(part, FastCoupling) else part for _, part in self.fast]
-        plain = {p for part in rest for p in part.parameters() if not isinstance(part, Coupling)}
+        rest = [part.layer if isinstance(part, FastCoupling) else part for _, part in self.fast if not _is_fast(part)]
+        plain = {p for part in rest for p in part.parameters()}
         return len(set(fast)) == len(fast) and plain.isdisjoint(fast)
 
     @property
     def plain_layers(self) -> list[str]:
         """What has parameters to train and no fast form, by name."""
         return [
-            name or type(part).__name__
+            name or type(part.layer if isinstance(part, FastCoupling) else part).__name__
             for name, part in self.fast
             if (part.network is None if isinstance(part, FastCoupling) else any(p.ndim > 1 for p in part.parameters()))
         ]
@@ -187,12 +190,12 @@ class LoweredChain(Bijection):
             network.copy_weights()
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, terms = self._walk(x, context)
+        x, terms = self._walk(x, context, ledger=False)
         counted = [term for term in terms.values() if term is not None]
         return x, reduce(torch.add, counted) if counted else x.new_zeros(len(x))
 
     def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        x, terms = self._walk(x, context)
+        x, terms = self._walk(x, context, ledger=True)
         return x, {name: x.new_zeros(len(x)) if term is None else term for name, term in terms.items()}
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
@@ -206,14 +209,20 @@ class LoweredChain(Bijection):
                 stream.parts = part.uncouple(*stream.split(part.partition), context)
         return stream.whole()
 
-    def _walk(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """f(x) and the terms, None where a layer keeps volume; between couplings x stays split in its two parts."""
+    def _walk(self, x: Tensor, context: Tensor | None, *, ledger: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """f(x) and the terms, None where a layer keeps volume; between couplings x stays split in its two parts.
+
+        A plain layer has one term, or, for the ledger, one for each layer inside it.
+        """
         terms: dict[str, Tensor | None] = {}
         stream = _Stream(x)
         for name, part in self.fast:
             if not isinstance(part, FastCoupling):
-                x, inner = part.walk(stream.whole(), context)
-                terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
+                if ledger:
+                    x, inner = part.walk(stream.whole(), context)
+                    terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
+                else:
+                    x, terms[name] = part(stream.whole(), context)
                 stream = _Stream(x)
             elif part.network and part.at_once(x, context):
                 stream = _Stream(part.network.shift(stream.whole(), part.partition, 1))
@@ -244,6 +253,10 @@ class _Stream:
 
     def whole(self) -> Tensor:
         return self.x if self.partition is None else self.partition.merge(*self.parts)
+
+
+def _is_fast(part: FastCoupling | Bijection) -> bool:
+    return isinstance(part, FastCoupling) and part.network is not None
 
 
 def _flattened(name: str, layer: Bijection) -> Iterator[tuple[str, Bijection]]:
