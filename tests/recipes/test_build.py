@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from nicest.recipes.units import interval_nats
 from torch import Tensor, nn
 
 from nicest.flows import (
@@ -29,7 +30,6 @@ from nicest.flows import (
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build, fit_constants, input_layers, needs_moments
 from nicest.recipes.recipe import DataSettings, ModelSettings
-from nicest.recipes.units import interval_nats
 
 Refusal = Callable[..., str]
 SMALL = ("model.width=8", "model.hidden_layers=1")

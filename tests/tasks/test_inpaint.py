@@ -13,16 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from nicest.inference.space import Space, frozen
+from nicest.recipes.units import interval_nats
 from PIL import Image
 from torch import Tensor
 
 from nicest.files import to_json
 from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Logistic, Rescale
 from nicest.inference.fill import OURS, PRESETS, Ascent, Schedule, ascend, fill
-from nicest.inference.space import Space, frozen
 from nicest.plots import image_grid
 from nicest.recipes.splits import load_splits
-from nicest.recipes.units import interval_nats
 from nicest.runs.folder import load_with_recipe
 from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE

@@ -11,6 +11,7 @@ from nicest.data import load
 from nicest.flows import MLP, Additive, Coupling, Flow, Partition, Units
 from nicest.inference.engine import Engine
 from nicest.lowering import LoweredChain
+from nicest.lowering.lower import LoweredUnits
 from nicest.recipes import load_recipe
 from nicest.runs.run import load as load_model
 from nicest.runs.runtime import rows_to
@@ -207,6 +208,17 @@ class TestKernels:
                 kernels.dequantize(x, u, torch.zeros(30, device="cuda"), count.float().expand(30).contiguous()),
                 torch.minimum((x + u) / count, limit),
             )
+
+    @pytest.mark.parametrize("interval", [(0.0, 1.0), (-1.0, 1.0), (0.3, 0.7)])
+    @pytest.mark.parametrize("levels", [2, 17, 256, 65536])
+    def test_units_of_pixels_enter_and_leave_exactly(self, levels: int, interval: tuple[float, float]):
+        plain = Units.pixels(30, levels, interval).cuda()
+        fast = LoweredUnits(plain)
+        x = torch.randint(levels, (500, 30), device="cuda", dtype=torch.int32)
+        assert torch.equal(fast.leave(fast.enter(x)), x.float())
+        y = torch.randn(500, 30, device="cuda") * (interval[1] - interval[0])
+        y[0, 0] = torch.nan
+        torch.testing.assert_close(fast.leave(y), plain.leave(y), equal_nan=True, rtol=0, atol=0)
 
     @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 129), (200, 1000)])
     def test_rectified_gradient(self, rows: int, columns: int):

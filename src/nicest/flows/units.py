@@ -31,20 +31,21 @@ class Units(nn.Module):
 
     def __init__(
         self,
-        step: Sequence[float],
+        step: Sequence[float] | Tensor,
         *,
         levels: int = 0,
         interval: tuple[float, float] = (0.0, 1.0),
         standardise: bool = False,
     ) -> None:
         super().__init__()
-        if not all(each >= 0 for each in step):
+        steps = step.tolist() if isinstance(step, Tensor) else list(step)
+        if not all(each >= 0 for each in steps):
             raise ValueError("every step must be 0 or more")
-        self.dim, self.levels, self.interval, self.standardise = len(step), levels, interval, standardise
-        self.discrete = any(each > 0 for each in step)
+        self.dim, self.levels, self.interval, self.standardise = len(steps), levels, interval, standardise
+        self.discrete = any(each > 0 for each in steps)
         low, high = interval
         width = levels / (high - low) if levels else 1.0
-        self.register_buffer("step", torch.tensor(step, dtype=torch.get_default_dtype()))
+        self.register_buffer("step", torch.tensor(steps, dtype=torch.get_default_dtype()))
         self.register_buffer("loc", torch.full((self.dim,), -low * width if levels else 0.0))
         self.register_buffer("scale", torch.full((self.dim,), width))
 
@@ -59,7 +60,7 @@ class Units(nn.Module):
         return cls([1.0] * dim, levels=levels, interval=interval)
 
     @classmethod
-    def columns(cls, step: Sequence[float]) -> Units:
+    def columns(cls, step: Sequence[float] | Tensor) -> Units:
         """Columns of a table, standardised by `fit`: integers in multiples of their step, reals with step 0."""
         return cls(step, standardise=True)
 

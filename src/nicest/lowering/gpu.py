@@ -7,12 +7,16 @@ from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
-    """`lowering.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None."""
-    return _kernels() if x.is_cuda and x.numel() < 2**31 else None
+    """`lowering.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None.
+
+    The kernels compute in float32: float64 has none.
+    """
+    return _kernels() if x.is_cuda and x.dtype != torch.float64 and x.numel() < 2**31 else None
 
 
 @cache

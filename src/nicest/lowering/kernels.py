@@ -118,6 +118,28 @@ def _dequantize(x, u, loc, scale, y, columns, total):
     tl.store(y + i, tl.minimum(value, below.to(tl.float32, bitcast=True)), mask=inside)
 
 
+def quantize(y: Tensor, loc: Tensor, scale: Tensor, levels: int) -> Tensor:
+    """The level that y lies in, whose edges are (level - loc) / scale and (level + 1 - loc) / scale; float32."""
+    x = torch.empty_like(y)
+    _quantize[(triton.cdiv(y.numel(), _BLOCK.value),)](y, loc, scale, x, levels, y.shape[1], y.numel())
+    return x
+
+
+@triton.jit
+def _quantize(y, loc, scale, x, levels, columns, total):
+    i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    inside = i < total
+    value = tl.load(y + i, mask=inside, other=0.0)
+    away = tl.load(loc + i % columns, mask=inside, other=0.0)
+    width = tl.load(scale + i % columns, mask=inside, other=1.0)
+    level = tl.floor(value * width + away)
+    above = tl.div_rn((level + 1.0) - away, width) <= value  # rounding may have taken it across an edge
+    below = tl.div_rn(level - away, width) > value
+    level = level + above.to(tl.float32) - below.to(tl.float32)
+    level = tl.minimum(tl.maximum(level, 0.0), levels - 1.0)
+    tl.store(x + i, tl.where(value == value, level, value), mask=inside)
+
+
 def sum_rows(rows: int) -> int:
     """How many rows `rectified_gradient` leaves of so many to be summed."""
     return triton.cdiv(rows, _ROWS.value)

@@ -36,20 +36,29 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
 
 
 class LoweredUnits(Units):
-    """Units of a flow whose dequantisation is one kernel on a GPU."""
+    """Units of a flow, for which pixels enter and leave by one kernel on a GPU."""
 
     def __init__(self, units: Units) -> None:
-        steps = units.step.tolist()
-        super().__init__(steps, levels=units.levels, interval=units.interval, standardise=units.standardise)
+        super().__init__(units.step, levels=units.levels, interval=units.interval, standardise=units.standardise)
         self.step, self.loc, self.scale = units.step, units.loc, units.scale
 
     def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
         check_features(x, self.dim)
-        kernels: Any = kernels_for(x)
-        if not kernels or not noise or not self.levels or self.scale.dtype != torch.float32 or x.requires_grad:
+        kernels = self._kernels(x)
+        if not kernels or not noise:
             return super().enter(x, noise=noise, generator=generator)
         u = own(torch.rand(whole(len(x)), self.dim, device=x.device, generator=generator))
         return kernels.dequantize(x.contiguous(), u, self.loc, self.scale)
+
+    def leave(self, y: Tensor) -> Tensor:
+        check_features(y, self.dim)
+        kernels = self._kernels(y)
+        return kernels.quantize(y.contiguous(), self.loc, self.scale, self.levels) if kernels else super().leave(y)
+
+    def _kernels(self, x: Tensor) -> Any:
+        """The kernels for pixels in float32, through which no gradient flows."""
+        fits = self.levels and self.scale.dtype == torch.float32 and not (x.requires_grad and torch.is_grad_enabled())
+        return kernels_for(x) if fits else None
 
 
 class FastMLP:
