@@ -81,7 +81,7 @@ class Units(nn.Module):
         # rounding may take y across an edge of its step, which is where `leave` looks for it
         count = (x.detach() / self._unit).round()
         low, high = self.place(count * self._unit), self.place((count + 1) * self._unit)
-        inside = torch.maximum(torch.minimum(y, torch.nextafter(high, y.new_tensor(-math.inf))), low)
+        inside = torch.maximum(torch.minimum(y, torch.nextafter(high, torch.full_like(high, -math.inf))), low)
         return inside if self.levels else torch.where(self.step > 0, inside, self.place(stored))
 
     def place(self, x: Tensor) -> Tensor:

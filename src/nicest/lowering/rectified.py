@@ -69,7 +69,10 @@ def shifted(
 
 
 class _Pass:
-    """A pass through the network, with what the way back needs."""
+    """A pass through the network, with what the way back needs.
+
+    `run` gives the output and does not keep it: autograd's node, which keeps the pass, would keep itself.
+    """
 
     def __init__(self, inputs: Tensor, dropout: float, buffers: Buffers | None, parameters: Sequence[Tensor]) -> None:
         half, dtype = len(parameters) // 2, inputs.dtype
@@ -80,6 +83,10 @@ class _Pass:
             self.copies = list(zip(casts[:half], casts[half:], strict=True))
         else:
             self.copies = buffers.copies
+        self.inputs, self.dropout = inputs, dropout
+
+    def run(self) -> Tensor:
+        inputs, dropout, dtype = self.inputs, self.dropout, self.inputs.dtype
         *hidden, (last_weight, last_bias) = self.copies
         widths = [len(b) for _, b in hidden]
         self.room: Any = [None] * len(widths)
@@ -90,14 +97,14 @@ class _Pass:
             self.active.append(torch._addmm_activation(b, self.active[-1], w.t(), out=out))
             if dropout:
                 shares.dropout(self.active[-1], dropout, inplace=True)
-        self.output = torch.addmm(last_bias, self.active[-1], last_weight.t())
+        return torch.addmm(last_bias, self.active[-1], last_weight.t())
 
     def back(self, gradient: Tensor, sign: float, wanted: bool) -> tuple[Tensor, list[Tensor | None]]:
         """The gradient before the first layer, from that of sign · output; and those of weights and biases."""
         copies, active, n = self.copies, self.active, len(self.copies)
         stacked = isinstance(self.room, Tensor)
         room: Any = torch.empty_like(self.room) if stacked else [torch.empty_like(a) for a in active[1:]]
-        deltas = [*room, torch.empty_like(self.output)]  # the gradients before each rectifier
+        deltas = [*room, active[0].new_empty(gradient.shape)]  # the gradients before each rectifier
         sums = _sums(gradient, n, max(len(b) for _, b in copies))
         _rectified_gradient(gradient, None, sign, deltas[-1], sums[-1])
         for k in reversed(range(1, n)):
@@ -127,17 +134,17 @@ class _Rectified(torch.autograd.Function):
         ctx: Any, x: Tensor, dtype: torch.dtype, dropout: float, buffers: Buffers | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         if dtype == x.dtype:
-            ctx.run = _Pass(x, dropout, buffers, parameters)
-            return x.view_as(x), ctx.run.output
+            ctx.made = _Pass(x, dropout, buffers, parameters)
+            return x.view_as(x), ctx.made.run()
         settled = _settle(x)
-        ctx.run = _Pass(settled.to(dtype), dropout, buffers, parameters)
-        return settled, _settle(ctx.run.output.to(x.dtype))
+        ctx.made = _Pass(settled.to(dtype), dropout, buffers, parameters)
+        return settled, _settle(ctx.made.run().to(x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_x: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        delta, grads = ctx.run.back(grad_output, 1, any(ctx.needs_input_grad[4:]))
-        through = grad_x + delta @ ctx.run.copies[0][0] if ctx.needs_input_grad[0] else None
+        delta, grads = ctx.made.back(grad_output, 1, any(ctx.needs_input_grad[4:]))
+        through = grad_x + delta @ ctx.made.copies[0][0] if ctx.needs_input_grad[0] else None
         return (through, None, None, None, *grads)
 
 
@@ -155,18 +162,18 @@ class _Shifted(torch.autograd.Function):
     ) -> Tensor:
         kernels: Any = kernels_for(x)
         ctx.layout, ctx.sign = layout, sign
-        ctx.run = _Pass(kernels.read(x, layout, SHIFT, dtype), dropout, buffers, parameters)
-        return kernels.couple(x, ctx.run.output, layout, sign, SHIFT)
+        ctx.made = _Pass(kernels.read(x, layout, SHIFT, dtype), dropout, buffers, parameters)
+        return kernels.couple(x, ctx.made.run(), layout, sign, SHIFT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         kernels: Any = kernels_for(grad_y)
         changed = kernels.part(grad_y, ctx.layout, 2)
-        delta, grads = ctx.run.back(changed, ctx.sign, any(ctx.needs_input_grad[6:]))
+        delta, grads = ctx.made.back(changed, ctx.sign, any(ctx.needs_input_grad[6:]))
         through = None
         if ctx.needs_input_grad[0]:
-            through = kernels.add_to_read(grad_y, delta @ ctx.run.copies[0][0], ctx.layout)
+            through = kernels.add_to_read(grad_y, delta @ ctx.made.copies[0][0], ctx.layout)
         return (through, None, None, None, None, None, *grads)
 
 
