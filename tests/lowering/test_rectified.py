@@ -12,7 +12,7 @@ from zoo import LAWS
 from nicest.flows import MLP, Additive, Affine, Chain, Coupling, Law, odd_even
 from nicest.lowering import LoweredChain
 from nicest.lowering.lower import FastMLP
-from nicest.lowering.rectified import Buffers
+from nicest.lowering.rectified import Buffers, rectified
 
 HIDDEN = {"none": (), "one": (5,), "equal": (6, 6, 6), "unequal": (4, 7, 3)}
 nets = pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
