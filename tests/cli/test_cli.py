@@ -22,7 +22,8 @@ from nicest.files import to_json
 from nicest.inference import fill
 from nicest.inference.fill import PRESETS
 from nicest.recipes import names
-from nicest.runs.folder import RunFolder, load_with_recipe
+from nicest.runs.folder import RunFolder
+from nicest.runs.run import Run
 from nicest.tasks import latent
 from nicest.tasks.masks import FIGURE
 
@@ -254,10 +255,10 @@ class TestEvaluate:
         assert (first["split"], first["baselines"]) == ("valid", {})
 
     def test_of_a_sick_model_counts_it_prints_null_and_warns(self, nicest: Callable, digits: Path, tmp_path: Path):
-        flow, recipe, _ = load_with_recipe(digits)
+        run = Run(digits)
         with torch.no_grad():
-            flow.chain.layers["scaling"].s[0] = math.nan
-        RunFolder(tmp_path).save_model(flow.state_dict(), {}, recipe, {})
+            run.flow.chain.layers["scaling"].s[0] = math.nan
+        RunFolder(tmp_path).save_model(run.flow.state_dict(), {}, run.recipe, {})
         done = nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines", "--json")
         assert done.code == 0
         assert done.json["non_finite"] == done.json["n"] == 180

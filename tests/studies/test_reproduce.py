@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import nicest
 from nicest import cli
 from nicest.errors import NicestError
 from nicest.studies import reproduce
@@ -42,7 +43,7 @@ def row(folder: Path, recipe: str = "digits") -> dict:
 
 def test_a_row_is_the_mean_of_its_seeds_as_evaluate_gives_them(made: Path):
     digits = row(made)
-    scores = [evaluate(made / "runs" / f"digits-{seed}", device="cpu")["mean_nats"] for seed in (0, 1)]
+    scores = [evaluate(nicest.open(made / "runs" / f"digits-{seed}"))["mean_nats"] for seed in (0, 1)]
     assert [each["mean_nats"] for each in digits["runs"]] == pytest.approx(scores)
     assert digits["test_mean_nats"] == pytest.approx(sum(scores) / 2)
     assert digits["test_sd"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
