@@ -1,4 +1,4 @@
-"""Three tiny trained runs that all tests of the tasks share: grey levels, continuous rows, colour images."""
+"""Tiny trained runs that all tests of the tasks share: grey levels, continuous rows, colour images, a mixed table."""
 
 import math
 import shutil
@@ -78,6 +78,23 @@ def colour_folder(tmp_path_factory: pytest.TempPathFactory, colour_images: np.nd
     own = (f'data.name="{folder / "images"}"', "data.interval=[-1, 1]", "model.preprocess=zca", "train.batch=16")
     train(load_recipe("digits"), folder / "colour", overrides=(*TINY, *own), device="cpu")
     return folder / "colour"
+
+
+@pytest.fixture(scope="session")
+def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of a real column, an integer column and two categorical columns that go with it."""
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(2)
+    count = rng.integers(0, 12, 400)
+    lines = [f"{c + rng.normal():.4f},{c},{'low' if c < 6 else 'high'},{'abc'[c // 4]}" for c in count]
+    (folder / "table.csv").write_text("\n".join(["x,count,half,third", *lines]) + "\n")
+    own = (f'data.name="{folder / "table.csv"}"', "model.preprocess=zca")
+    train(load_recipe("digits"), folder / "table", overrides=(*TINY, *own), device="cpu")
+    return folder / "table"
+
+
+@pytest.fixture
+def table_run(table_folder: Path) -> Run:
+    return nicest.open(table_folder)
 
 
 @pytest.fixture

@@ -365,6 +365,30 @@ class TestCommand:
         with np.load(tmp_path / "a.npz") as archive:
             assert np.array_equal(archive["result"][0][:, [0, 3, 4]], archive["truth"][:, [0, 3, 4]])
 
+    def test_discrete_columns_of_a_table_are_filled_in_without_noise(self, table_run: Run, tmp_path: Path):
+        found = []
+        for seed in (0, 0, 1):
+            options = {"n": 8, "steps": 100, "chains": 4, "noise": 0, "seed": seed}
+            result = inpaint(table_run, mask="columns:1-4", out=tmp_path / "a.npz", **options)
+            with np.load(tmp_path / "a.npz") as archive:
+                found.append((result["masks"][0], archive["result"], archive["truth"]))
+        (first, cells, truth), (again, same, _), (other, _, _) = found
+        assert first == again
+        assert np.array_equal(cells, same)
+        assert first["truth_nats"] == other["truth_nats"]  # observed cells are at the middle of their steps
+        assert (np.array(first["end_nats"]) > first["start_nats"]).all()
+        assert (cells[..., 0] == truth[:, 0]).all()
+        assert np.array_equal(cells[..., 1:], cells[..., 1:].round())
+
+    def test_discrete_columns_of_a_table_stay_in_their_range(self, table_run: Run, tmp_path: Path):
+        out = tmp_path / "a.npz"
+        inpaint(table_run, mask="columns:0-4", n=20, steps=1, chains=4, noise=50, out=out)
+        with np.load(out) as archive:
+            cells = archive["result"]
+        assert cells[..., 1:].min() == 0
+        assert (cells[..., 2].max(), cells[..., 3].max()) == (1, 2)
+        assert np.abs(cells[..., 0]).max() > 20  # a real number may lie anywhere
+
     def test_wraps_around_a_small_split(self, colour_run: Run, tmp_path: Path):
         size = len(colour_run.splits.test)
         result = inpaint(colour_run, mask=["top", "bottom"], n=size, steps=1, out=tmp_path / "a.npz")

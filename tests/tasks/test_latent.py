@@ -16,6 +16,7 @@ from nicest.flows import Flow
 from nicest.tasks.latent import (
     BASES,
     WAYS,
+    Model,
     even_points,
     interpolate,
     rotation,
@@ -312,6 +313,47 @@ class TestTruncate:
     def test_of_pca_falls_as_more_is_kept(self, any_run: Run):
         errors = truncate(any_run, n=1)["pca_errors"]
         assert (np.diff(errors) < 1e-4).all()
+
+
+class TestDiscreteColumns:
+    """Integer and categorical columns, in standardised units and at the middle of their steps: no noise."""
+
+    def standardised(self, run: Run, rows: np.ndarray) -> np.ndarray:
+        train = examples(run, "train").astype(np.float64)
+        half = np.array([column.discrete / 2 for column in run.columns])
+        return (rows + half - (train.mean(0) + half)) / np.sqrt(train.var(0) + half**2 / 3)
+
+    def test_are_encoded_alike_every_time(self, table_run: Run):
+        assert [column.discrete for column in table_run.columns] == [False, True, True, True]
+        model, x = Model(table_run), table_run.rows("test")
+        first, again = model.encode(x), model.encode(x)
+        assert torch.equal(first, again)
+        np.testing.assert_allclose(first, codes(table_run, x.numpy()), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(model.middle(x), self.standardised(table_run, x.numpy()), rtol=1e-4, atol=1e-4)
+
+    def test_have_a_spectrum_in_standardised_units(self, table_run: Run, tmp_path: Path):
+        first, again = (arrays(spectrum, table_run, tmp_path)[1] for _ in range(2))
+        assert np.array_equal(first["pca"], again["pca"])
+        train = self.standardised(table_run, examples(table_run, "train").astype(np.float64))
+        noise = np.array([float(column.discrete) for column in table_run.columns]) / 12
+        spread = np.cov(train.T, bias=True) + np.diag(noise / (examples(table_run, "train").var(0) + noise))
+        np.testing.assert_allclose(first["pca"], np.sqrt(np.linalg.eigvalsh(spread)[::-1]), rtol=1e-4)
+        assert (first["pca"] ** 2).sum() == pytest.approx(4, rel=1e-4)  # every column has variance 1
+
+    def test_come_back_when_all_components_are_kept(self, table_run: Run, tmp_path: Path):
+        (said, first), (_, again) = (arrays(truncate, table_run, tmp_path, n=20) for _ in range(2))
+        for name in ("nice", "pca"):
+            assert np.array_equal(first[name], again[name])
+            assert np.array_equal(first[name][:, -1, 1:], first["truth"][:, 1:])
+            np.testing.assert_allclose(first[name][:, -1, 0], first["truth"][:, 0], rtol=1e-4, atol=1e-4)
+            assert said[f"{name}_errors"][-1] < 1e-6 < said[f"{name}_errors"][0] < 2
+
+    def test_are_whole_on_every_way(self, table_run: Run, tmp_path: Path):
+        kept = arrays(interpolate, table_run, tmp_path, pairs=[(0, 1)], steps=4)[1]
+        x = examples(table_run)[[0, 1]]
+        for name in ("images", "pixels"):
+            assert np.array_equal(kept[name][..., 1:], kept[name][..., 1:].round())
+            np.testing.assert_allclose(kept[name][0, [0, -1]], x, rtol=1e-4, atol=1e-4)
 
 
 class TestFigures:
