@@ -429,7 +429,7 @@ class TestData:
         assert [each["status"] for each in files] == ["missing"] * 4
 
 
-@pytest.mark.parametrize("command", ["evaluate", "certify", "latent truncate"])
+@pytest.mark.parametrize("command", ["evaluate", "certify"])
 def test_the_model_and_the_data_are_read_once(
     nicest: Callable, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ):

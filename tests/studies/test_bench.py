@@ -141,11 +141,16 @@ def test_the_recipe_of_a_net_is_the_papers():
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_on_the_command_line(as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_on_the_command_line(
+    as_json: bool, result: dict, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+    monkeypatch.setattr(bench_task, "bench", lambda *words, **options: asked.append((*words, options)) or result)
     quick = ["bench", "--net", "small", "--batch", "8", "--windows", "1", "--seconds", "0", "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["nicest", *quick, *(["--json"] if as_json else [])])
     with pytest.raises(SystemExit) as exit:
         cli.main()
     assert not exit.value.code
     out = capsys.readouterr().out
+    assert asked == [(["small"], [8], {"windows": 1, "seconds": 0.0, "device": "cpu", "out": None})]
     assert set(json.loads(out)) >= {"device", "rows"} if as_json else "times the floor" in out

@@ -99,9 +99,3 @@ def test_the_spectrum_is_the_sorted_inverse_of_the_scaling(any_run: Run, tmp_pat
     np.testing.assert_allclose(result["sigma"], np.sort(np.exp(-s))[::-1], rtol=1e-6)
     assert result["sigma"] == sorted(result["sigma"], reverse=True)
     assert picture_at(tmp_path / "a.png").size == (1170, 468)
-
-
-def test_the_spectrum_is_kept_in_the_run_unless_told_otherwise(digits_run: Run, copy_of: Callable[[Run], Run]):
-    run = copy_of(digits_run)
-    assert spectrum(run)["out"] == str(run.path / "figures" / "spectrum.png")
-    assert (run.path / "figures" / "spectrum.png").is_file()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,14 @@ from scipy import stats
 
 import nicest
 from nicest import Run
+from nicest.data import Splits
 from nicest.data import load as load_data
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.recipes import Recipe, load_recipe
+from nicest.recipes import Recipe, load_recipe, splits
 from nicest.recipes.build import build
+from nicest.runs.folder import RunFolder
+from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
 
 CONTRACT = {
@@ -225,9 +229,9 @@ class TestNonFinite:
 
 class TestSplit:
     def test_the_named_one_is_scored(self, digits_run: Run):
-        splits = load_data("digits")
+        whole = load_data("digits")
         sizes = {part: plain(digits_run, split=part, draws=1)["n"] for part in ("train", "valid", "test")}
-        assert sizes == {"train": len(splits.train), "valid": len(splits.valid), "test": len(splits.test)}
+        assert sizes == {"train": len(whole.train), "valid": len(whole.valid), "test": len(whole.test)}
         assert sum(sizes.values()) == 1797
 
     def test_training_examples_are_not_held_out_ones(self, digits_run: Run):
@@ -272,6 +276,30 @@ def test_baselines_stand_beside_on_request_only(rows_run: Run):
     with_them = evaluate(rows_run)["baselines"]
     assert set(with_them) == {"diagonal_gaussian", "factorial_logistic", "full_gaussian", "zca_logistic"}
     assert plain(rows_run)["baselines"] == {}
+
+
+def test_of_an_opened_run_the_model_and_the_data_are_read_once(
+    digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[str] = []
+    read_model, load = RunFolder.read_model, splits.load
+
+    def reading(folder: RunFolder) -> tuple:
+        read.append("model")
+        return read_model(folder)
+
+    def loading(name: str, **options: object) -> Splits:
+        read.append("data")
+        return load(name, **options)
+
+    monkeypatch.setattr(RunFolder, "read_model", reading)
+    monkeypatch.setattr(splits, "load", loading)
+    run = nicest.open(shutil.copytree(digits_folder, tmp_path / "run"))
+    assert read == ["model"]
+    for part in ("valid", "test"):
+        evaluate(run, split=part, draws=1)
+        certify(run, n=4, jacobians=1)
+    assert read == ["model", "data"]
 
 
 def test_the_result_is_plain_numbers_that_json_can_hold(any_run: Run):
