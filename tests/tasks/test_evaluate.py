@@ -302,6 +302,12 @@ def test_of_an_opened_run_the_model_and_the_data_are_read_once(
     assert read == ["model", "data"]
 
 
+def test_the_engine_that_stays_with_the_run_is_good_for_gradients(any_run: Run):
+    plain(any_run, draws=1)
+    kept = any_run.engine.fast.state_dict(keep_vars=True)
+    assert [name for name, tensor in kept.items() if tensor.is_inference()] == []
+
+
 def test_the_result_is_plain_numbers_that_json_can_hold(any_run: Run):
     result = evaluate(any_run, draws=1)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
