@@ -16,8 +16,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import nicest
 from nicest import NICE, NicestError
 from nicest.flows import Coupling
+from nicest.inference.engine import Engine
 from nicest.recipes.defaults import recipe_for
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
@@ -175,8 +177,11 @@ class TestInScikitLearn:
         assert np.array_equal(np.random.get_state()[1], numbers)  # noqa: NPY002
 
     def test_pickle(self, fitted: NICE):
-        again, x = pickle.loads(pickle.dumps(fitted)), gaussian_rows(10)
-        assert np.array_equal(again.score_samples(x), fitted.score_samples(x))
+        x = gaussian_rows(10)
+        expected = fitted.score_samples(x)
+        again = pickle.loads(pickle.dumps(fitted))
+        assert not any(isinstance(value, Engine) for value in vars(again).values())  # it is built anew
+        assert np.array_equal(again.score_samples(x), expected)
 
     def test_warm_start_goes_on(self):
         x = gaussian_rows(200)
@@ -193,6 +198,26 @@ class TestInScikitLearn:
         assert "valid" in capfd.readouterr().err
 
 
+class TestEngine:
+    def test_is_built_once_for_each_flow(self, monkeypatch: pytest.MonkeyPatch):
+        built: list[nicest.Flow] = []
+
+        class Counted(Engine):
+            def __init__(self, flow: nicest.Flow) -> None:
+                built.append(flow)
+                super().__init__(flow)
+
+        monkeypatch.setattr("nicest.estimator.Engine", Counted)
+        x = gaussian_rows(60)
+        model = NICE(random_state=0, epochs=1).fit(x)
+        h = model.transform(x)
+        model.score_samples(x), model.inverse_transform(h), model.sample(5), model.predict(x)
+        assert built == [model.flow_]
+        model.fit(x).score_samples(x)
+        assert len(built) == 2
+        assert built[1] is model.flow_
+
+
 class TestRunFolder:
     def test_saved_and_loaded(self, fitted: NICE, tmp_path: Path):
         fitted.save(tmp_path / "run")
@@ -202,6 +227,16 @@ class TestRunFolder:
         assert (again.offset_, again.n_epochs_, again.history_) == (fitted.offset_, fitted.n_epochs_, fitted.history_)
         with pytest.raises(NicestError, match="holds a run already"):
             fitted.save(tmp_path / "run")
+
+    def test_without_its_columns_the_estimator_is_loaded(self, fitted: NICE, tmp_path: Path):
+        """A copy of the files that `save` wrote before there was a columns.json."""
+        fitted.save(tmp_path / "run")
+        (tmp_path / "run" / "columns.json").unlink()
+        again, x = NICE.load(tmp_path / "run"), gaussian_rows(10)
+        np.testing.assert_allclose(again.score_samples(x), fitted.score_samples(x), atol=1e-12)
+        assert again.offset_ == fitted.offset_
+        assert again.range_.shape == fitted.range_.shape
+        assert (again.range_[0] < again.range_[1]).all()
 
     def test_names_of_columns_are_kept(self, tmp_path: Path):
         pd = pytest.importorskip("pandas")
@@ -226,13 +261,13 @@ class TestRunFolder:
         model = NICE(random_state=0, epochs=1).fit(table)
         model.save(tmp_path / "run")
         table.to_parquet(tmp_path / "t.parquet")
-        result = score(tmp_path / "run", [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
+        result = score(nicest.open(tmp_path / "run"), [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
         assert result["mean_nats"] == pytest.approx(model.score(table), abs=1e-4)
         found = pd.read_parquet(tmp_path / "s.parquet")
         np.testing.assert_allclose(found["log_density"], model.score_samples(table), atol=1e-3)
         ranks = 1 - (np.argsort(np.argsort(model.score_samples(table))) + 0.5) / len(table)
         np.testing.assert_allclose(found["outlier_score"], ranks, atol=0.01)
-        sample(tmp_path / "run", 5, out=tmp_path / "x.csv")
+        sample(nicest.open(tmp_path / "run"), 5, out=tmp_path / "x.csv")
         assert list(pd.read_csv(tmp_path / "x.csv").columns) == ["a", "b", "c"]
 
     def test_a_table_of_the_command_line_is_loaded(self, tmp_path: Path):
@@ -242,7 +277,7 @@ class TestRunFolder:
         recipe = recipe_for(300, 3, {"model": {}, "train": {"epochs": 2}})
         train_recipe(recipe.override(f'data.name="{tmp_path / "t.parquet"}"'), tmp_path / "run")
         model = NICE.load(tmp_path / "run")
-        score(tmp_path / "run", [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
+        score(nicest.open(tmp_path / "run"), [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
         found = pd.read_parquet(tmp_path / "s.parquet")["log_density"]
         np.testing.assert_allclose(model.score_samples(table), found, atol=1e-3)
         np.testing.assert_allclose(model.inverse_transform(model.transform(table)), table, rtol=1e-9)
@@ -419,7 +454,7 @@ class TestImpute:
 
     def test_same_seed_same_cells(self, model: NICE):
         holed = np.array([[0.5, np.nan, np.nan]])
-        once, again, other = (model.impute(holed, draws=80, random_state=seed) for seed in (1, 1, 2))
+        once, again, other = (model.impute(holed, draws=80, steps=100, random_state=seed) for seed in (1, 1, 2))
         assert np.array_equal(once, again)
         assert not np.array_equal(once, other)
 

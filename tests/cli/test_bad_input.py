@@ -317,7 +317,7 @@ class TestRun:
 
     @pytest.mark.parametrize(
         ("written", "words"),
-        [("nicest 2", ["format 2", "up to 1", "upgrade"]), ("pt", ["not written by nicest", "'nicest 1'", "'pt'"])],
+        [("nicest 3", ["format 3", "up to 2", "upgrade"]), ("pt", ["not written by nicest", "'nicest 2'", "'pt'"])],
         ids=["a newer format", "another program's format"],
     )
     def test_of_a_format_we_do_not_read_is_refused(
@@ -373,10 +373,10 @@ class TestMemory:
         def of(rows: int, method: str) -> None:
             real = getattr(Flow, method)
 
-            def tight(flow: Flow, x: np.ndarray) -> object:
+            def tight(flow: Flow, x: np.ndarray, **options: bool) -> object:
                 if len(x) > rows:
                     raise OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")
-                return real(flow, x)
+                return real(flow, x, **options)
 
             monkeypatch.setattr(Flow, method, tight)
 
@@ -412,8 +412,8 @@ class TestMemory:
         assert " rows at once: going on with " in first
 
     def test_anywhere_else_is_one_line(self, nicest: Callable, digits: Path, tight: Callable, tmp_path: Path):
-        tight(0, "encode")
-        line = nicest("certify", digits, "--device", "cpu").refusal
+        tight(0, "log_prob")
+        line = nicest("inpaint", digits, "--steps", 1, "--out", tmp_path / "a.npz", "--device", "cpu").refusal
         assert line.startswith("out of memory: ask for less at once, or choose --device cpu (CUDA out of memory. Tried")
 
 

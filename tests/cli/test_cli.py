@@ -21,8 +21,9 @@ from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.inference import fill
 from nicest.inference.fill import PRESETS
-from nicest.recipes import names
-from nicest.runs.folder import RunFolder, load_with_recipe
+from nicest.recipes import names, splits
+from nicest.runs.folder import RunFolder
+from nicest.runs.run import Run
 from nicest.tasks import latent
 from nicest.tasks.masks import FIGURE
 
@@ -254,10 +255,10 @@ class TestEvaluate:
         assert (first["split"], first["baselines"]) == ("valid", {})
 
     def test_of_a_sick_model_counts_it_prints_null_and_warns(self, nicest: Callable, digits: Path, tmp_path: Path):
-        flow, recipe, _ = load_with_recipe(digits)
+        run = Run(digits)
         with torch.no_grad():
-            flow.chain.layers["scaling"].s[0] = math.nan
-        RunFolder(tmp_path).save_model(flow.state_dict(), {}, recipe, {})
+            run.flow.chain.layers["scaling"].s[0] = math.nan
+        RunFolder(tmp_path).save_model(run.flow.state_dict(), {}, run.recipe, {})
         done = nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines", "--json")
         assert done.code == 0
         assert done.json["non_finite"] == done.json["n"] == 180
@@ -428,6 +429,28 @@ class TestData:
         assert [each["status"] for each in files] == ["missing"] * 4
 
 
+@pytest.mark.parametrize("command", ["evaluate", "certify"])
+def test_the_model_and_the_data_are_read_once(
+    nicest: Callable, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    read: list[str] = []
+    read_model, load = RunFolder.read_model, splits.load
+
+    def reading(folder: RunFolder) -> tuple:
+        read.append("model")
+        return read_model(folder)
+
+    def loading(name: str, **options: object) -> object:
+        read.append("data")
+        return load(name, **options)
+
+    monkeypatch.setattr(RunFolder, "read_model", reading)
+    monkeypatch.setattr(splits, "load", loading)
+    run = shutil.copytree(digits, tmp_path / "run")
+    assert nicest(*command.split(), run).code == 0
+    assert sorted(read) == ["data", "model"]
+
+
 class TestErrors:
     """What becomes of an exception inside a command."""
 
@@ -439,31 +462,35 @@ class TestErrors:
         return broken
 
     def test_that_is_meant_for_the_user_is_one_line_and_exit_code_1(
-        self, nicest: Callable, monkeypatch: pytest.MonkeyPatch
+        self, nicest: Callable, digits: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(NicestError("expected this, got that")))
-        assert nicest("evaluate", "run") == (1, "", "error: expected this, got that\n")
+        assert nicest("evaluate", digits) == (1, "", "error: expected this, got that\n")
 
-    def test_that_nobody_foresaw_is_one_line_too_and_says_so(self, nicest: Callable, monkeypatch: pytest.MonkeyPatch):
+    def test_that_nobody_foresaw_is_one_line_too_and_says_so(
+        self, nicest: Callable, digits: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(ZeroDivisionError("a\nb\n" + "x" * 5000)))
-        done = nicest("evaluate", "run")
+        done = nicest("evaluate", digits)
         assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
         assert done.err.startswith("error: ZeroDivisionError: a b xxx")
         assert "--debug" in done.err
         assert len(done.err) < 500
 
-    def test_with_debug_is_raised_as_it_is(self, monkeypatch: pytest.MonkeyPatch):
+    def test_with_debug_is_raised_as_it_is(self, digits: Path, monkeypatch: pytest.MonkeyPatch):
         from nicest.cli import main
 
-        monkeypatch.setattr(sys, "argv", ["nicest", "evaluate", "run", "--debug"])
+        monkeypatch.setattr(sys, "argv", ["nicest", "evaluate", str(digits), "--debug"])
         for error in (NicestError("x"), ZeroDivisionError("y")):
             monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(error))
             with pytest.raises(type(error), match=str(error)):
                 main()
 
-    def test_interruption_is_exit_code_130_without_a_traceback(self, nicest: Callable, monkeypatch: pytest.MonkeyPatch):
+    def test_interruption_is_exit_code_130_without_a_traceback(
+        self, nicest: Callable, digits: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.setattr("nicest.tasks.evaluate.evaluate", self.breaking(KeyboardInterrupt()))
-        done = nicest("evaluate", "run")
+        done = nicest("evaluate", digits)
         assert done.code == 130
         assert "Traceback" not in done.err
 

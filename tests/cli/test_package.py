@@ -21,14 +21,15 @@ def test_every_public_name_is_there(name: str):
 def test_public_names_are_the_things_themselves():
     from nicest.errors import NicestError
     from nicest.flows import Flow
-    from nicest.runs.folder import load
+    from nicest.runs.run import Run, load, open_run
 
-    assert (nicest.Flow, nicest.NicestError, nicest.load) == (Flow, NicestError, load)
+    assert (nicest.Flow, nicest.NicestError, nicest.Run) == (Flow, NicestError, Run)
+    assert (nicest.load, nicest.open) == (load, open_run)
 
 
 def test_parts_are_reached_from_the_package():
     code = "import nicest; print(*(getattr(nicest, part).__name__ for part in %r))"
-    parts = ["flows", "data", "recipes", "train", "tasks", "plots"]
+    parts = ["flows", "lowering", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots"]
     done = subprocess.run([sys.executable, "-c", code % parts], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [f"nicest.{part}" for part in parts]
 

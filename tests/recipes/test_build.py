@@ -7,28 +7,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from nicest.recipes.units import interval_nats
 from torch import Tensor, nn
 
 from nicest.flows import (
     ZCA,
     Additive,
     Affine,
-    Chain,
+    Bijection,
     Coupling,
-    Dequantize,
     DiagonalScaling,
     Flow,
     Gaussian,
     Logistic,
     Logit,
     Multiplicative,
-    Rescale,
     TriangularAffine,
-    moments,
 )
+from nicest.flows.shares import Dropout
 from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.build import build, fit_constants, input_layers, needs_moments
+from nicest.recipes.build import build, units_of
 from nicest.recipes.recipe import DataSettings, ModelSettings
 
 Refusal = Callable[..., str]
@@ -60,10 +57,13 @@ def linears(coupling: Coupling) -> list[nn.Linear]:
     ],
 )
 def test_couplings_and_scaling_have_the_papers_number_of_parameters(
-    name: str, shape: tuple[int, ...], millions: float, half_a_digit: float
+    name: str, shape: tuple[int, ...], millions: float, half_a_digit: float, monkeypatch: pytest.MonkeyPatch
 ):
-    with torch.device("meta"):  # no memory; the interval layer has no parameters, and looks at its values
-        flow = build(on(name, "data.interval=[0, 1]", shape=shape))
+    recipe = on(name, shape=shape)
+    units = units_of(recipe.data)  # which look at their values
+    monkeypatch.setattr("nicest.recipes.build.units_of", lambda *_: units)
+    with torch.device("meta"):  # no memory
+        flow = build(recipe)
     counted = [layer for layer in flow.chain if isinstance(layer, Coupling | DiagonalScaling)]
     assert sum(p.numel() for layer in counted for p in layer.parameters()) / 1e6 == pytest.approx(
         millions, abs=half_a_digit
@@ -74,12 +74,11 @@ class TestLayers:
     @pytest.mark.parametrize(
         ("name", "levels", "before"),
         [
-            ("mnist", 256, {"dequantise": Dequantize}),
-            ("tfd", 256, {"dequantise": Dequantize, "whitening": TriangularAffine}),
-            ("svhn", 256, {"dequantise": Dequantize, "zca": ZCA}),
-            ("cifar10", 256, {"dequantise": Dequantize, "interval": Rescale, "zca": ZCA}),
-            ("mnist", 0, {"standardise": Rescale}),
-            ("cifar10", 0, {"standardise": Rescale, "zca": ZCA}),
+            ("mnist", 256, {}),
+            ("tfd", 256, {"whitening": TriangularAffine}),
+            ("svhn", 256, {"zca": ZCA}),
+            ("mnist", 0, {}),
+            ("cifar10", 0, {"zca": ZCA}),
         ],
     )
     def test_names_and_order(self, name: str, levels: int, before: dict[str, type]):
@@ -90,17 +89,20 @@ class TestLayers:
 
     def test_logit_comes_before_the_couplings(self):
         layers = build(on("mnist", *SMALL, "model.preprocess=logit")).chain.layers
-        assert list(layers) == ["dequantise", "logit", *FOUR, "scaling"]
+        assert list(layers) == ["logit", *FOUR, "scaling"]
         assert isinstance(layers["logit"], Logit)
 
-    def test_dequantises_by_the_levels_of_the_data(self):
-        layer = build(on("digits", *SMALL, levels=17)).chain.layers["dequantise"]
-        assert isinstance(layer, Dequantize)
-        assert layer.levels == 17
+    def test_units_have_the_levels_of_the_data_and_its_interval(self):
+        units = build(on("digits", *SMALL, "data.interval=[-3, 5]", levels=17)).units
+        assert (units.levels, units.interval, units.standardise) == (17, (-3.0, 5.0), False)
+        assert units.place(torch.tensor([[0.0, 17.0] * 8])).tolist() == [[-3.0, 5.0] * 8]
 
-    def test_the_interval_layer_maps_onto_the_interval(self):
-        layer = input_layers(on("cifar10", "data.interval=[-3, 5]", shape=(2,)).data)["interval"]
-        assert layer(torch.tensor([[0.0, 1.0]]))[0].tolist() == [[-3.0, 5.0]]
+    def test_units_of_a_table_have_its_steps(self):
+        recipe = on("table", *SMALL, shape=(3,), levels=0)
+        units = build(recipe, (1.0, 0.0, 5.0)).units
+        assert units.step.tolist() == [1.0, 0.0, 5.0]
+        assert units.standardise
+        assert not build(recipe).units.discrete
 
     def test_whitening_is_held_while_the_couplings_learn(self):
         flow = build(on("tfd", *SMALL))
@@ -158,9 +160,9 @@ class TestCouplingFunctions:
 
     def test_dropout_follows_every_rectifier(self):
         for layer in couplings(build(on("digits", "model.width=8", "model.hidden_layers=3", "model.dropout=0.3"))):
-            kinds = [type(module) for module in layer.network.modules()]
-            assert kinds.count(nn.Dropout) == kinds.count(nn.ReLU) == 3
-            assert {m.p for m in layer.network.modules() if isinstance(m, nn.Dropout)} == {0.3}
+            hidden = list(layer.network.layers)[:-1]
+            assert [isinstance(module, nn.ReLU) for module in hidden[1::3]] == [True] * 3
+            assert [module.p for module in hidden[2::3] if isinstance(module, Dropout)] == [0.3] * 3
 
     def test_uniform_is_within_a_hundredth_with_zero_biases(self):
         for layer in couplings(build(on("mnist-released", "model.width=100"))):
@@ -197,38 +199,36 @@ class TestFittedConstants:
         rows[:, 3] = 2
         return torch.from_numpy(rows.astype(np.uint8))
 
-    def whitened(self, preprocess: str, interval: str) -> tuple[Flow, Chain]:
-        """A fitted flow in float64, and the chain up to its whitening."""
+    def whitened(self, preprocess: str, interval: str) -> tuple[Flow, Bijection]:
+        """A fitted flow in float64, and its whitening."""
         recipe = on(
             "digits", *SMALL, f"model.preprocess={preprocess}", f"data.interval={interval}", shape=(7,), levels=17
         )
         flow = build(recipe).double()
-        fit_constants(flow, *moments(self.rows()))
-        return flow, flow.chain[: list(flow.chain.layers).index("coupling1")]
+        flow.fit_constants(self.rows())
+        return flow, next(iter(flow.chain))
 
     @pytest.mark.parametrize("preprocess", ["zca", "triangular"])
     @pytest.mark.parametrize("interval", ["[0, 1]", "[-1, 1]", "[2, 5]"])
     def test_noisy_training_data_is_white_in_expectation(self, preprocess: str, interval: str):
-        _, chain = self.whitened(preprocess, interval)
+        flow, layer = self.whitened(preprocess, interval)
         levels = self.rows().numpy().astype(float)
-        mean = (levels.mean(0) + 0.5) / 17
-        covariance = (np.cov(levels.T, bias=True) + np.eye(7) / 12) / 17**2
-        after = chain[1:]  # what follows the dequantisation is one affine map, x A + b
-        b = after(torch.zeros(1, 7, dtype=torch.float64))[0].numpy()
-        a = after(torch.eye(7, dtype=torch.float64))[0].numpy() - b
+        mean, covariance = levels.mean(0) + 0.5, np.cov(levels.T, bias=True) + np.eye(7) / 12
+        # from noisy levels to white noise is one affine map, x A + b
+        b = layer(flow.units.place(torch.zeros(1, 7, dtype=torch.float64)))[0].numpy()
+        a = layer(flow.units.place(torch.eye(7, dtype=torch.float64)))[0].numpy() - b
         np.testing.assert_allclose(mean @ a + b[0], 0, atol=1e-9)
         np.testing.assert_allclose(a.T @ covariance @ a, np.eye(7), atol=1e-9)
 
     @pytest.mark.parametrize("preprocess", ["zca", "triangular"])
     def test_noisy_training_data_is_white_in_many_draws(self, preprocess: str):
-        _, chain = self.whitened(preprocess, "[-1, 1]")
-        draws = chain(self.rows().repeat(500, 1))[0]
+        flow, layer = self.whitened(preprocess, "[-1, 1]")
+        draws = layer(flow.units.enter(self.rows().repeat(500, 1)))[0]
         assert draws.mean(0).abs().max() < 0.01
         assert (draws.T.cov() - torch.eye(7)).abs().max() < 0.01
 
     def test_the_fit_is_in_float64(self):
-        flow, _ = self.whitened("zca", "[0, 1]")
-        zca = flow.chain.layers["zca"]
+        _, zca = self.whitened("zca", "[0, 1]")
         assert isinstance(zca, ZCA)
         assert zca.whiten.dtype == torch.float64
         assert not torch.equal(zca.whiten, zca.whiten.float().double())
@@ -238,36 +238,37 @@ class TestFittedConstants:
         scale = torch.logspace(-3, 3, 5)
         x = (torch.randn(400, 5) @ torch.randn(5, 5)) * scale + 10 * scale
         flow = build(on("digits", *SMALL, f"model.preprocess={preprocess}", shape=(5,), levels=0)).double()
-        fit_constants(flow, *moments(x))
-        standard = flow.chain[:1](x.double())[0]
+        flow.fit_constants(x)
+        standard = flow.units.enter(x.double())
         torch.testing.assert_close(standard.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-9, rtol=0)
         torch.testing.assert_close(standard.std(0, correction=0), torch.ones(5, dtype=torch.float64))
         if preprocess != "none":
-            white = flow.chain[:2](x.double())[0]
+            white = next(iter(flow.chain))(standard)[0]
             torch.testing.assert_close(white.T.cov(correction=0), torch.eye(5, dtype=torch.float64))
 
-    def test_dependent_continuous_columns_cannot_be_whitened(self, refusal: Refusal):
+    def test_dependent_continuous_columns_cannot_be_whitened(self):
         x = torch.randn(50, 3)
         x[:, 2] = x[:, 0]
         flow = build(on("digits", *SMALL, "model.preprocess=zca", shape=(3,), levels=0)).double()
-        assert "got rank 2 of 3" in refusal(fit_constants, flow, *moments(x))
+        with pytest.raises(ValueError, match="got rank 2 of 3"):
+            flow.fit_constants(x)
 
     @pytest.mark.parametrize(
-        ("name", "levels", "needed"),
+        ("name", "levels", "fitted"),
         [
-            ("mnist", 256, False),
-            ("cifar10-released", 256, False),
-            ("cifar10", 256, True),
-            ("tfd", 256, True),
-            ("mnist", 0, True),
+            ("mnist", 256, set()),
+            ("cifar10-released", 256, set()),
+            ("cifar10", 256, {"zca"}),
+            ("tfd", 256, {"whitening"}),
+            ("mnist", 0, {"units"}),
         ],
     )
-    def test_moments_are_needed_where_something_is_fitted(self, name: str, levels: int, needed: bool):
+    def test_nothing_else_is_fitted(self, name: str, levels: int, fitted: set[str]):
         flow = build(on(name, *SMALL[:1], levels=levels))
-        assert needs_moments(flow) is needed
         before = {key: value.clone() for key, value in flow.state_dict().items()}
-        fit_constants(flow, torch.full((16,), 3.0).double(), 2 * torch.eye(16).double())
-        assert needed is any(not torch.equal(before[key], value) for key, value in flow.state_dict().items())
+        flow.fit_constants(torch.randint(0, 9, (50, 16)))
+        changed = {key for key, value in flow.state_dict().items() if not torch.equal(before[key], value)}
+        assert {key.removeprefix("chain.layers.").split(".")[0] for key in changed} == fitted
 
     def test_logit_of_continuous_data_is_refused(self, refusal: Refusal):
         message = refusal(build, on("digits", *SMALL, "model.preprocess=logit", shape=(5,), levels=0))
@@ -276,15 +277,15 @@ class TestFittedConstants:
 
 class TestUnit:
     def test_interval_nats_of_the_papers_intervals(self):
-        assert interval_nats(on("mnist", shape=(28, 28)).data) == pytest.approx(784 * math.log(256))
-        assert interval_nats(on("cifar10", shape=(3, 32, 32)).data) == pytest.approx(3072 * math.log(128))
-        assert interval_nats(on("mnist", shape=(5,), levels=0).data) == 0
+        assert units_of(on("mnist", shape=(28, 28)).data).interval_nats == pytest.approx(784 * math.log(256))
+        assert units_of(on("cifar10", shape=(3, 32, 32)).data).interval_nats == pytest.approx(3072 * math.log(128))
+        assert units_of(on("mnist", shape=(5,), levels=0).data).interval_nats == 0
 
     @pytest.mark.parametrize("interval", ["[0, 1]", "[-1, 1]", "[-3, 5]"])
-    def test_interval_nats_are_what_the_input_layers_take(self, interval: str):
-        data = on("digits", f"data.interval={interval}", levels=17).data
-        log_det = Chain(input_layers(data))(torch.zeros(2, 16))[1]
-        torch.testing.assert_close(log_det, torch.full((2,), -interval_nats(data)))
+    def test_interval_nats_are_what_the_units_take(self, interval: str):
+        units = units_of(on("digits", f"data.interval={interval}", levels=17).data)
+        assert units.log_det == pytest.approx(-units.interval_nats)
+        assert units.log_det == pytest.approx(-float(units.scale.log().sum()), rel=1e-6)
 
 
 def test_whitening_of_very_many_columns_is_refused_with_the_remedy(refusal: Callable[..., str]):

@@ -30,7 +30,7 @@ def test_every_library_does_everything_at_every_batch(result: dict):
     libraries = ("nicest", "floor", *installed())
     expected = [(lib, what) for lib in libraries for what in whats]
     expected += [("nicest + average", "training step")]
-    expected += [("nicest, after noise", "log_prob"), ("by hand, after noise", "log_prob")]
+    expected += [(f"{way}, after noise", "log_prob") for way in ("nicest", "nicest lowered", "by hand")]
     assert seen == {(lib, what, batch) for lib, what in expected for batch in (16, 32)}
     assert len(result["rows"]) == len(seen)
 
@@ -43,9 +43,8 @@ def test_times_are_sane(result: dict):
 
 
 def test_the_loop_by_hand_is_the_same_model():
-    flow = build(bench_task.recipe_of("small", 8)).continuous()
-    x = torch.rand(8, 8)
-    torch.testing.assert_close(bench_task.by_hand(flow, x)(), flow.log_prob(x))
+    flow, y = build(bench_task.recipe_of("small", 8)), torch.rand(8, 8)
+    torch.testing.assert_close(bench_task.by_hand(flow, y)(), flow.log_density(y))
 
 
 def test_warps_are_measured_where_there_are_images():
@@ -142,11 +141,16 @@ def test_the_recipe_of_a_net_is_the_papers():
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_on_the_command_line(as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_on_the_command_line(
+    as_json: bool, result: dict, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+    monkeypatch.setattr(bench_task, "bench", lambda *words, **options: asked.append((*words, options)) or result)
     quick = ["bench", "--net", "small", "--batch", "8", "--windows", "1", "--seconds", "0", "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["nicest", *quick, *(["--json"] if as_json else [])])
     with pytest.raises(SystemExit) as exit:
         cli.main()
     assert not exit.value.code
     out = capsys.readouterr().out
+    assert asked == [(["small"], [8], {"windows": 1, "seconds": 0.0, "device": "cpu", "out": None})]
     assert set(json.loads(out)) >= {"device", "rows"} if as_json else "times the floor" in out

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import nicest
 from nicest import cli
 from nicest.errors import NicestError
 from nicest.studies import reproduce
@@ -42,7 +43,7 @@ def row(folder: Path, recipe: str = "digits") -> dict:
 
 def test_a_row_is_the_mean_of_its_seeds_as_evaluate_gives_them(made: Path):
     digits = row(made)
-    scores = [evaluate(made / "runs" / f"digits-{seed}", device="cpu")["mean_nats"] for seed in (0, 1)]
+    scores = [evaluate(nicest.open(made / "runs" / f"digits-{seed}"))["mean_nats"] for seed in (0, 1)]
     assert [each["mean_nats"] for each in digits["runs"]] == pytest.approx(scores)
     assert digits["test_mean_nats"] == pytest.approx(sum(scores) / 2)
     assert digits["test_sd"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
@@ -255,6 +256,36 @@ def test_on_the_command_line(
         assert json.loads(out)["rows"][0]["recipe"] == "digits"
     else:
         assert f"{row(made)['test_mean_nats']:.1f} ±" in out
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NicestError("the plain VAE diverged")], ids=["^C", "failure"])
+def test_a_vae_study_that_does_not_end_leaves_the_file_of_the_last(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def study(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nicest.studies.vae.study", study)
+    (tmp_path / "vae.json").write_text('{"rows": []}')
+    monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "vae", "--out", str(tmp_path / "vae.json")])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code
+    assert (tmp_path / "vae.json").read_text() == '{"rows": []}'
+    assert [file.name for file in tmp_path.iterdir()] == ["vae.json"]
+
+
+def test_a_vae_study_that_cannot_be_written_is_refused_before_it_trains(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    monkeypatch.setattr("nicest.studies.vae.study", lambda *_, **__: pytest.fail("trained before it looked"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path, tmp_path / "file" / "vae.json"):
+        monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "vae", "--out", str(out)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        assert exit.value.code == 1
+        assert f"cannot write {out}" in capsys.readouterr().err
 
 
 def test_the_vae_study_on_the_command_line(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nicest.flows import MLP, VAE, Chain, Dequantize, Rescale
+from nicest.flows import MLP, VAE, Units
 from nicest.studies.vae import build, count, mean_nats, study, widest
 
 SMALL = {"steps": 80, "batch": 100, "width": 80, "latent_dim": 8, "draws": 2, "importance_draws": 8}
@@ -83,9 +83,9 @@ def test_nats_are_on_the_interval():
     vae = VAE(3, 2, MLP(3, 4, ()), MLP(2, 6, ()), floor=-40.0)
     for parameter in vae.parameters():
         torch.nn.init.zeros_(parameter)
-    pixels, rows = Chain(Dequantize(2), Rescale(-1.0, 2.0, 3)), torch.tensor([[0, 1, 1]]).repeat(20_000, 1)
+    units, rows = Units.pixels(3, 2, (-1.0, 1.0)), torch.tensor([[0, 1, 1]]).repeat(20_000, 1)
     expected = -1.5 * math.log(2 * math.pi) - 0.5  # the mean square of U[0, 1] and of U[-1, 0] is 1/3
-    assert mean_nats(vae, pixels, rows, 2) == pytest.approx(expected, abs=0.01)
+    assert mean_nats(vae, units, rows, 2) == pytest.approx(expected, abs=0.01)
 
 
 def test_widest():

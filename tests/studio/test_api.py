@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import nicest
 from nicest.data.columns import Column
-from nicest.runs.folder import load_with_recipe
 from nicest.studio import limits
 from nicest.studio.guard import HEADERS, PATIENCE, Guard
 from nicest.studio.rows import _ends, _typed
@@ -80,9 +80,7 @@ class TestRuns:
 
 class TestPictures:
     def test_test_images_are_those_of_the_data(self, ask: Ask, digits: Path):
-        from nicest.recipes.splits import load_splits
-
-        rows = load_splits(load_with_recipe(digits)[1]).test
+        rows = nicest.open(digits).splits.test
         found = ask("GET", f"{DIGITS}/pictures?first=3&n=2").json()
         assert found["total"] == len(rows)
         for picture, row in zip(found["pictures"], rows[3:5], strict=True):
@@ -340,7 +338,7 @@ class TestScoring:
         for each in scores[:5]:
             assert sum(each["terms"].values()) == pytest.approx(each["nats"], abs=1e-3)
             assert 0 <= each["denser_share"] <= 1
-        expected = evaluate(digits, device="cpu", with_baselines=False)
+        expected = evaluate(nicest.open(digits), with_baselines=False)
         assert np.mean([each["nats"] for each in scores]) == pytest.approx(expected["mean_nats"], abs=0.5)
         assert np.mean([each["bits_per_dim"] for each in scores]) == pytest.approx(expected["bits_per_dim"], abs=0.02)
 

@@ -1,6 +1,5 @@
-"""Three tiny trained runs that all tests of the tasks share: grey levels, continuous rows, colour images."""
+"""Tiny trained runs that all tests of the tasks share: grey levels, continuous rows, colour images, a mixed table."""
 
-import functools
 import math
 import shutil
 from collections.abc import Callable
@@ -12,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+import nicest
+from nicest import Run
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
-from nicest.runs.folder import RunFolder, load_with_recipe
+from nicest.runs.folder import RunFolder
 from nicest.train.fit import train
 
 TINY = (
@@ -28,11 +29,11 @@ TINY = (
     "train.evaluate_every=1",
 )
 
-SaveRun = Callable[[str, Flow, Recipe], Path]
+SaveRun = Callable[..., Run]
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """8 x 8 grey images of 17 levels on [0, 1]."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     train(load_recipe("digits"), out, overrides=TINY, device="cpu")
@@ -48,7 +49,7 @@ def correlated() -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def rows_run(tmp_path_factory: pytest.TempPathFactory, correlated: np.ndarray) -> Path:
+def rows_folder(tmp_path_factory: pytest.TempPathFactory, correlated: np.ndarray) -> Path:
     """Continuous rows, and an affine law, whose couplings have a log-det."""
     folder = tmp_path_factory.mktemp("runs")
     np.save(folder / "rows.npy", correlated)
@@ -68,7 +69,7 @@ def colour_images() -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def colour_run(tmp_path_factory: pytest.TempPathFactory, colour_images: np.ndarray) -> Path:
+def colour_folder(tmp_path_factory: pytest.TempPathFactory, colour_images: np.ndarray) -> Path:
     """A folder of PNG files on [-1, 1], whitened by ZCA."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "images").mkdir()
@@ -79,31 +80,62 @@ def colour_run(tmp_path_factory: pytest.TempPathFactory, colour_images: np.ndarr
     return folder / "colour"
 
 
-@pytest.fixture(params=["digits", "rows", "colour"])
-def any_run(request: pytest.FixtureRequest) -> Path:
-    """Each of the three runs."""
-    run: Path = request.getfixturevalue(f"{request.param}_run")
-    return run
+@pytest.fixture(scope="session")
+def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of a real column, an integer column and two categorical columns that go with it."""
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(2)
+    count = rng.integers(0, 12, 400)
+    lines = [f"{c + rng.normal():.4f},{c},{'low' if c < 6 else 'high'},{'abc'[c // 4]}" for c in count]
+    (folder / "table.csv").write_text("\n".join(["x,count,half,third", *lines]) + "\n")
+    own = (f'data.name="{folder / "table.csv"}"', "model.preprocess=zca")
+    train(load_recipe("digits"), folder / "table", overrides=(*TINY, *own), device="cpu")
+    return folder / "table"
 
 
 @pytest.fixture
-def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
+def table_run(table_folder: Path) -> Run:
+    return nicest.open(table_folder)
+
+
+@pytest.fixture
+def digits_run(digits_folder: Path) -> Run:
+    return nicest.open(digits_folder)
+
+
+@pytest.fixture
+def rows_run(rows_folder: Path) -> Run:
+    return nicest.open(rows_folder)
+
+
+@pytest.fixture
+def colour_run(colour_folder: Path) -> Run:
+    return nicest.open(colour_folder)
+
+
+@pytest.fixture(params=["digits", "rows", "colour"])
+def any_run(request: pytest.FixtureRequest) -> Run:
+    """Each of the three runs."""
+    return nicest.open(request.getfixturevalue(f"{request.param}_folder"))
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[Run], Run]:
     """A copy of a run, for tests that write into it."""
 
-    def copy(run: Path) -> Path:
-        return Path(shutil.copytree(run, tmp_path / run.name))
+    def copy(run: Run) -> Run:
+        return nicest.open(shutil.copytree(run.path, tmp_path / run.path.name))
 
     return copy
 
 
 @pytest.fixture
 def save_run(tmp_path: Path) -> SaveRun:
-    """Write a flow that was made by hand as a run folder, in float64."""
+    """Write a flow that was made by hand as a run folder, in float64, and open it."""
 
-    def save(name: str, flow: Flow, recipe: Recipe) -> Path:
+    def save(name: str, flow: Flow, recipe: Recipe, dtype: torch.dtype = torch.float32) -> Run:
         (tmp_path / name).mkdir()
         RunFolder(tmp_path / name).save_model(flow.double().state_dict(), {}, recipe, {"epoch": 1})
-        return tmp_path / name
+        return nicest.open(tmp_path / name, dtype=dtype)
 
     return save
 
@@ -136,17 +168,15 @@ def picture_at() -> Callable[[Path], Image.Image]:
 
 
 @pytest.fixture
-def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `evaluate` and `sample` load their flow in float64."""
-    loader = functools.partial(load_with_recipe, dtype=torch.float64)
-    monkeypatch.setattr("nicest.tasks.evaluate.load_with_recipe", loader)
-    monkeypatch.setattr("nicest.tasks.sample.load_with_recipe", loader)
+def in_float64(any_run: Run) -> Run:
+    """Each of the three runs, in float64."""
+    return nicest.open(any_run.path, dtype=torch.float64)
 
 
 @pytest.fixture
 def half_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the dequantisation noise by its mean, so that numpy knows it too."""
-    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, 0.5, **options))
+    monkeypatch.setattr(torch, "rand", lambda shape, generator, **options: torch.full(shape, 0.5, **options))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import torch
 from scipy import optimize, stats
 
 from nicest.data import Splits
-from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings
 from nicest.tasks.baselines import NAMES, baselines, fit_prior, linear_flow
 
@@ -121,7 +120,7 @@ class TestLevels:
     def noise(self, levels: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> Noise:
         rng = np.random.default_rng(2)
         drawn = {len(rows): rng.random(rows.shape).astype(np.float32) for rows in levels}
-        monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.tensor(drawn[shape[0]], **options))
+        monkeypatch.setattr(torch, "rand", lambda shape, generator, **options: torch.tensor(drawn[shape[0]], **options))
         return drawn
 
     def on_interval(self, rows: np.ndarray, noise: Noise, low: float, high: float) -> np.ndarray:
@@ -240,7 +239,7 @@ class TestFitPrior:
     def test_a_column_without_spread_is_refused(self, name: str):
         rows = np.random.default_rng(11).standard_normal((50, 3))
         rows[:, 1] = 2.0
-        with pytest.raises(NicestError, match="no spread"):
+        with pytest.raises(ValueError, match="no spread"):
             self.fit(name, rows)
 
 

@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+import nicest
+from nicest import Run
 from nicest.data import load as load_data
-from nicest.flows import Chain, DiagonalScaling, Flow, Gaussian, TriangularAffine
+from nicest.flows import Chain, DiagonalScaling, Flow, Gaussian, TriangularAffine, Units
 from nicest.recipes import load_recipe
-from nicest.runs.folder import load
 from nicest.tasks.certify import certify, examples, log_det_error
 from nicest.train.fit import train
 
 
-def test_a_sound_model_inverts_and_counts_its_volume_to_rounding(any_run: Path, copy_of: Callable[[Path], Path]):
-    result = certify(copy_of(any_run), n=40, device="cpu")
-    dim = load(any_run).prior.dim
+def test_a_sound_model_inverts_and_counts_its_volume_to_rounding(any_run: Run, copy_of: Callable[[Run], Run]):
+    result = certify(copy_of(any_run), n=40)
+    dim = any_run.flow.dim
     assert result["dtype"] == ["float64", "float32"]
     assert result["max_roundtrip"][0] < 1e-10
     assert result["max_logdet_error"][0] < 1e-8 * dim
@@ -28,15 +29,15 @@ def test_a_sound_model_inverts_and_counts_its_volume_to_rounding(any_run: Path, 
     assert result["max_logdet_error"][1] < 1e-3 * dim
 
 
-def test_single_precision_rounds_more_than_double(digits_run: Path, copy_of: Callable[[Path], Path]):
-    double, single = certify(copy_of(digits_run), n=40, device="cpu")["max_roundtrip"]
+def test_single_precision_rounds_more_than_double(digits_run: Run, copy_of: Callable[[Run], Run]):
+    double, single = certify(copy_of(digits_run), n=40)["max_roundtrip"]
     assert 0 < double < 1e-6 * single
 
 
-def test_the_certificate_is_stored_with_the_run(digits_run: Path, copy_of: Callable[[Path], Path]):
+def test_the_certificate_is_stored_with_the_run(digits_run: Run, copy_of: Callable[[Run], Run]):
     run = copy_of(digits_run)
-    result = certify(run, n=20, jacobians=2, device="cpu")
-    assert json.loads((run / "certificate.json").read_text()) == result
+    result = certify(run, n=20, jacobians=2)
+    assert json.loads((run.path / "certificate.json").read_text()) == result
     assert {"dtype", "max_roundtrip", "max_logdet_error", "n"} <= result.keys()
     assert len(result["dtype"]) == len(result["max_roundtrip"]) == len(result["max_logdet_error"])
 
@@ -53,44 +54,44 @@ def without_onednn() -> Iterator[None]:
 def test_a_run_in_bfloat16_is_certified_in_it_too(tmp_path: Path):
     few = ("model.width=16", "model.hidden_layers=1", "train.epochs=1", "train.precision=bfloat16")
     train(load_recipe("digits"), tmp_path / "run", overrides=few, device="cpu")
-    result = certify(tmp_path / "run", n=20, jacobians=2, device="cpu")
+    result = certify(nicest.open(tmp_path / "run"), n=20, jacobians=2)
     assert result["dtype"] == ["float64", "float32", "bfloat16"]
     assert [len(result[key]) for key in ("max_roundtrip", "max_logdet_error")] == [3, 3]
     assert result["max_roundtrip"][2] < 1e-5  # inside the coupling functions alone: the stream stays float32
 
 
 @pytest.mark.parametrize("n", [2, 7, 300])
-def test_n_examples_are_used_whatever_the_test_set_has(digits_run: Path, copy_of: Callable[[Path], Path], n: int):
-    result = certify(copy_of(digits_run), n=n, jacobians=1, device="cpu")
+def test_n_examples_are_used_whatever_the_test_set_has(digits_run: Run, copy_of: Callable[[Run], Run], n: int):
+    result = certify(copy_of(digits_run), n=n, jacobians=1)
     assert result["n"] == n
 
 
-def test_the_same_seed_gives_the_same_certificate(digits_run: Path, copy_of: Callable[[Path], Path]):
+def test_the_same_seed_gives_the_same_certificate(digits_run: Run, copy_of: Callable[[Run], Run]):
     run = copy_of(digits_run)
-    first, again, other = (certify(run, n=20, jacobians=2, seed=seed, device="cpu") for seed in (1, 1, 2))
+    first, again, other = (certify(run, n=20, jacobians=2, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first["max_roundtrip"] != other["max_roundtrip"]
 
 
 class TestExamples:
-    def test_half_are_dequantised_rows_and_half_are_samples(self, digits_run: Path):
-        flow = load(digits_run, dtype=torch.float64)
+    def test_half_are_dequantised_rows_and_half_are_samples(self, digits_run: Run):
+        flow = digits_run.flow_in(torch.float64)
         rows = torch.from_numpy(load_data("digits").test[:5])
         points = examples(flow, rows, 12)
         assert points.shape == (12, 64)
         assert torch.equal((points[:5] * 17).floor(), rows.double())
         assert not torch.equal((points[5:10] * 17).floor(), rows.double())
 
-    def test_of_continuous_data_are_the_rows_as_they_are(self, rows_run: Path, correlated: np.ndarray):
-        rows = torch.from_numpy(correlated[:4])
-        points = examples(load(rows_run, dtype=torch.float64), rows, 8)
+    def test_of_continuous_data_are_the_rows_standardised(self, rows_run: Run, correlated: np.ndarray):
+        train, rows = rows_run.splits.train.astype(np.float64), correlated[:4].astype(np.float64)
+        points = examples(rows_run.flow_in(torch.float64), torch.from_numpy(correlated[:4]), 8)
         assert points.shape == (8, 5)
-        assert torch.equal(points[:4], rows.double())
+        np.testing.assert_allclose(points[:4], (rows - train.mean(0)) / train.std(0), rtol=1e-9)
 
 
 class TestBrokenModels:
     def test_a_log_det_that_is_wrong_by_a_tenth(
-        self, any_run: Path, copy_of: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+        self, any_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
     ):
         sound = DiagonalScaling.forward
 
@@ -99,12 +100,12 @@ class TestBrokenModels:
             return y, log_det + 0.1
 
         monkeypatch.setattr(DiagonalScaling, "forward", forward)
-        result = certify(copy_of(any_run), n=10, device="cpu")
+        result = certify(copy_of(any_run), n=10)
         assert result["max_logdet_error"][0] == pytest.approx(0.1, abs=1e-8)
         assert result["max_roundtrip"][0] < 1e-10
 
     def test_a_log_det_that_is_wrong_at_some_points_only(
-        self, rows_run: Path, copy_of: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+        self, rows_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
     ):
         sound = DiagonalScaling.forward
 
@@ -113,31 +114,31 @@ class TestBrokenModels:
             return y, log_det + 0.1 * (y[:, 0].detach() > 0)
 
         monkeypatch.setattr(DiagonalScaling, "forward", forward)
-        result = certify(copy_of(rows_run), n=30, jacobians=16, device="cpu")
+        result = certify(copy_of(rows_run), n=30, jacobians=16)
         assert result["max_logdet_error"][0] == pytest.approx(0.1, abs=1e-8)
 
     def test_an_inverse_that_is_off_by_a_hundredth(
-        self, digits_run: Path, copy_of: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+        self, digits_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
     ):
         sound = DiagonalScaling.inverse
         monkeypatch.setattr(DiagonalScaling, "inverse", lambda self, y, context=None: sound(self, y, context) + 1e-2)
-        result = certify(copy_of(digits_run), n=10, device="cpu")
+        result = certify(copy_of(digits_run), n=10)
         assert min(result["max_roundtrip"]) > 1e-2
         assert result["max_logdet_error"][0] < 1e-8
 
     def test_a_nan_at_one_point_is_not_lost_among_the_others(
-        self, digits_run: Path, copy_of: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+        self, digits_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
     ):
         errors = iter([0.1, math.nan, 0.2] * 2)
         monkeypatch.setattr("nicest.tasks.certify.log_det_error", lambda flow, x: next(errors))
-        result = certify(copy_of(digits_run), n=6, jacobians=3, device="cpu")
+        result = certify(copy_of(digits_run), n=6, jacobians=3)
         assert all(math.isnan(error) for error in result["max_logdet_error"])
 
 
 class TestLogDetError:
     def test_is_zero_where_the_layer_is_right(self):
         layer = TriangularAffine(4).double().fit(torch.randn(50, 4, dtype=torch.float64) * 7 + 3)
-        flow = Flow(Chain(layer), Gaussian(4)).double()
+        flow = Flow(Units.continuous(4), Chain(layer), Gaussian(4)).double()
         assert log_det_error(flow, torch.randn(4, dtype=torch.float64)) < 1e-12
 
     def test_is_the_difference_from_numpy_s_determinant(self, monkeypatch: pytest.MonkeyPatch):
@@ -146,6 +147,8 @@ class TestLogDetError:
         monkeypatch.setattr(
             TriangularAffine, "forward", lambda self, x, context=None: (x @ self.lower.mT + self.b, x.new_zeros(len(x)))
         )
-        error = log_det_error(Flow(Chain(layer), Gaussian(4)).double(), torch.randn(4, dtype=torch.float64))
+        error = log_det_error(
+            Flow(Units.continuous(4), Chain(layer), Gaussian(4)).double(), torch.randn(4, dtype=torch.float64)
+        )
         assert error == pytest.approx(abs(true), abs=1e-12)
         assert error > 1

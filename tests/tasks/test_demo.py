@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nicest import Run
 from nicest.cli import main
 from nicest.errors import NicestError
 from nicest.recipes import Recipe, load_recipe
-from nicest.runs.folder import load
 from nicest.tasks.demo import demo
 from nicest.tasks.latent import spectrum
 
@@ -85,23 +85,17 @@ def test_again_it_takes_the_run_that_is_there(shown: Path):
     assert len((shown / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # epochs 10 and 20, once each
 
 
-def test_it_does_not_go_on_with_a_run_of_other_data(rows_run: Path, copy_of: Callable[[Path], Path]):
-    run = copy_of(rows_run)
+def test_it_does_not_go_on_with_a_run_of_other_data(rows_run: Run, copy_of: Callable[[Run], Run]):
+    run = copy_of(rows_run).path
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with pytest.raises(NicestError, match=r"digits.*rows\.npy.*--out"):
         demo(run, device="cpu")
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
-def test_the_spectrum_is_the_sorted_inverse_of_the_scaling(any_run: Path, tmp_path: Path, picture_at: Callable):
+def test_the_spectrum_is_the_sorted_inverse_of_the_scaling(any_run: Run, tmp_path: Path, picture_at: Callable):
     result = spectrum(any_run, out=tmp_path / "a.png")
-    s = load(any_run).chain.layers["scaling"].s.detach().numpy()
+    s = any_run.flow.chain.layers["scaling"].s.detach().numpy()
     np.testing.assert_allclose(result["sigma"], np.sort(np.exp(-s))[::-1], rtol=1e-6)
     assert result["sigma"] == sorted(result["sigma"], reverse=True)
     assert picture_at(tmp_path / "a.png").size == (1170, 468)
-
-
-def test_the_spectrum_is_kept_in_the_run_unless_told_otherwise(digits_run: Path, copy_of: Callable[[Path], Path]):
-    run = copy_of(digits_run)
-    assert spectrum(run)["out"] == str(run / "figures" / "spectrum.png")
-    assert (run / "figures" / "spectrum.png").is_file()

@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import nicest
+from nicest import Run
 from nicest.recipes import load_recipe
 from nicest.tasks.impute_table import impute_table, most_frequent
 from nicest.train.fit import train
 
-QUICK = {"draws": 80, "steps": 120, "device": "cpu"}
+QUICK = {"draws": 80, "steps": 120}
 
 
 def frame(n: int, seed: int = 0) -> pd.DataFrame:
@@ -33,12 +35,12 @@ def frame(n: int, seed: int = 0) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("impute")
     frame(1500).to_parquet(folder / "rows.parquet")
     settings = ("train.epochs=25", "model.couplings=4", "model.width=48", "train.lr=3e-3", "train.patience=0")
     train(load_recipe("table"), folder / "run", overrides=(f"data.name={folder / 'rows.parquet'}", *settings))
-    return folder / "run"
+    return nicest.open(folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def holes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame,
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".feather"])
 def test_hidden_cells_are_near_the_truth_and_the_rest_is_as_it_was(
-    run: Path, holes: tuple[Path, pd.DataFrame, pd.DataFrame], tmp_path: Path, suffix: str
+    run: Run, holes: tuple[Path, pd.DataFrame, pd.DataFrame], tmp_path: Path, suffix: str
 ):
     folder, whole, hidden = holes
     out, cells = tmp_path / f"whole{suffix}", tmp_path / "cells.csv"
@@ -89,7 +91,7 @@ def test_hidden_cells_are_near_the_truth_and_the_rest_is_as_it_was(
     assert lines[lines["column"] == "y"]["share"].isna().all()
 
 
-def test_text_of_observed_cells_is_untouched(run: Path, tmp_path: Path):
+def test_text_of_observed_cells_is_untouched(run: Run, tmp_path: Path):
     (tmp_path / "a.csv").write_text("x,y,kind,count,z\n1.50,,plus,7,0.600\n-.5,90e0,minus,,.25\n")
     impute_table(run, tmp_path / "a.csv", out=tmp_path / "b.csv", **QUICK)
     first, second = (line.split(",") for line in (tmp_path / "b.csv").read_text().splitlines()[1:])
@@ -99,13 +101,13 @@ def test_text_of_observed_cells_is_untouched(run: Path, tmp_path: Path):
     assert 0 <= int(float(second[3])) <= 11
 
 
-def test_same_seed_same_cells(run: Path, holes: tuple, tmp_path: Path):
+def test_same_seed_same_cells(run: Run, holes: tuple, tmp_path: Path):
     for name in ("one.csv", "two.csv"):
         impute_table(run, holes[0] / "holes.csv", out=tmp_path / name, seed=3, **QUICK)
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
 
 
-def test_rows_of_values_never_seen_are_left_as_they_are(run: Path, tmp_path: Path):
+def test_rows_of_values_never_seen_are_left_as_they_are(run: Run, tmp_path: Path):
     (tmp_path / "a.csv").write_text("x,y,kind,count,z\n1.5,,never,7,0.6\n1.5,,plus,7,0.6\n")
     result = impute_table(run, tmp_path / "a.csv", out=tmp_path / "b.csv", **QUICK)
     assert (result["unknown"], result["filled"]) == (1, 1)
@@ -113,30 +115,30 @@ def test_rows_of_values_never_seen_are_left_as_they_are(run: Path, tmp_path: Pat
 
 
 class TestRefused:
-    def test_other_columns(self, run: Path, tmp_path: Path, refusal: Callable[..., str]):
+    def test_other_columns(self, run: Run, tmp_path: Path, refusal: Callable[..., str]):
         (tmp_path / "a.csv").write_text("x,y\n1,\n")
         assert "lacks 'kind'" in refusal(impute_table, run, tmp_path / "a.csv", out=tmp_path / "b.csv")
 
-    def test_a_model_that_is_not_of_a_table(self, tmp_path: Path, refusal: Callable[..., str]):
-        assert "is no model of a table" in refusal(impute_table, tmp_path, "a.csv")
+    def test_a_model_that_is_not_of_a_table(self, digits_run: Run, refusal: Callable[..., str]):
+        assert "is no model of a table" in refusal(impute_table, digits_run, "a.csv")
 
-    def test_a_result_in_the_place_of_the_table(self, run: Path, holes: tuple, refusal: Callable[..., str]):
+    def test_a_result_in_the_place_of_the_table(self, run: Run, holes: tuple, refusal: Callable[..., str]):
         path = holes[0] / "holes.csv"
         assert "a file of its own" in refusal(impute_table, run, path, out=path)
 
-    def test_one_file_for_two_results(self, run: Path, holes: tuple, tmp_path: Path, refusal: Callable[..., str]):
+    def test_one_file_for_two_results(self, run: Run, holes: tuple, tmp_path: Path, refusal: Callable[..., str]):
         (tmp_path / "x.csv").write_text("precious")
         assert "expected two files" in refusal(
             impute_table, run, holes[0] / "holes.csv", out=tmp_path / "x.csv", cells=tmp_path / "." / "x.csv"
         )
         assert (tmp_path / "x.csv").read_text() == "precious"
 
-    def test_what_is_no_table(self, run: Path, holes: tuple, refusal: Callable[..., str]):
+    def test_what_is_no_table(self, run: Run, holes: tuple, refusal: Callable[..., str]):
         assert "ends in .csv" in refusal(impute_table, run, holes[0] / "holes.csv", out="x.png")
 
 
-def test_on_the_command_line(run: Path, holes: tuple, tmp_path: Path):
-    words = ["impute", str(run), str(holes[0] / "holes.csv"), "--out", str(tmp_path / "b.csv"), "--json"]
+def test_on_the_command_line(run: Run, holes: tuple, tmp_path: Path):
+    words = ["impute", str(run.path), str(holes[0] / "holes.csv"), "--out", str(tmp_path / "b.csv"), "--json"]
     words += ["--draws", "40", "--steps", "40", "--device", "cpu"]
     end = subprocess.run([sys.executable, "-m", "nicest", *words], capture_output=True, text=True, check=True)
     assert json.loads(end.stdout)["filled"] == 40
@@ -150,7 +152,7 @@ def test_most_frequent():
 
 
 def test_many_rows_are_filled_in_by_parts_with_other_draws_each(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Two rows alike in two parts: one memory for both, and not the same numbers."""
     monkeypatch.setattr("nicest.inference.impute.AT_ONCE", 1)
@@ -162,7 +164,7 @@ def test_many_rows_are_filled_in_by_parts_with_other_draws_each(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".feather"])
-def test_nothing_to_fill_in_gives_the_table_and_no_cells(run: Path, tmp_path: Path, suffix: str):
+def test_nothing_to_fill_in_gives_the_table_and_no_cells(run: Run, tmp_path: Path, suffix: str):
     frame(5).to_parquet(tmp_path / "a.parquet")
     impute_table(run, tmp_path / "a.parquet", out=tmp_path / f"b{suffix}", cells=tmp_path / "c.parquet", **QUICK)
     read = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".feather": pd.read_feather}[suffix]
@@ -171,7 +173,7 @@ def test_nothing_to_fill_in_gives_the_table_and_no_cells(run: Path, tmp_path: Pa
     assert len(pd.read_parquet(tmp_path / "c.parquet")) == 0
 
 
-def test_a_table_without_rows_is_refused_and_nothing_written(run: Path, tmp_path: Path, refusal: Callable[..., str]):
+def test_a_table_without_rows_is_refused_and_nothing_written(run: Run, tmp_path: Path, refusal: Callable[..., str]):
     (tmp_path / "a.csv").write_text("x,y,kind,count,z\n")
     (tmp_path / "b.csv").write_text("kept")
     assert "expected rows to fill in" in refusal(impute_table, run, tmp_path / "a.csv", out=tmp_path / "b.csv")

@@ -13,17 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from nicest.inference.space import Space, frozen
-from nicest.recipes.units import interval_nats
 from PIL import Image
 from torch import Tensor
 
+from nicest import Run
 from nicest.files import to_json
-from nicest.flows import Chain, Dequantize, DiagonalScaling, Flow, Gaussian, Logistic, Rescale
+from nicest.flows import Chain, DiagonalScaling, Flow, Gaussian, Logistic, Units
+from nicest.inference.engine import frozen
 from nicest.inference.fill import OURS, PRESETS, Ascent, Schedule, ascend, fill
 from nicest.plots import image_grid
-from nicest.recipes.splits import load_splits
-from nicest.runs.folder import load_with_recipe
 from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE
 
@@ -32,9 +30,14 @@ MAP = replace(SHORT, noise=0.0)
 
 
 @pytest.fixture
-def digits(digits_run: Path) -> tuple[Flow, Tensor]:
-    flow, recipe, _ = load_with_recipe(digits_run)
-    return flow, torch.from_numpy(load_splits(recipe).test[:6])
+def digits(digits_run: Run) -> tuple[Flow, Tensor]:
+    return digits_run.flow, digits_run.rows("test")[:6]
+
+
+def ascent_of(flow: Flow, x: Tensor, schedule: Schedule, generator: torch.Generator) -> Ascent:
+    """The ascent of `fill` in the first half of every row."""
+    units = flow.units
+    return Ascent(flow, units.enter(x, noise=False), half(x).to(x.device), units.box(), schedule, generator)
 
 
 def half(x: Tensor) -> Tensor:
@@ -72,9 +75,7 @@ class TestFill:
     @pytest.mark.parametrize("schedule", [SHORT, replace(SHORT, direction="gradient", gradient_scale=50, noise=9)])
     def test_the_hidden_stay_in_the_interval(self, digits: tuple[Flow, Tensor], schedule: Schedule):
         flow, x = digits
-        space = Space(flow)
-        box = space.box(None)
-        ascent = Ascent(space.flow, space.enter(x), half(x), box, schedule, torch.Generator().manual_seed(0))
+        ascent = ascent_of(flow, x, schedule, torch.Generator().manual_seed(0))
         with frozen(flow):
             for _ in range(20):
                 ascent.iteration()
@@ -91,16 +92,14 @@ class TestFill:
 
     def test_the_default_beats_the_truth(self, digits: tuple[Flow, Tensor]):
         flow, x = digits
-        space = Space(flow)
         filled = fill(flow, x, half(x), schedule=replace(OURS, steps=300))
-        assert (filled.nats[-1] > space.nats(space.enter(x))).all()
+        assert (filled.nats[-1] > flow.log_prob(x, noise=False)).all()
 
     def test_nats_are_those_of_the_flow_in_its_own_space(self, digits: tuple[Flow, Tensor]):
         flow, x = digits
-        space = Space(flow)
-        nats = flow.continuous().log_prob((x + 0.5) / 17) - 64 * math.log(17)
-        torch.testing.assert_close(space.nats(space.enter(x)), nats.double(), rtol=1e-6, atol=1e-4)
-        assert torch.equal(space.leave(space.enter(x)), x.float())
+        nats = flow.log_density((x + 0.5) / 17).detach() - 64 * math.log(17)
+        nothing = fill(flow, x, torch.zeros_like(half(x)), schedule=replace(MAP, steps=1)).nats[-1, 0]
+        torch.testing.assert_close(nothing, nats.double(), rtol=1e-6, atol=1e-4)
 
     def test_chains_differ_and_the_best_is_the_likeliest(self, digits: tuple[Flow, Tensor]):
         flow, x = digits
@@ -149,7 +148,8 @@ class TestFill:
     def test_missing_numbers_of_a_table_are_found(self, dtype: torch.dtype):
         """Independent Gaussians after a change of units: the mode of every column is known."""
         mean, spread = torch.tensor([5.0, -20.0, 0.3]), torch.tensor([1.0, 10.0, 0.1])
-        flow = Flow(Chain(Rescale(-mean / spread, 1 / spread, 3), DiagonalScaling(3)), Gaussian(3)).to(dtype)
+        flow = Flow(Units.continuous(3), Chain(DiagonalScaling(3)), Gaussian(3)).to(dtype)
+        flow.units.fit(mean, spread**2)
         x = (mean + spread * torch.randn(50, 3)).to(dtype)
         hidden = torch.rand(50, 3) < 0.5
         holes = x.masked_fill(hidden, math.nan)
@@ -159,7 +159,8 @@ class TestFill:
         assert error[hidden].abs().max() < 1e-2
 
     def test_bounds_hold_in_units_of_the_data(self):
-        flow = Flow(Chain(Rescale(0.0, 0.1, 2), DiagonalScaling(2)), Logistic(2))
+        flow = Flow(Units.continuous(2), Chain(DiagonalScaling(2)), Logistic(2))
+        flow.units.fit(torch.zeros(2), torch.full((2,), 100.0))
         x, hidden = torch.zeros(20, 2), torch.ones(20, 2, dtype=torch.bool)
         filled = fill(flow, x, hidden, bounds=(torch.tensor([3.0, -math.inf]), torch.tensor([9.0, -4.0])))
         torch.testing.assert_close(filled.result[0], torch.tensor([3.0, -4.0]).expand(20, 2), atol=0.1, rtol=0)
@@ -169,7 +170,7 @@ class TestFill:
     @settings(max_examples=15, deadline=None)
     @given(st.integers(2, 9), st.integers(2, 300), st.data())
     def test_any_size_and_number_of_levels(self, dim: int, levels: int, data: st.DataObject):
-        flow = Flow(Chain(Dequantize(levels), Rescale(-1.0, 2.0, dim), DiagonalScaling(dim)), Logistic(dim))
+        flow = Flow(Units.pixels(dim, levels, (-1.0, 1.0)), Chain(DiagonalScaling(dim)), Logistic(dim))
         x = torch.tensor(data.draw(st.lists(st.integers(0, levels - 1), min_size=dim, max_size=dim)))[None]
         hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=dim, max_size=dim)))[None]
         result = fill(flow, x, hidden, schedule=replace(SHORT, steps=3)).result[0]
@@ -180,7 +181,7 @@ class TestFill:
 class TestIteration:
     def test_is_the_formula(self):
         """One plain step of a logistic in closed form: ∂ log p/∂x = -tanh(x/2)."""
-        flow = Flow(Chain(DiagonalScaling(3)), Logistic(3))
+        flow = Flow(Units.continuous(3), Chain(DiagonalScaling(3)), Logistic(3))
         x, hidden = torch.tensor([[0.5, -2.0, 1.0]]), torch.tensor([[True, True, False]])
         schedule = Schedule(steps=9, direction="gradient", gradient_scale=0.7, noise=0.2)
         box = (torch.full((1, 3), -math.inf), torch.full((1, 3), math.inf))
@@ -197,7 +198,7 @@ class TestIteration:
         assert float(ascent.i) == 5
 
     def test_adam_is_torchs_adam(self):
-        flow = Flow(Chain(DiagonalScaling(4)), Gaussian(4))
+        flow = Flow(Units.continuous(4), Chain(DiagonalScaling(4)), Gaussian(4))
         box = (torch.full((1, 4), -math.inf), torch.full((1, 4), math.inf))
         ascent = Ascent(flow, torch.zeros(6, 4), torch.ones(6, 4, dtype=torch.bool), box, MAP, torch.Generator())
         peer = ascent.y.detach().clone().requires_grad_()
@@ -212,12 +213,11 @@ class TestIteration:
 
     def test_keeps_every_tensor_in_its_place(self, digits: tuple[Flow, Tensor]):
         flow, x = digits
-        space = Space(flow)
-        ascent = Ascent(space.flow, space.enter(x), half(x), space.box(None), SHORT, torch.Generator())
-        places = [each.data_ptr() for each in (ascent.y, ascent.i, ascent.noise, ascent.mean, ascent.square)]
+        ascent = ascent_of(flow, x, SHORT, torch.Generator())
+        places = [each.data_ptr() for each in (ascent.z, ascent.i, ascent.noise, ascent.mean, ascent.square)]
         with frozen(flow):
             ascent.iteration()
-        after = [each.data_ptr() for each in (ascent.y, ascent.i, ascent.noise, ascent.mean, ascent.square)]
+        after = [each.data_ptr() for each in (ascent.z, ascent.i, ascent.noise, ascent.mean, ascent.square)]
         assert places == after
 
 
@@ -228,10 +228,9 @@ class TestCaptured:
     @staticmethod
     def after(flow: Flow, x: Tensor, schedule: Schedule, how: str, steps: int = 50) -> tuple[Tensor, Tensor]:
         """The state and the generator's after some steps."""
-        space, generator = Space(flow), torch.Generator("cuda").manual_seed(5)
+        generator = torch.Generator("cuda").manual_seed(5)
         with frozen(flow):
-            box = space.box(None)
-            ascent = Ascent(space.flow, space.enter(x), half(x).cuda(), box, schedule, generator)
+            ascent = ascent_of(flow, x, schedule, generator)
             iterate = ascent.captured(torch.float32) if how == "captured" else ascent.iteration
             for _ in range(steps):
                 iterate()
@@ -264,9 +263,9 @@ class TestCaptured:
         first, again, other = (fill(flow, x, half(x).cuda(), schedule=SHORT, seed=seed).nats for seed in (1, 1, 2))
         torch.testing.assert_close(first, again, rtol=0, atol=1e-3)
         assert (first - other).abs().max() > 1e-2
-        space, generator = Space(flow), torch.Generator("cuda").manual_seed(0)
+        generator = torch.Generator("cuda").manual_seed(0)
         with frozen(flow):
-            ascent = Ascent(space.flow, space.enter(x), half(x).cuda(), space.box(None), SHORT, generator)
+            ascent = ascent_of(flow, x, SHORT, generator)
             iterate, drawn = ascent.captured(), []
             for _ in range(3):
                 iterate()
@@ -275,9 +274,9 @@ class TestCaptured:
 
 
 class TestCommand:
-    def test_the_papers_masks_make_the_figure_the_film_and_the_arrays(self, digits_run: Path, tmp_path: Path):
+    def test_the_papers_masks_make_the_figure_the_film_and_the_arrays(self, digits_run: Run, tmp_path: Path):
         outs = [tmp_path / "deep" / f"a.{end}" for end in ("png", "gif", "npz")]
-        result = inpaint(digits_run, n=2, steps=30, chains=2, out=outs, device="cpu")
+        result = inpaint(digits_run, n=2, steps=30, chains=2, out=outs)
         assert json.loads(to_json(result)) == result
         for each in result["masks"]:
             truth, end = np.array(each["truth_nats"]), np.array(each["end_nats"])
@@ -304,16 +303,16 @@ class TestCommand:
             assert archive["nats"].shape == (len(archive["looks"]), 2, 20)
             ends = np.concatenate([each["end_nats"] for each in result["masks"]], axis=1)
             assert np.array_equal(archive["nats"][-1], ends)
-            truth = load_splits(load_with_recipe(digits_run)[1]).test[:20].reshape(20, 8, 8)
+            truth = digits_run.splits.test[:20].reshape(20, 8, 8)
             assert np.array_equal(archive["truth"], truth)
 
     def test_the_figure_has_a_row_for_each_mask_and_the_likeliest_chain_first(
-        self, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, digits_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         figures: list[Figure] = []
         monkeypatch.setattr("nicest.tasks.inpaint.save_figure", lambda figure, path: figures.append(figure))
         masks, outs = ["top", "left", "random:50"], [tmp_path / "a.png", tmp_path / "a.npz"]
-        inpaint(digits_run, mask=masks, n=6, steps=5, chains=3, out=outs, device="cpu")
+        inpaint(digits_run, mask=masks, n=6, steps=5, chains=3, out=outs)
         (figure,) = figures
         with np.load(outs[1]) as archive:
             truth, start, result, nats = (archive[name] for name in ("truth", "start", "result", "nats"))
@@ -333,55 +332,77 @@ class TestCommand:
             assert ax.yaxis_inverted()
         assert figure.get_suptitle().startswith("digits (recipe digits): ")
 
-    def test_every_random_mask_is_drawn_anew(self, digits_run: Path, tmp_path: Path):
-        inpaint(digits_run, mask=["random:50"] * 2, n=4, steps=1, out=tmp_path / "a.npz", device="cpu")
+    def test_every_random_mask_is_drawn_anew(self, digits_run: Run, tmp_path: Path):
+        inpaint(digits_run, mask=["random:50"] * 2, n=4, steps=1, out=tmp_path / "a.npz")
         with np.load(tmp_path / "a.npz") as archive:
             one, two = np.split(archive["hidden"], 2)
         assert all((a != b).any() for a, b in zip(one, two, strict=True))
 
-    def test_endings_may_be_of_either_case(self, digits_run: Path, tmp_path: Path):
+    def test_endings_may_be_of_either_case(self, digits_run: Run, tmp_path: Path):
         outs = [tmp_path / name for name in ("a.PNG", "a.Gif", "a.NPZ")]
-        inpaint(digits_run, mask="top", n=2, steps=5, out=outs, device="cpu")
+        inpaint(digits_run, mask="top", n=2, steps=5, out=outs)
         with Image.open(outs[0]) as picture, Image.open(outs[1]) as film:
             assert (picture.format, film.format) == ("PNG", "GIF")
         with np.load(outs[2]) as archive:
             assert len(archive["looks"]) > 2
 
-    def test_nats_are_on_the_recipes_interval(self, colour_run: Path, tmp_path: Path):
-        result = inpaint(colour_run, mask="columns:0-3", n=2, steps=5, out=tmp_path / "a.npz", device="cpu")
-        flow, recipe, _ = load_with_recipe(colour_run)
-        x = torch.from_numpy(load_splits(recipe).test[:2])
-        levels = flow.continuous().log_prob((x + 0.5) / 256) - 72 * math.log(256)
-        expected = levels.detach().numpy() + interval_nats(recipe.data)
+    def test_nats_are_on_the_recipes_interval(self, colour_run: Run, tmp_path: Path):
+        result = inpaint(colour_run, mask="columns:0-3", n=2, steps=5, out=tmp_path / "a.npz")
+        y = (colour_run.rows("test")[:2] + 0.5) / 128 - 1
+        expected = colour_run.flow.log_density(y).detach().numpy()
         np.testing.assert_allclose(result["masks"][0]["truth_nats"], expected, rtol=1e-4)
 
-    def test_masks_of_any_kind_on_colour_images(self, colour_run: Path, tmp_path: Path):
+    def test_masks_of_any_kind_on_colour_images(self, colour_run: Run, tmp_path: Path):
         Image.fromarray(np.eye(4, 6, dtype=np.uint8) * 255).save(tmp_path / "mask.png")
         masks = ["channels:1", str(tmp_path / "mask.png"), np.ones((3, 4, 6), bool)]
         result = inpaint(colour_run, mask=masks, n=1, steps=5, out=[tmp_path / "a.png", tmp_path / "a.gif"])
         assert [each["mask"] for each in result["masks"]] == ["channels:1", "mask.png", "array"]
 
-    def test_rows_of_numbers_are_filled_in_too(self, rows_run: Path, tmp_path: Path):
-        result = inpaint(rows_run, mask="columns:1-3", n=3, out=tmp_path / "a.npz", noise=0, device="cpu")
+    def test_rows_of_numbers_are_filled_in_too(self, rows_run: Run, tmp_path: Path):
+        result = inpaint(rows_run, mask="columns:1-3", n=3, out=tmp_path / "a.npz", noise=0)
         (columns,) = result["masks"]
         assert (np.array(columns["end_nats"]) > columns["truth_nats"]).all()
         with np.load(tmp_path / "a.npz") as archive:
             assert np.array_equal(archive["result"][0][:, [0, 3, 4]], archive["truth"][:, [0, 3, 4]])
 
-    def test_wraps_around_a_small_split(self, colour_run: Path, tmp_path: Path):
-        size = len(load_splits(load_with_recipe(colour_run)[1]).test)
+    def test_discrete_columns_of_a_table_are_filled_in_without_noise(self, table_run: Run, tmp_path: Path):
+        found = []
+        for seed in (0, 0, 1):
+            options = {"n": 8, "steps": 100, "chains": 4, "noise": 0, "seed": seed}
+            result = inpaint(table_run, mask="columns:1-4", out=tmp_path / "a.npz", **options)
+            with np.load(tmp_path / "a.npz") as archive:
+                found.append((result["masks"][0], archive["result"], archive["truth"]))
+        (first, cells, truth), (again, same, _), (other, _, _) = found
+        assert first == again
+        assert np.array_equal(cells, same)
+        assert first["truth_nats"] == other["truth_nats"]  # observed cells are at the middle of their steps
+        assert (np.array(first["end_nats"]) > first["start_nats"]).all()
+        assert (cells[..., 0] == truth[:, 0]).all()
+        assert np.array_equal(cells[..., 1:], cells[..., 1:].round())
+
+    def test_discrete_columns_of_a_table_stay_in_their_range(self, table_run: Run, tmp_path: Path):
+        out = tmp_path / "a.npz"
+        inpaint(table_run, mask="columns:0-4", n=20, steps=1, chains=4, noise=50, out=out)
+        with np.load(out) as archive:
+            cells = archive["result"]
+        assert cells[..., 1:].min() == 0
+        assert (cells[..., 2].max(), cells[..., 3].max()) == (1, 2)
+        assert np.abs(cells[..., 0]).max() > 20  # a real number may lie anywhere
+
+    def test_wraps_around_a_small_split(self, colour_run: Run, tmp_path: Path):
+        size = len(colour_run.splits.test)
         result = inpaint(colour_run, mask=["top", "bottom"], n=size, steps=1, out=tmp_path / "a.npz")
         assert result["masks"][0]["images"] == result["masks"][1]["images"] == list(range(size))
 
 
 class TestRefusals:
-    def test_of_what_cannot_be_written(self, refusal: Callable[..., str], rows_run: Path, tmp_path: Path):
-        assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, tmp_path / "no run", out=tmp_path / "a.jpg")
+    def test_of_what_cannot_be_written(self, refusal: Callable[..., str], rows_run: Run, tmp_path: Path):
+        assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, rows_run, out=tmp_path / "a.jpg")
         assert "choose --out inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "a.png").mkdir()
         says = f"cannot write {tmp_path / 'a.png'}: it is a folder"
-        assert refusal(inpaint, tmp_path / "no run", out=tmp_path / "a.png") == says
+        assert refusal(inpaint, rows_run, out=tmp_path / "a.png") == says
 
     @pytest.mark.parametrize(
         ("options", "says"),
@@ -398,8 +419,8 @@ class TestRefusals:
             ({"preset": "paper"}, "a preset of ours, authors"),
         ],
     )
-    def test_of_options(self, refusal: Callable[..., str], digits_run: Path, tmp_path: Path, options: dict, says: str):
-        assert says in refusal(inpaint, digits_run, out=tmp_path / "a.npz", device="cpu", **options)
+    def test_of_options(self, refusal: Callable[..., str], digits_run: Run, tmp_path: Path, options: dict, says: str):
+        assert says in refusal(inpaint, digits_run, out=tmp_path / "a.npz", **options)
 
     def test_of_rows_and_masks_that_do_not_fit(self, refusal: Callable[..., str], digits: tuple[Flow, Tensor]):
         flow, x = digits
@@ -408,7 +429,7 @@ class TestRefusals:
         assert "lower bound" in refusal(fill, flow, x, half(x), bounds=(3.0, 2.0))
 
     def test_of_what_is_not_finite(self, refusal: Callable[..., str]):
-        flow = Flow(Chain(DiagonalScaling(2)), Gaussian(2))
+        flow = Flow(Units.continuous(2), Chain(DiagonalScaling(2)), Gaussian(2))
         x, hidden = torch.zeros(1, 2), torch.tensor([[True, False]])
         assert "every observed value a number" in refusal(fill, flow, x / 0, hidden)
         wild = Schedule(steps=300, direction="gradient", gradient_scale=1e9, noise=0.0)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
-from nicest.recipes.splits import load_splits
-from nicest.runs.folder import load_with_recipe
 from nicest.tasks.latent import (
     BASES,
     WAYS,
+    Model,
     even_points,
     interpolate,
     rotation,
@@ -31,21 +31,21 @@ from nicest.tasks.latent import (
 LOOKS = [spectrum, sphere, interpolate, truncate]
 
 
-def arrays(look: Callable[..., dict], run: Path, folder: Path, **options: object) -> tuple[dict, dict[str, np.ndarray]]:
+def arrays(look: Callable[..., dict], run: Run, folder: Path, **options: object) -> tuple[dict, dict[str, np.ndarray]]:
     """What a look says, and the arrays it writes."""
-    result = look(run, out=folder / "a.npz", device="cpu", **options)
+    result = look(run, out=folder / "a.npz", **options)
     assert json.loads(to_json(result)) == result
     with np.load(folder / "a.npz") as archive:
         return result, dict(archive)
 
 
-def examples(run: Path, split: str = "test") -> np.ndarray:
-    return load_splits(load_with_recipe(run)[1]).split(split)
+def examples(run: Run, split: str = "test") -> np.ndarray:
+    return run.splits.split(split)
 
 
-def on_interval(run: Path, rows: np.ndarray) -> np.ndarray:
+def on_interval(run: Run, rows: np.ndarray) -> np.ndarray:
     """Rows in the space of the model, in numpy: the middles of levels on the interval, or standardised columns."""
-    data = load_with_recipe(run)[1].data
+    data = run.recipe.data
     if not data.levels:
         train = examples(run, "train").astype(np.float64)
         return (rows - train.mean(0)) / train.std(0)
@@ -53,31 +53,29 @@ def on_interval(run: Path, rows: np.ndarray) -> np.ndarray:
     return low + (high - low) * (rows.astype(np.float64) + 0.5) / data.levels
 
 
-def numpy_pca(run: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def numpy_pca(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, deviations and directions (rows) of the training data by a singular value decomposition."""
     train = on_interval(run, examples(run, "train"))
     _, singular, directions = np.linalg.svd(train - train.mean(0), full_matrices=False)
     return train.mean(0), singular / math.sqrt(len(train)), directions
 
 
-def codes(run: Path, rows: np.ndarray) -> np.ndarray:
-    """h of the middle of every level, or of rows of numbers."""
-    flow, recipe, _ = load_with_recipe(run)
-    x = torch.from_numpy(rows)
-    middle = (x + 0.5) / recipe.data.levels if recipe.data.levels else x
+def codes(run: Run, rows: np.ndarray) -> np.ndarray:
+    """h of the middle of every step, or of rows of numbers."""
+    step, loc, scale = (each.double().numpy() for each in run.flow.units.buffers())
+    y = torch.from_numpy((rows + step / 2 - loc) / scale).float()
     with torch.no_grad():
-        return flow.continuous().encode(middle).numpy()
+        return run.flow.chain(y)[0].numpy()
 
 
-def decoded(run: Path, h: np.ndarray) -> np.ndarray:
-    flow, recipe, _ = load_with_recipe(run)
+def decoded(run: Run, h: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        x = flow.decode(torch.from_numpy(h.reshape(-1, h.shape[-1])).float())
-    return x.numpy().reshape(*h.shape[:-1], *recipe.data.shape)
+        x = run.flow.decode(torch.from_numpy(h.reshape(-1, h.shape[-1])).float())
+    return x.numpy().reshape(*h.shape[:-1], *run.recipe.data.shape)
 
 
 @pytest.fixture
-def learned(make: Callable, save_run: Callable) -> tuple[Flow, Path]:
+def learned(make: Callable, save_run: Callable) -> tuple[Flow, Run]:
     """A run of rows with identity couplings whose prior has learned its own place and scale."""
     own = ("model.initialisation=zero-last", "model.learned_prior=true", "model.prior=gaussian")
     flow, recipe = make(np.random.default_rng(0).standard_normal((60, 5)).astype(np.float32), *own)
@@ -92,18 +90,18 @@ def learned(make: Callable, save_run: Callable) -> tuple[Flow, Path]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
     """The figure that a look would write."""
 
-    def draw(look: Callable[..., dict], run: Path, **options: object) -> Figure:
+    def draw(look: Callable[..., dict], run: Run, **options: object) -> Figure:
         figures: list[Figure] = []
         monkeypatch.setattr("nicest.tasks.latent.save_figure", lambda figure, path: figures.append(figure))
-        look(run, device="cpu", **options)
+        look(run, **options)
         return figures[0]
 
     return draw
 
 
 class TestSpectrum:
-    def test_of_the_data_is_what_numpy_finds_with_the_noise(self, any_run: Path, tmp_path: Path):
-        data = load_with_recipe(any_run)[1].data
+    def test_of_the_data_is_what_numpy_finds_with_the_noise(self, any_run: Run, tmp_path: Path):
+        data = any_run.recipe.data
         width = (data.interval[1] - data.interval[0]) / data.levels if data.levels else 0.0
         variances = np.zeros(data.dim)
         deviations = numpy_pca(any_run)[1]
@@ -112,18 +110,18 @@ class TestSpectrum:
         np.testing.assert_allclose(result["pca"], np.sqrt(variances + width**2 / 12), rtol=1e-4, atol=1e-7)
         assert np.array_equal(kept["pca"], result["pca"])
 
-    def test_is_the_sorted_sigma_times_the_scale_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+    def test_is_the_sorted_sigma_times_the_scale_of_the_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         result, kept = arrays(spectrum, learned[1], tmp_path, pca=False)
         np.testing.assert_allclose(result["sigma"], np.exp([2.0, 2.0, 2.0, 0.0, -1.0]), rtol=1e-6)
         assert kept.keys() == {"sigma"}
         assert "pca" not in result
 
-    def test_says_what_makes_a_standard_deviation_of_it(self, digits_run: Path, learned: tuple[Flow, Path]):
+    def test_says_what_makes_a_standard_deviation_of_it(self, digits_run: Run, learned: tuple[Flow, Run]):
         assert spectrum(learned[1], pca=False)["deviation"] == 1
-        draws = load_with_recipe(digits_run)[0].prior.rsample(9000)
+        draws = digits_run.flow.prior.rsample(9000)
         assert spectrum(digits_run, pca=False)["deviation"] == pytest.approx(float(draws.std()), rel=0.01)
 
-    def test_draws_standard_deviations_and_beside_them_those_of_the_data(self, digits_run: Path, drawn: Callable):
+    def test_draws_standard_deviations_and_beside_them_those_of_the_data(self, digits_run: Run, drawn: Callable):
         said = spectrum(digits_run)
         for ax in drawn(spectrum, digits_run).axes:
             model, data = ax.lines
@@ -132,14 +130,14 @@ class TestSpectrum:
         assert all(len(ax.lines) == 1 for ax in drawn(spectrum, digits_run, pca=False).axes)
 
     @pytest.mark.parametrize("pca", [True, False])
-    def test_of_a_model_that_whitens_stands_beside_1(self, colour_run: Path, drawn: Callable, pca: bool):
+    def test_of_a_model_that_whitens_stands_beside_1(self, colour_run: Run, drawn: Callable, pca: bool):
         for ax in drawn(spectrum, colour_run, pca=pca).axes:
             assert [set(line.get_ydata()) for line in ax.lines[1:]] == [{1}] * pca
 
 
 class TestSphere:
     @pytest.mark.parametrize("basis", BASES)
-    def test_lies_in_three_dimensions_at_its_radius(self, digits_run: Path, tmp_path: Path, basis: str):
+    def test_lies_in_three_dimensions_at_its_radius(self, digits_run: Run, tmp_path: Path, basis: str):
         result, kept = arrays(sphere, digits_run, tmp_path, basis=basis, radius=7.5, grid=6)
         assert kept["h"].shape == (6, 6, 64)
         np.testing.assert_allclose(np.linalg.norm(kept["h"], axis=-1), 7.5, rtol=1e-5)
@@ -149,33 +147,33 @@ class TestSphere:
         assert np.array_equal(kept["images"], decoded(digits_run, kept["h"]))
         assert kept["images"].dtype == np.uint8
 
-    def test_has_the_norm_of_the_priors_draws_unless_told_otherwise(self, digits_run: Path, tmp_path: Path):
-        draws = load_with_recipe(digits_run)[0].prior.rsample(2000, generator=torch.Generator().manual_seed(1))
+    def test_has_the_norm_of_the_priors_draws_unless_told_otherwise(self, digits_run: Run, tmp_path: Path):
+        draws = digits_run.flow.prior.rsample(2000, generator=torch.Generator().manual_seed(1))
         result, kept = arrays(sphere, digits_run, tmp_path)
         assert result["radius"] == result["typical_radius"]
         assert result["radius"] == pytest.approx(float(draws.square().sum(1).mean().sqrt()), rel=0.02)
         np.testing.assert_allclose(np.linalg.norm(kept["h"], axis=-1), result["radius"], rtol=1e-5)
-        top = sphere(digits_run, basis="top", out=tmp_path / "a.npz", device="cpu")["radius"]
+        top = sphere(digits_run, basis="top", out=tmp_path / "a.npz")["radius"]
         assert top == pytest.approx(float(draws[:, :3].square().sum(1).mean().sqrt()), rel=0.05)
 
-    def test_of_the_top_moves_the_components_of_largest_sigma_alone(self, digits_run: Path, tmp_path: Path):
+    def test_of_the_top_moves_the_components_of_largest_sigma_alone(self, digits_run: Run, tmp_path: Path):
         kept = arrays(sphere, digits_run, tmp_path, basis="top")[1]
-        s = load_with_recipe(digits_run)[0].chain.layers["scaling"].s.detach().numpy()
+        s = digits_run.flow.chain.layers["scaling"].s.detach().numpy()
         moved = np.flatnonzero(np.abs(kept["h"]).max((0, 1)) > 1e-6)
         assert set(moved) == set(np.argsort(s)[:3])
 
-    def test_of_the_top_counts_the_scale_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+    def test_of_the_top_counts_the_scale_of_the_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         h = arrays(sphere, learned[1], tmp_path, basis="top")[1]["h"]
         moved = np.abs(h - [1.0, 2.0, 3.0, 4.0, 5.0]).max((0, 1)) > 1e-4
         assert moved.tolist() == [False, True, True, False, True]
 
-    def test_is_around_the_mode_and_in_units_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+    def test_is_around_the_mode_and_in_units_of_the_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         flow, run = learned
         h = arrays(sphere, run, tmp_path, radius=2.0)[1]["h"]
         e = (h - flow.prior.loc.detach().numpy()) / flow.prior.log_scale.detach().exp().numpy()
         np.testing.assert_allclose(np.linalg.norm(e, axis=-1), 2.0, rtol=1e-4)
 
-    def test_the_seed_decides_its_subspace(self, digits_run: Path, tmp_path: Path):
+    def test_the_seed_decides_its_subspace(self, digits_run: Run, tmp_path: Path):
         first, again, other = (arrays(sphere, digits_run, tmp_path, seed=seed)[1]["h"] for seed in (1, 1, 2))
         assert np.array_equal(first, again)
         assert np.abs(first - other).max() > 1
@@ -204,10 +202,10 @@ class TestSphere:
 
 class TestInterpolate:
     @pytest.mark.parametrize("way", WAYS)
-    def test_begins_and_ends_with_the_images_themselves(self, any_run: Path, tmp_path: Path, way: str):
+    def test_begins_and_ends_with_the_images_themselves(self, any_run: Run, tmp_path: Path, way: str):
         pairs = [(3, 1), (0, 2), (1, 1)]
         result, kept = arrays(interpolate, any_run, tmp_path, pairs=pairs, steps=4, way=way)
-        shape = load_with_recipe(any_run)[1].data.shape
+        shape = any_run.recipe.data.shape
         x = examples(any_run).reshape(-1, *shape)
         assert kept["images"].shape == kept["pixels"].shape == (3, 4, *shape)
         same = np.testing.assert_array_equal
@@ -218,7 +216,7 @@ class TestInterpolate:
             same(kept[name][:, -1], x[[1, 2, 1]])
         assert result["pairs"] == [[3, 1], [0, 2], [1, 1]]
 
-    def test_is_straight_in_h_and_decoded(self, digits_run: Path, tmp_path: Path):
+    def test_is_straight_in_h_and_decoded(self, digits_run: Run, tmp_path: Path):
         kept = arrays(interpolate, digits_run, tmp_path, pairs=[(3, 8)], steps=5)[1]
         start, end = codes(digits_run, examples(digits_run)[[3, 8]])
         expected = start + np.linspace(0, 1, 5)[:, None] * (end - start)
@@ -227,13 +225,13 @@ class TestInterpolate:
         middle = examples(digits_run)[[3, 8]].astype(float).mean(0)
         assert np.abs(kept["pixels"][0, 2].ravel() - middle).max() <= 0.5
 
-    def test_takes_the_first_images_two_by_two_unless_told_otherwise(self, digits_run: Path, colour_run: Path):
-        assert interpolate(digits_run, device="cpu")["pairs"] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    def test_takes_the_first_images_two_by_two_unless_told_otherwise(self, digits_run: Run, colour_run: Run):
+        assert interpolate(digits_run)["pairs"] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
         assert len(examples(colour_run)) < 10
-        pairs = interpolate(colour_run, device="cpu")["pairs"]
+        pairs = interpolate(colour_run)["pairs"]
         assert 1 <= len(pairs) == len(examples(colour_run)) // 2
 
-    def test_is_spherical_around_the_mode_in_units_of_the_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+    def test_is_spherical_around_the_mode_in_units_of_the_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         flow, run = learned
         h = arrays(interpolate, run, tmp_path, pairs=[(0, 1)], steps=5, way="spherical")[1]["h"][0]
         np.testing.assert_allclose(h[[0, -1]], codes(run, examples(run)[:2]), rtol=1e-4, atol=1e-4)
@@ -262,10 +260,10 @@ class TestInterpolate:
 
 
 class TestTruncate:
-    def test_that_keeps_all_gives_the_images_themselves(self, any_run: Path, tmp_path: Path):
+    def test_that_keeps_all_gives_the_images_themselves(self, any_run: Run, tmp_path: Path):
         result, kept = arrays(truncate, any_run, tmp_path, n=3)
         assert result["kept"][0] == 0
-        assert result["kept"][-1] == load_with_recipe(any_run)[1].data.dim
+        assert result["kept"][-1] == any_run.recipe.data.dim
         for name in ("nice", "pca"):
             if kept["truth"].dtype == np.uint8:
                 assert np.array_equal(kept[name][:, -1], kept["truth"])
@@ -273,14 +271,14 @@ class TestTruncate:
             else:
                 np.testing.assert_allclose(kept[name][:, -1], kept["truth"], rtol=1e-4, atol=1e-4)
 
-    def test_that_keeps_nothing_gives_the_mode_or_the_mean(self, digits_run: Path, tmp_path: Path):
+    def test_that_keeps_nothing_gives_the_mode_or_the_mean(self, digits_run: Run, tmp_path: Path):
         kept = arrays(truncate, digits_run, tmp_path, n=2, kept=[0])[1]
         mode = decoded(digits_run, np.zeros((1, 64)))
         assert np.array_equal(kept["nice"][:, 0], np.concatenate([mode, mode]))
         mean = (numpy_pca(digits_run)[0] * 17).astype(int).reshape(8, 8)
         assert np.array_equal(kept["pca"][0, 0], mean)
 
-    def test_puts_the_rest_to_the_mode_of_a_learned_prior(self, learned: tuple[Flow, Path], tmp_path: Path):
+    def test_puts_the_rest_to_the_mode_of_a_learned_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         _, run = learned
         kept = arrays(truncate, run, tmp_path, n=4, kept=[0, 3])[1]["nice"]
         h, mode = codes(run, examples(run)[:4]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -289,17 +287,17 @@ class TestTruncate:
             cut[:, chosen] = h[:, chosen]
             np.testing.assert_allclose(kept[:, column], decoded(run, cut), rtol=1e-4, atol=1e-4)
 
-    def test_keeps_the_components_of_largest_sigma(self, digits_run: Path, tmp_path: Path):
+    def test_keeps_the_components_of_largest_sigma(self, digits_run: Run, tmp_path: Path):
         kept = arrays(truncate, digits_run, tmp_path, n=4, kept=[5, 20])[1]
         h = codes(digits_run, examples(digits_run)[:4])
-        s = load_with_recipe(digits_run)[0].chain.layers["scaling"].s.detach().numpy()
+        s = digits_run.flow.chain.layers["scaling"].s.detach().numpy()
         for column, k in enumerate((5, 20)):
             cut = np.zeros_like(h)
             chosen = np.argsort(s)[:k]
             cut[:, chosen] = h[:, chosen]
             assert np.array_equal(kept["nice"][:, column], decoded(digits_run, cut))
 
-    def test_errors_are_those_of_the_pictures_and_of_numpys_pca(self, digits_run: Path, tmp_path: Path):
+    def test_errors_are_those_of_the_pictures_and_of_numpys_pca(self, digits_run: Run, tmp_path: Path):
         x = examples(digits_run)
         result, kept = arrays(truncate, digits_run, tmp_path, n=len(x), kept=[3, 30])
         mean, _, directions = numpy_pca(digits_run)
@@ -312,25 +310,66 @@ class TestTruncate:
                 error = (kept[name][:, column].astype(float) - kept["truth"]) / 17
                 assert result[f"{name}_errors"][column] == pytest.approx((error**2).mean(), rel=1e-4)
 
-    def test_of_pca_falls_as_more_is_kept(self, any_run: Path):
-        errors = truncate(any_run, n=1, device="cpu")["pca_errors"]
+    def test_of_pca_falls_as_more_is_kept(self, any_run: Run):
+        errors = truncate(any_run, n=1)["pca_errors"]
         assert (np.diff(errors) < 1e-4).all()
+
+
+class TestDiscreteColumns:
+    """Integer and categorical columns, in standardised units and at the middle of their steps: no noise."""
+
+    def standardised(self, run: Run, rows: np.ndarray) -> np.ndarray:
+        train = examples(run, "train").astype(np.float64)
+        half = np.array([column.discrete / 2 for column in run.columns])
+        return (rows + half - (train.mean(0) + half)) / np.sqrt(train.var(0) + half**2 / 3)
+
+    def test_are_encoded_alike_every_time(self, table_run: Run):
+        assert [column.discrete for column in table_run.columns] == [False, True, True, True]
+        model, x = Model(table_run), table_run.rows("test")
+        first, again = model.encode(x), model.encode(x)
+        assert torch.equal(first, again)
+        np.testing.assert_allclose(first, codes(table_run, x.numpy()), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(model.middle(x), self.standardised(table_run, x.numpy()), rtol=1e-4, atol=1e-4)
+
+    def test_have_a_spectrum_in_standardised_units(self, table_run: Run, tmp_path: Path):
+        first, again = (arrays(spectrum, table_run, tmp_path)[1] for _ in range(2))
+        assert np.array_equal(first["pca"], again["pca"])
+        train = self.standardised(table_run, examples(table_run, "train").astype(np.float64))
+        noise = np.array([float(column.discrete) for column in table_run.columns]) / 12
+        spread = np.cov(train.T, bias=True) + np.diag(noise / (examples(table_run, "train").var(0) + noise))
+        np.testing.assert_allclose(first["pca"], np.sqrt(np.linalg.eigvalsh(spread)[::-1]), rtol=1e-4)
+        assert (first["pca"] ** 2).sum() == pytest.approx(4, rel=1e-4)  # every column has variance 1
+
+    def test_come_back_when_all_components_are_kept(self, table_run: Run, tmp_path: Path):
+        (said, first), (_, again) = (arrays(truncate, table_run, tmp_path, n=20) for _ in range(2))
+        for name in ("nice", "pca"):
+            assert np.array_equal(first[name], again[name])
+            assert np.array_equal(first[name][:, -1, 1:], first["truth"][:, 1:])
+            np.testing.assert_allclose(first[name][:, -1, 0], first["truth"][:, 0], rtol=1e-4, atol=1e-4)
+            assert said[f"{name}_errors"][-1] < 1e-6 < said[f"{name}_errors"][0] < 2
+
+    def test_are_whole_on_every_way(self, table_run: Run, tmp_path: Path):
+        kept = arrays(interpolate, table_run, tmp_path, pairs=[(0, 1)], steps=4)[1]
+        x = examples(table_run)[[0, 1]]
+        for name in ("images", "pixels"):
+            assert np.array_equal(kept[name][..., 1:], kept[name][..., 1:].round())
+            np.testing.assert_allclose(kept[name][0, [0, -1]], x, rtol=1e-4, atol=1e-4)
 
 
 class TestFigures:
     @pytest.mark.parametrize("look", LOOKS)
     def test_of_images_go_into_the_run_unless_told_otherwise(
-        self, look: Callable[..., dict], colour_run: Path, copy_of: Callable[[Path], Path], picture_at: Callable
+        self, look: Callable[..., dict], colour_run: Run, copy_of: Callable[[Run], Run], picture_at: Callable
     ):
         run = copy_of(colour_run)
-        path = run / "figures" / f"{look.__name__}.png"
+        path = run.path / "figures" / f"{look.__name__}.png"
         few = {"n": 2} if look is truncate else {}
-        assert look(run, device="cpu", **few)["out"] == str(path)
+        assert look(run, **few)["out"] == str(path)
         assert min(picture_at(path).size) > 200
 
     @pytest.mark.parametrize("look", LOOKS)
     def test_name_the_data_and_the_recipe(
-        self, look: Callable[..., dict], digits_run: Path, colour_run: Path, drawn: Callable
+        self, look: Callable[..., dict], digits_run: Run, colour_run: Run, drawn: Callable
     ):
         few = {"n": 2} if look is truncate else {}
         assert drawn(look, digits_run, **few).get_suptitle().startswith("digits (recipe digits): ")
@@ -339,12 +378,12 @@ class TestFigures:
     @pytest.mark.parametrize("look", LOOKS)
     @pytest.mark.parametrize("name", ["a", "a.png", "a.npz"])
     def test_do_not_take_the_place_of_a_folder(
-        self, look: Callable[..., dict], name: str, digits_run: Path, tmp_path: Path, refusal: Callable[..., str]
+        self, look: Callable[..., dict], name: str, digits_run: Run, tmp_path: Path, refusal: Callable[..., str]
     ):
         (tmp_path / name).mkdir()
         assert refusal(look, digits_run, out=tmp_path / name) == f"cannot write {tmp_path / name}: it is a folder"
 
-    def test_take_endings_of_either_case(self, digits_run: Path, tmp_path: Path, picture_at: Callable):
+    def test_take_endings_of_either_case(self, digits_run: Run, tmp_path: Path, picture_at: Callable):
         spectrum(digits_run, out=tmp_path / "a.PNG")
         assert picture_at(tmp_path / "a.PNG").width == 1170
         spectrum(digits_run, out=tmp_path / "a.NPZ")
@@ -352,20 +391,20 @@ class TestFigures:
             assert "sigma" in archive
 
     @pytest.mark.parametrize("look", [spectrum, truncate])
-    def test_of_curves_need_no_images(self, look: Callable[..., dict], rows_run: Path, tmp_path: Path):
-        look(rows_run, out=tmp_path / "a.svg", device="cpu")
+    def test_of_curves_need_no_images(self, look: Callable[..., dict], rows_run: Run, tmp_path: Path):
+        look(rows_run, out=tmp_path / "a.svg")
         assert "<svg" in (tmp_path / "a.svg").read_text()
 
     @pytest.mark.parametrize("look", [sphere, interpolate])
     def test_of_rows_are_refused_with_the_way_out(
-        self, look: Callable[..., dict], rows_run: Path, tmp_path: Path, refusal: Callable[..., str]
+        self, look: Callable[..., dict], rows_run: Run, tmp_path: Path, refusal: Callable[..., str]
     ):
         assert f"choose --out {look.__name__}.npz" in refusal(look, rows_run, out=tmp_path / "a.png")
-        assert look(rows_run, out=tmp_path / "a.npz", device="cpu")["out"] == str(tmp_path / "a.npz")
+        assert look(rows_run, out=tmp_path / "a.npz")["out"] == str(tmp_path / "a.npz")
 
     @pytest.mark.parametrize("look", LOOKS)
     def test_of_another_kind_are_refused(
-        self, look: Callable[..., dict], digits_run: Path, tmp_path: Path, refusal: Callable[..., str]
+        self, look: Callable[..., dict], digits_run: Run, tmp_path: Path, refusal: Callable[..., str]
     ):
         assert "expected a picture" in refusal(look, digits_run, out=tmp_path / "a.xyz")
         assert list(tmp_path.iterdir()) == []
@@ -389,13 +428,13 @@ class TestFigures:
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    refusal: Callable[..., str], digits_run: Path, tmp_path: Path, look: Callable, options: dict, says: str
+    refusal: Callable[..., str], digits_run: Run, tmp_path: Path, look: Callable, options: dict, says: str
 ):
-    assert says in refusal(look, digits_run, out=tmp_path / "a.npz", device="cpu", **options)
+    assert says in refusal(look, digits_run, out=tmp_path / "a.npz", **options)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sphere_needs_three_dimensions(make: Callable, save_run: Callable, refusal: Callable[..., str]):
     flow, recipe = make(np.zeros((9, 2), np.float32))
     run = save_run("run", flow, recipe)
-    assert "3 dimensions, this model has 2" in refusal(sphere, run, out=run / "a.npz")
+    assert "3 dimensions, this model has 2" in refusal(sphere, run, out=run.path / "a.npz")

@@ -4,7 +4,6 @@ The reference figures are of a whitening fitted to one draw of noisy training da
 likelihood on its first 10,000 rows around their mean. The test set and its noise are scored once.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -17,10 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import nicest
 from nicest.data import Splits
 from nicest.data import load as load_data
 from nicest.data.download import data_home, list_sets
-from nicest.flows import ZCA, Chain, Flow, Logistic
+from nicest.flows import ZCA, Chain, Flow, Logistic, Units
 from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.recipes.recipe import DataSettings
@@ -69,7 +69,8 @@ def logistic_log_scale(h: Tensor, loc: Tensor) -> Tensor:
 
 def zca_logistic_nats(splits: Splits, low: float, high: float) -> float:
     x = dequantised(splits.train, low, high)
-    flow = Flow(Chain(ZCA(splits.dim).double().fit(x)), Logistic(splits.dim, learned=True)).float()
+    zca, units = ZCA(splits.dim).double().fit(x), Units.continuous(splits.dim, standardise=False)
+    flow = Flow(units, Chain(zca), Logistic(splits.dim, learned=True)).float()
     with torch.no_grad():
         h = flow.encode(x[:10_000])
         flow.prior.loc.copy_(h.mean(0))
@@ -108,24 +109,25 @@ def test_mnist_goes_all_the_way_from_its_recipe_to_a_certificate(
 ):
     few = replace(mnist, train=mnist.train[:6000], valid=mnist.valid[:500], test=mnist.test[:1000])
     monkeypatch.setattr("nicest.recipes.splits.load", lambda name, **options: few)
-    run, settings = tmp_path / "run", ("model.width=32", "train.epochs=2")
-    assert train(load_recipe("mnist"), run, overrides=settings, device="cpu")["finished"]
+    settings = ("model.width=32", "train.epochs=2")
+    assert train(load_recipe("mnist"), tmp_path / "run", overrides=settings, device="cpu")["finished"]
+    run = nicest.open(tmp_path / "run")
 
-    evaluation = evaluate(run, draws=1, with_baselines=False, device="cpu")
+    evaluation = evaluate(run, draws=1, with_baselines=False)
     assert (evaluation["n"], evaluation["dim"], evaluation["paper_nats"]) == (1000, 784, 1980.5)
     assert evaluation["non_finite"] == 0
     assert evaluation["bits_per_dim"] == pytest.approx(8 - evaluation["mean_nats"] / (784 * math.log(2)), abs=1e-5)
-    first, second = (json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines())
+    first, second = run.metrics
     assert second["valid_nats"] > first["valid_nats"] + 10
     assert evaluation["mean_nats"] == pytest.approx(second["valid_nats"], abs=30)
 
-    sample(run, 16, out=tmp_path / "grid.png", device="cpu")
+    sample(run, 16, out=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.mode == "L"
         assert grid.size[0] == grid.size[1] >= 720
         assert len(np.unique(np.asarray(grid))) > 50
 
-    certificate = certify(run, n=50, jacobians=2, device="cpu")
+    certificate = certify(run, n=50, jacobians=2)
     assert certificate["dtype"] == ["float64", "float32"]
     assert certificate["max_roundtrip"][0] < 1e-10
     assert certificate["max_roundtrip"][1] < 1e-5

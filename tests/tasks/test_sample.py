@@ -10,66 +10,65 @@ import pytest
 import torch
 from scipy import stats
 
+from nicest import Run
 from nicest.errors import NicestError
-from nicest.flows import Flow
-from nicest.runs.folder import load, load_with_recipe
+from nicest.flows import Flow, Units
 from nicest.tasks.sample import draw, sample, save_grid
 
 
-def array(run: Path, path: Path, n: int = 12, **options: object) -> np.ndarray:
-    sample(run, n, out=path, device="cpu", **options)
+def array(run: Run, path: Path, n: int = 12, **options: object) -> np.ndarray:
+    sample(run, n, out=path, **options)
     return np.load(path)
 
 
 class TestArrays:
-    def test_of_grey_images_hold_levels_that_exist(self, digits_run: Path, tmp_path: Path):
+    def test_of_grey_images_hold_levels_that_exist(self, digits_run: Run, tmp_path: Path):
         drawn = array(digits_run, tmp_path / "a.npy")
         assert (drawn.dtype, drawn.shape) == (np.uint8, (12, 8, 8))
         assert 0 <= drawn.min() < drawn.max() <= 16
 
-    def test_of_colour_images_are_planar(self, colour_run: Path, tmp_path: Path):
+    def test_of_colour_images_are_planar(self, colour_run: Run, tmp_path: Path):
         drawn = array(colour_run, tmp_path / "a.npy", n=300).astype(float).mean(0)
         assert drawn.shape == (3, 4, 6)
         assert (np.diff(drawn[0].mean(0)) > 10).all()  # red grows to the right
         assert (np.diff(drawn[1].mean(1)) > 20).all()  # green grows downwards
         assert np.abs(np.diff(drawn[2].mean(0))).max() < 10  # blue is noise
 
-    def test_of_rows_are_real_numbers(self, rows_run: Path, tmp_path: Path):
+    def test_of_rows_are_real_numbers(self, rows_run: Run, tmp_path: Path):
         drawn = array(rows_run, tmp_path / "a.npy")
         assert (drawn.dtype, drawn.shape) == (np.float32, (12, 5))
         assert np.isfinite(drawn).all()
 
-    def test_are_the_same_in_both_formats(self, digits_run: Path, tmp_path: Path):
-        sample(digits_run, 12, out=tmp_path / "a.npz", device="cpu")
+    def test_are_the_same_in_both_formats(self, digits_run: Run, tmp_path: Path):
+        sample(digits_run, 12, out=tmp_path / "a.npz")
         with np.load(tmp_path / "a.npz") as archive:
             assert list(archive) == ["samples"]
             assert np.array_equal(archive["samples"], array(digits_run, tmp_path / "a.npy"))
 
-    def test_of_sixteen_bit_levels_are_sixteen_bit(self, make: Callable):
+    def test_of_sixteen_bit_levels_are_sixteen_bit(self, make: Callable, save_run: Callable):
         flow, recipe = make(np.zeros((20, 6), np.uint8))
-        flow.chain.layers["dequantise"].levels = 65536
-        drawn = draw(flow, replace(recipe.data, levels=65536), 500, temperature=1.0, seed=0)
+        recipe = replace(recipe, data=replace(recipe.data, levels=65536))
+        flow = Flow(Units.pixels(6, 65536), flow.chain, flow.prior)
+        drawn = draw(save_run("run", flow, recipe), 500)
         assert drawn.dtype == np.uint16
         assert drawn.max() == 65535
 
 
 class TestSeed:
-    def test_gives_the_same_samples_again_and_another_seed_others(self, any_run: Path, tmp_path: Path):
+    def test_gives_the_same_samples_again_and_another_seed_others(self, any_run: Run, tmp_path: Path):
         first, again, other = (array(any_run, tmp_path / "a.npy", seed=seed) for seed in (3, 3, 4))
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
 
-    def test_leaves_the_global_random_state_alone(self, digits_run: Path, tmp_path: Path):
+    def test_leaves_the_global_random_state_alone(self, digits_run: Run, tmp_path: Path):
         before = torch.get_rng_state()
         array(digits_run, tmp_path / "a.npy")
         assert torch.equal(torch.get_rng_state(), before)
 
 
 class TestTemperature:
-    @pytest.mark.usefixtures("in_float64")
-    def test_zero_gives_the_mode_of_the_prior_every_time(self, any_run: Path, tmp_path: Path):
-        drawn = array(any_run, tmp_path / "a.npy", n=5, temperature=0.0)
-        flow = load(any_run, dtype=torch.float64)
+    def test_zero_gives_the_mode_of_the_prior_every_time(self, in_float64: Run, tmp_path: Path):
+        drawn, flow = array(in_float64, tmp_path / "a.npy", n=5, temperature=0.0), in_float64.flow
         with torch.no_grad():
             mode = flow.decode(flow.prior.mode[None]).numpy().reshape(drawn.shape[1:])
         np.testing.assert_allclose(drawn, np.broadcast_to(mode, drawn.shape), rtol=0, atol=1e-9)
@@ -85,30 +84,30 @@ class TestTemperature:
 def test_samples_follow_the_prior_that_was_trained(
     make: Callable, save_run: Callable, tmp_path: Path, prior: str, law: stats.rv_continuous
 ):
-    """Identity couplings: x = (exp(-s) (loc + scale e) - shift) / size, e of the prior's law, in closed form."""
+    """Identity couplings: x = centre + size exp(-s) (loc + scale e), e of the prior's law, in closed form."""
     own = ("model.initialisation=zero-last", "model.learned_prior=true", f"model.prior={prior}")
     flow, recipe = make(np.zeros((9, 3), np.float32), *own)
     s, loc, log_scale = torch.tensor([0.5, -1.0, 0.0]), torch.tensor([1.0, 0.0, -2.0]), torch.tensor([0.0, 0.7, -0.7])
-    shift, size = torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 1.0, 0.1])
+    centre, size = torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 1.0, 0.1])
     with torch.no_grad():
         for parameter, value in (
             (flow.chain.layers["scaling"].s, s),
             (flow.prior.loc, loc),
             (flow.prior.log_scale, log_scale),
-            (flow.chain.layers["standardise"].shift, shift),
-            (flow.chain.layers["standardise"].scale, size),
+            (flow.units.loc, centre),
+            (flow.units.scale, size),
         ):
             parameter.copy_(value)
     drawn = array(save_run("run", flow, recipe), tmp_path / "a.npy", n=4000)
     for d in range(3):
-        centre = float((loc[d] * torch.exp(-s[d]) - shift[d]) / size[d])
-        spread = float(torch.exp(log_scale[d] - s[d]) / size[d])
-        assert stats.kstest(drawn[:, d], law(centre, spread).cdf).pvalue > 1e-3
+        middle = float(centre[d] + size[d] * loc[d] * torch.exp(-s[d]))
+        spread = float(size[d] * torch.exp(log_scale[d] - s[d]))
+        assert stats.kstest(drawn[:, d], law(middle, spread).cdf).pvalue > 1e-3
     assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 0.06
 
 
 def test_more_than_one_batch_is_drawn_in_parts_that_differ(
-    digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked, honest = [], Flow.decode
 
@@ -124,8 +123,8 @@ def test_more_than_one_batch_is_drawn_in_parts_that_differ(
     assert len(np.unique(drawn.reshape(24, -1), axis=0)) == 24
 
 
-def test_what_is_returned_says_what_was_drawn(digits_run: Path, tmp_path: Path):
-    result = sample(digits_run, 3, temperature=0.5, seed=9, out=tmp_path / "deep" / "a.npy", device="cpu")
+def test_what_is_returned_says_what_was_drawn(digits_run: Run, tmp_path: Path):
+    result = sample(digits_run, 3, temperature=0.5, seed=9, out=tmp_path / "deep" / "a.npy")
     assert result == {
         "out": str(tmp_path / "deep" / "a.npy"),
         "n": 3,
@@ -137,8 +136,8 @@ def test_what_is_returned_says_what_was_drawn(digits_run: Path, tmp_path: Path):
 
 
 class TestGrid:
-    def test_of_grey_images_shows_each_in_its_place(self, digits_run: Path, tmp_path: Path, picture_at: Callable):
-        sample(digits_run, 10, out=tmp_path / "a.png", device="cpu")
+    def test_of_grey_images_shows_each_in_its_place(self, digits_run: Run, tmp_path: Path, picture_at: Callable):
+        sample(digits_run, 10, out=tmp_path / "a.png")
         picture = picture_at(tmp_path / "a.png")
         assert picture.mode == "L"
         zoom = picture.width // 37  # four columns of 8 and a gap each
@@ -151,8 +150,8 @@ class TestGrid:
             expected = np.round(image.astype(float) * 255 / 16).astype(np.uint8)
             assert np.array_equal(small[top : top + 8, left : left + 8], expected), i
 
-    def test_of_colour_images_is_rgb_and_upright(self, colour_run: Path, tmp_path: Path, picture_at: Callable):
-        sample(colour_run, 4, out=tmp_path / "a.png", device="cpu")
+    def test_of_colour_images_is_rgb_and_upright(self, colour_run: Run, tmp_path: Path, picture_at: Callable):
+        sample(colour_run, 4, out=tmp_path / "a.png")
         picture = picture_at(tmp_path / "a.png")
         assert picture.mode == "RGB"
         zoom = picture.width // 15
@@ -161,36 +160,34 @@ class TestGrid:
         planar = array(colour_run, tmp_path / "a.npy", n=4)
         assert np.array_equal(small[6:10, 8:14], planar[3].transpose(1, 2, 0))
 
-    def test_makes_white_of_the_brightest_level(self, digits_run: Path, tmp_path: Path, picture_at: Callable):
-        data = load_with_recipe(digits_run)[1].data
-        save_grid(tmp_path / "a.png", np.full((1, 8, 8), 16, np.uint8), data)
+    def test_makes_white_of_the_brightest_level(self, digits_run: Run, tmp_path: Path, picture_at: Callable):
+        save_grid(tmp_path / "a.png", np.full((1, 8, 8), 16, np.uint8), digits_run.recipe.data)
         assert np.asarray(picture_at(tmp_path / "a.png")).max() == 255
 
     def test_of_continuous_images_spans_their_own_range(
         self, make: Callable, save_run: Callable, tmp_path: Path, picture_at: Callable
     ):
         flow, recipe = make(np.zeros((9, 4, 4), np.float32))
-        sample(save_run("run", flow, recipe), 9, out=tmp_path / "a.png", device="cpu")
+        sample(save_run("run", flow, recipe), 9, out=tmp_path / "a.png")
         pixels = np.asarray(picture_at(tmp_path / "a.png"))
         assert pixels.max() > 200
         assert pixels.min() == 0
 
-    def test_of_rows_is_refused_with_the_way_out(self, rows_run: Path, tmp_path: Path):
+    def test_of_rows_is_refused_with_the_way_out(self, rows_run: Run, tmp_path: Path):
         with pytest.raises(NicestError, match=r"rows of 5 numbers.*\.npy"):
-            sample(rows_run, 4, out=tmp_path / "a.png", device="cpu")
+            sample(rows_run, 4, out=tmp_path / "a.png")
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a", "a.txt", "npy"])
-def test_another_kind_of_file_is_refused_before_anything_is_done(rows_run: Path, tmp_path: Path, name: str):
+def test_another_kind_of_file_is_refused_before_anything_is_done(rows_run: Run, tmp_path: Path, name: str):
     with pytest.raises(NicestError, match=r"\.png, \.npy, \.npz"):
-        sample(tmp_path / "no run", 4, out=tmp_path / name, device="cpu")
+        sample(rows_run, 4, out=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_draw_gives_finite_samples_at_any_temperature(digits_run: Path):
-    flow, recipe, _ = load_with_recipe(digits_run)
-    hot = draw(flow, recipe.data, 50, temperature=1e6, seed=0)
+def test_draw_gives_finite_samples_at_any_temperature(digits_run: Run):
+    hot = draw(digits_run, 50, temperature=1e6)
     assert set(np.unique(hot)) <= set(range(17))
     assert {0, 16} <= set(np.unique(hot))
     assert math.isfinite(float(hot.mean()))

@@ -19,11 +19,11 @@ from PIL import Image
 from pyarrow import csv, parquet
 
 import nicest
+from nicest import Run
 from nicest.data import load
 from nicest.data.scan import scan
 from nicest.data.tables import TableFile, write_table
 from nicest.recipes import load_recipe
-from nicest.runs.folder import RunFolder, load_with_recipe
 from nicest.tasks import score as module
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
@@ -58,22 +58,26 @@ def mixed_table(n: int = N) -> pa.Table:
     )
 
 
-def trained(folder: Path, table: pa.Table, *settings: str) -> Path:
+def trained(folder: Path, table: pa.Table, *settings: str) -> Run:
     """A run in a folder, beside its data."""
     parquet.write_table(table, folder / "table.parquet", row_group_size=90)
     own = (f'data.name="{folder / "table.parquet"}"', *TINY, *settings)
     train(load_recipe("table"), folder / "run", overrides=own, device="cpu")
-    return folder / "run"
+    return nicest.open(folder / "run")
+
+
+def copied(run: Run, folder: Path) -> Run:
+    return nicest.open(shutil.copytree(run.path, folder / "run"))
 
 
 @pytest.fixture(scope="session")
-def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A table of continuous columns."""
     return trained(tmp_path_factory.mktemp("plain"), continuous_table())
 
 
 @pytest.fixture(scope="session")
-def mixed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A table of columns of every kind."""
     return trained(tmp_path_factory.mktemp("mixed"), mixed_table())
 
@@ -93,10 +97,10 @@ def scores(path: Path) -> dict[str, list]:
 # ---- what is scored
 
 
-def test_continuous_rows_have_the_density_of_the_flow(plain_run: Path, in_tmp: Path) -> None:
-    result = score(plain_run, [plain_run.parent / "table.parquet"], out="s.parquet")
-    flow = nicest.load(plain_run, dtype=torch.float64)
-    low = np.array([column.low for column in RunFolder(plain_run).columns()])
+def test_continuous_rows_have_the_density_of_the_flow(plain_run: Run, in_tmp: Path) -> None:
+    result = score(plain_run, [plain_run.path.parent / "table.parquet"], out="s.parquet")
+    flow = plain_run.flow_in(torch.float64)
+    low = np.array([column.low for column in plain_run.columns])
     rows = np.stack(continuous_table().columns, 1) - low
     expected = flow.log_prob(torch.from_numpy(rows)).detach().numpy()
     got = scores(in_tmp / "s.parquet")
@@ -108,10 +112,10 @@ def test_continuous_rows_have_the_density_of_the_flow(plain_run: Path, in_tmp: P
     assert result["caveat"] == CAVEAT
 
 
-def test_the_outlier_score_is_the_share_of_training_rows_that_are_denser(plain_run: Path, in_tmp: Path) -> None:
-    rows = load(str(plain_run.parent / "table.parquet")).train
-    nats = nicest.load(plain_run).log_prob(torch.from_numpy(rows)).detach().numpy()
-    score(plain_run, [plain_run.parent / "table.parquet"], out="s.parquet")
+def test_the_outlier_score_is_the_share_of_training_rows_that_are_denser(plain_run: Run, in_tmp: Path) -> None:
+    rows = load(str(plain_run.path.parent / "table.parquet")).train
+    nats = plain_run.flow.log_prob(torch.from_numpy(rows)).detach().numpy()
+    score(plain_run, [plain_run.path.parent / "table.parquet"], out="s.parquet")
     got = scores(in_tmp / "s.parquet")
     share = [(nats > each).mean() for each in got["log_density"]]
     np.testing.assert_allclose(got["outlier_score"], share, atol=2 / len(nats))
@@ -124,7 +128,7 @@ def test_the_outlier_score_is_the_share_of_training_rows_that_are_denser(plain_r
     assert 0 < got["outlier_score"][1] < 1
 
 
-def test_rows_that_are_absurd_have_no_density(plain_run: Path, in_tmp: Path) -> None:
+def test_rows_that_are_absurd_have_no_density(plain_run: Run, in_tmp: Path) -> None:
     values = [1e30, -1e30, 3e38, 1e300, -1e300]
     write_table(in_tmp / "t.arrow", continuous_table(5).set_column(1, "b", pa.array(values)))
     result = score(plain_run, ["t.arrow"], out="s.csv")
@@ -134,7 +138,7 @@ def test_rows_that_are_absurd_have_no_density(plain_run: Path, in_tmp: Path) -> 
     assert got["outlier_score"] == [1.0] * 5
 
 
-def test_missing_cells_and_unknown_values(mixed_run: Path, in_tmp: Path) -> None:
+def test_missing_cells_and_unknown_values(mixed_run: Run, in_tmp: Path) -> None:
     table = mixed_table(6)
     kind = pa.array(["red", None, "violet", "green", "violet", "blue"])
     x = pa.array([0.5, 1.0, 2.0, None, None, 0.0])
@@ -153,7 +157,7 @@ def test_missing_cells_and_unknown_values(mixed_run: Path, in_tmp: Path) -> None
     assert text[3] == "2,-inf,1.000000"
 
 
-def test_a_table_without_one_whole_row(mixed_run: Path, in_tmp: Path) -> None:
+def test_a_table_without_one_whole_row(mixed_run: Run, in_tmp: Path) -> None:
     nothing = pa.table({name: pa.nulls(3) for name in mixed_table(1).column_names})
     write_table(in_tmp / "t.arrow", nothing)
     result = score(mixed_run, ["t.arrow"])
@@ -163,7 +167,7 @@ def test_a_table_without_one_whole_row(mixed_run: Path, in_tmp: Path) -> None:
     assert (in_tmp / "scores.csv").read_text() == "row,log_density,outlier_score\n"
 
 
-def test_several_files(mixed_run: Path, in_tmp: Path) -> None:
+def test_several_files(mixed_run: Run, in_tmp: Path) -> None:
     names = ["one, two.parquet", "b.csv", "c.feather"]
     for name in names:
         write_table(in_tmp / name, mixed_table(7))
@@ -174,7 +178,7 @@ def test_several_files(mixed_run: Path, in_tmp: Path) -> None:
         assert got["row"] == list(range(7)) * 3
 
 
-def test_columns_in_another_order_and_more_of_them(mixed_run: Path, in_tmp: Path, capfd: Any) -> None:
+def test_columns_in_another_order_and_more_of_them(mixed_run: Run, in_tmp: Path, capfd: Any) -> None:
     table = mixed_table(20)
     shuffled = table.select(["day", "kind", "x", "same", "is", "count"]).append_column("label", pa.array([[1]] * 20))
     write_table(in_tmp / "a.parquet", table)
@@ -188,7 +192,7 @@ def test_columns_in_another_order_and_more_of_them(mixed_run: Path, in_tmp: Path
 # ---- refused, and nothing lost
 
 
-def test_other_tables_get_one_line(mixed_run: Path, plain_run: Path, in_tmp: Path, refusal: Refusal) -> None:
+def test_other_tables_get_one_line(mixed_run: Run, plain_run: Run, in_tmp: Path, refusal: Refusal) -> None:
     table = mixed_table(5)
     write_table(in_tmp / "t.parquet", table.drop_columns(["kind", "x"]))
     assert "lacks 'x', 'kind', which training had" in refusal(score, mixed_run, ["t.parquet"])
@@ -203,7 +207,7 @@ def test_other_tables_get_one_line(mixed_run: Path, plain_run: Path, in_tmp: Pat
     assert not list(in_tmp.glob("*.tmp")) + list(in_tmp.glob(".*"))
 
 
-def test_the_file_that_is_scored_is_not_written_over(plain_run: Path, in_tmp: Path, refusal: Refusal) -> None:
+def test_the_file_that_is_scored_is_not_written_over(plain_run: Run, in_tmp: Path, refusal: Refusal) -> None:
     write_table(in_tmp / "t.csv", continuous_table(5))
     before = (in_tmp / "t.csv").read_bytes()
     (in_tmp / "link.csv").symlink_to(in_tmp / "t.csv")
@@ -231,11 +235,12 @@ def test_scores_of_discrete_rows_come_up_to_their_log_probability(in_tmp: Path) 
     cells = [(k, n) for k in range(3) for n in range(2, 6)]
     few = pa.table({"kind": ["abc"[k] for k, _ in cells], "count": [n for _, n in cells]})
     parquet.write_table(few, "cells.parquet")
-    flow = load_with_recipe(run)[0].continuous().double().requires_grad_(False)
+    flow = run.flow_in(torch.float64).requires_grad_(False)
     low = min(table["count"].to_pylist())
     middles = (torch.arange(128).double() + 0.5) / 128
     grid = torch.cartesian_prod(middles, middles)
-    truth = [float(flow.log_prob(grid + torch.tensor([k, n - low])).exp().mean().log()) for k, n in cells]
+    corners = (flow.units.place(grid + torch.tensor([k, n - low])) for k, n in cells)
+    truth = [float((flow.log_density(y) + flow.units.log_det).exp().mean().log()) for y in corners]
 
     def found(draws: int, seed: int = 0) -> np.ndarray:
         score(run, ["cells.parquet"], out="s.csv", draws=draws, seed=seed)
@@ -248,7 +253,7 @@ def test_scores_of_discrete_rows_come_up_to_their_log_probability(in_tmp: Path) 
 
 
 @pytest.mark.parametrize("out", ["s.csv", "s.parquet"])
-def test_an_error_on_the_way_leaves_what_was_there(plain_run: Path, in_tmp: Path, refusal: Refusal, out: str) -> None:
+def test_an_error_on_the_way_leaves_what_was_there(plain_run: Run, in_tmp: Path, refusal: Refusal, out: str) -> None:
     lines = ["a,b,c,d", *["1,2,100000,4"] * 3, "1,2,x,4"]
     (in_tmp / "t.csv").write_text("\n".join(lines) + "\n")
     write_table(in_tmp / "good.csv", continuous_table(9))
@@ -258,22 +263,22 @@ def test_an_error_on_the_way_leaves_what_was_there(plain_run: Path, in_tmp: Path
     assert sorted(file.name for file in in_tmp.iterdir()) == sorted(["t.csv", "good.csv", out])
 
 
-def test_a_run_that_may_only_be_read(plain_run: Path, in_tmp: Path, capfd: Any, monkeypatch: Any) -> None:
-    run = Path(shutil.copytree(plain_run, in_tmp / "run"))
-    (run / "training-scores.npy").unlink(missing_ok=True)
+def test_a_run_that_may_only_be_read(plain_run: Run, in_tmp: Path, capfd: Any, monkeypatch: Any) -> None:
+    run = copied(plain_run, in_tmp)
+    (run.path / "training-scores.npy").unlink(missing_ok=True)
 
     def refused(path: Path) -> Path:
         raise module.NicestError(f"cannot write {path}: Permission denied")
 
     real = module.replacing
-    monkeypatch.setattr(module, "replacing", lambda path: refused(path) if path.parent == run else real(path))
+    monkeypatch.setattr(module, "replacing", lambda path: refused(path) if path.parent == run.path else real(path))
     write_table(in_tmp / "t.csv", continuous_table(5))
     assert score(run, ["t.csv"], out="s.csv")["rows"] == 5
     assert "the training scores are not kept: cannot write" in capfd.readouterr().err
     assert None not in scores(in_tmp / "s.csv")["outlier_score"]
 
 
-def test_without_the_data_of_training_there_are_no_outlier_scores(plain_run: Path, in_tmp: Path, capfd: Any) -> None:
+def test_without_the_data_of_training_there_are_no_outlier_scores(plain_run: Run, in_tmp: Path, capfd: Any) -> None:
     run = trained(in_tmp, continuous_table(60))
     (in_tmp / "table.parquet").unlink()
     write_table(in_tmp / "t.csv", continuous_table(5))
@@ -282,10 +287,10 @@ def test_without_the_data_of_training_there_are_no_outlier_scores(plain_run: Pat
     assert "no outlier scores: expected a table" in capfd.readouterr().err
 
 
-def test_kept_training_scores(plain_run: Path, mixed_run: Path, in_tmp: Path) -> None:
-    run = Path(shutil.copytree(mixed_run, in_tmp / "run"))
+def test_kept_training_scores(plain_run: Run, mixed_run: Run, in_tmp: Path) -> None:
+    run = copied(mixed_run, in_tmp)
     write_table(in_tmp / "t.csv", mixed_table(9))
-    path = run / "training-scores.npy"
+    path = run.path / "training-scores.npy"
     path.unlink(missing_ok=True)
     score(run, ["t.csv"], out="a.csv")
     kept = path.read_bytes()
@@ -309,12 +314,12 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("change", ["fewer", "other kinds", "damaged", "gone"])
-def test_columns_that_are_not_of_the_model(plain_run: Path, in_tmp: Path, refusal: Refusal, change: str) -> None:
-    run = Path(shutil.copytree(plain_run, in_tmp / "run"))
-    rows = json.loads((run / "columns.json").read_text())
+def test_columns_that_are_not_of_the_model(plain_run: Run, in_tmp: Path, refusal: Refusal, change: str) -> None:
+    run = copied(plain_run, in_tmp)
+    rows = json.loads((run.path / "columns.json").read_text())
     other = [rows[0] | {"kind": "steps", "step": 1.0}, *rows[1:]]
     texts = {"fewer": json.dumps(rows[:3]), "other kinds": json.dumps(other), "damaged": "[{"}
-    (run / "columns.json").write_text(texts[change]) if change in texts else (run / "columns.json").unlink()
+    (run.path / "columns.json").write_text(texts[change]) if change in texts else (run.path / "columns.json").unlink()
     write_table(in_tmp / "t.csv", continuous_table(5))
     words = {"damaged": "columns.json cannot be read", "gone": "lacks its columns.json: train it on a table first"}
     assert words.get(change, "columns.json is not of this model") in refusal(score, run, ["t.csv"])
@@ -323,8 +328,8 @@ def test_columns_that_are_not_of_the_model(plain_run: Path, in_tmp: Path, refusa
 # ---- arrays and images
 
 
-def test_arrays_of_an_array_model(rows_run: Path, correlated: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
-    expected = nicest.load(rows_run).log_prob(torch.from_numpy(correlated[:9])).detach().numpy()
+def test_arrays_of_an_array_model(rows_run: Run, correlated: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
+    expected = rows_run.flow.log_prob(torch.from_numpy(correlated[:9])).detach().numpy()
     np.save("x.npy", correlated[:9])
     np.savez("x.npz", train=correlated[:6], test=correlated[6:9])
     for name in ("x.npy", "x.npz"):
@@ -347,7 +352,7 @@ def test_arrays_of_an_array_model(rows_run: Path, correlated: np.ndarray, in_tmp
 
 
 @pytest.mark.parametrize("out", ["s.csv", "s.parquet"])
-def test_images_of_a_folder_are_named(colour_run: Path, colour_images: np.ndarray, in_tmp: Path, out: str) -> None:
+def test_images_of_a_folder_are_named(colour_run: Run, colour_images: np.ndarray, in_tmp: Path, out: str) -> None:
     """Each by its path from the folder; an array of the images in the order of these names has the same scores."""
     names = ["b.png", "z/a, 1.png", "a/2.png", "a/10.png"]
     for name, image in zip(names, colour_images, strict=False):
@@ -364,7 +369,7 @@ def test_images_of_a_folder_are_named(colour_run: Path, colour_images: np.ndarra
     assert scores(in_tmp / out)["file"] == [f"folder/{name}" for name in got["file"]] + ["x.npy"] * 4
 
 
-def test_images_of_an_image_model(colour_run: Path, colour_images: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
+def test_images_of_an_image_model(colour_run: Run, colour_images: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
     (in_tmp / "folder").mkdir()
     for i in range(3):
         Image.fromarray(colour_images[i]).save(in_tmp / "folder" / f"{i}.png")
@@ -374,7 +379,7 @@ def test_images_of_an_image_model(colour_run: Path, colour_images: np.ndarray, i
     assert scores(in_tmp / "a.csv") == {"file": ["0.png", "1.png", "2.png"], **scores(in_tmp / "b.csv")}
     result = score(colour_run, ["folder/1.png", "folder/0.png"], out="c.csv", draws=64)
     assert (result["rows"], result["draws"]) == (2, 64)
-    flow = nicest.load(colour_run, dtype=torch.float64)
+    flow = colour_run.flow_in(torch.float64)
     planar = torch.from_numpy(colour_images[[1, 0]].transpose(0, 3, 1, 2).reshape(2, -1).copy())
     expected = torch.stack([flow.log_prob(planar) for _ in range(64)]).mean(0).detach().numpy()
     np.testing.assert_allclose(scores(in_tmp / "c.csv")["log_density"], expected, rtol=0.02)
@@ -386,7 +391,7 @@ def test_images_of_an_image_model(colour_run: Path, colour_images: np.ndarray, i
     assert "broken.png" in refusal(score, colour_run, ["broken.png"])
 
 
-def test_levels_beyond_those_of_training(digits_run: Path, in_tmp: Path, refusal: Refusal) -> None:
+def test_levels_beyond_those_of_training(digits_run: Run, in_tmp: Path, refusal: Refusal) -> None:
     rows = load("digits").test.reshape(-1, 8, 8)
     np.save("x.npy", rows[:5])
     assert score(digits_run, ["x.npy"])["rows"] == 5
@@ -398,22 +403,22 @@ def test_levels_beyond_those_of_training(digits_run: Path, in_tmp: Path, refusal
 
 
 def test_noise_does_not_depend_on_how_many_rows_come_at_once(
-    mixed_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    mixed_run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU; the graphs of a GPU draw for whole batches, whose size is a constant."""
     write_table(in_tmp / "t.csv", mixed_table(300))
-    score(mixed_run, ["t.csv"], out="a.parquet", device="cpu")
+    score(mixed_run, ["t.csv"], out="a.parquet")
     for batch, engine in ((7, 2000), (50_000, 13), (64, 5)):
         monkeypatch.setattr("nicest.data.tables.BATCH", batch)
         monkeypatch.setattr("nicest.inference.engine.BATCH", engine)
-        score(mixed_run, ["t.csv"], out="b.parquet", device="cpu")
+        score(nicest.open(mixed_run.path), ["t.csv"], out="b.parquet")
         one, other = (scores(in_tmp / name)["log_density"] for name in ("a.parquet", "b.parquet"))
         np.testing.assert_allclose(one, other, atol=1e-4)
-    score(mixed_run, ["t.csv"], out="c.parquet", seed=1, device="cpu")
+    score(mixed_run, ["t.csv"], out="c.parquet", seed=1)
     assert np.abs(np.subtract(one, scores(in_tmp / "c.parquet")["log_density"])).max() > 1e-2
 
 
-def test_more_draws_come_nearer_to_one_another(mixed_run: Path, in_tmp: Path) -> None:
+def test_more_draws_come_nearer_to_one_another(mixed_run: Run, in_tmp: Path) -> None:
     write_table(in_tmp / "t.csv", mixed_table(100))
     found = []
     for draws in (1, 100):
@@ -448,16 +453,16 @@ def joined(folder: Path, out: str, size: int) -> tuple[list[str], list[int]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_parts_of_several_processes_are_the_whole(mixed_run: Path, in_tmp: Path, size: int) -> None:
+def test_parts_of_several_processes_are_the_whole(mixed_run: Run, in_tmp: Path, size: int) -> None:
     """Real processes; with discrete columns, so noise, and a run folder that has no training scores yet."""
     parquet.write_table(mixed_table(130), in_tmp / "a.parquet", row_group_size=30)
     write_table(in_tmp / "b.csv", mixed_table(41))
     write_table(in_tmp / "c.feather", mixed_table(11))
     files = ["a.parquet", "b.csv", "c.feather"]
     score(mixed_run, files, out="whole.csv")
-    run = Path(shutil.copytree(mixed_run, in_tmp / "run"))
-    (run / "training-scores.npy").unlink()
-    done = launch("score", run, *files, "--out", "s.csv", "--device", "cpu", processes=size)
+    run = copied(mixed_run, in_tmp)
+    (run.path / "training-scores.npy").unlink()
+    done = launch("score", run.path, *files, "--out", "s.csv", "--device", "cpu", processes=size)
     assert done.returncode == 0, done.stderr
     whole = (in_tmp / "whole.csv").read_text().splitlines()
     if size == 1:
@@ -467,10 +472,10 @@ def test_parts_of_several_processes_are_the_whole(mixed_run: Path, in_tmp: Path,
         assert lines == whole
         assert sum(rows) == 182
         assert min(rows) > 0
-    assert (run / "training-scores.npy").read_bytes() == (mixed_run / "training-scores.npy").read_bytes()
+    assert (run.path / "training-scores.npy").read_bytes() == (mixed_run.path / "training-scores.npy").read_bytes()
 
 
-def test_shares_are_all_parts_once(mixed_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_are_all_parts_once(mixed_run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More processes than parts: some write a file of no rows, which can be read."""
     parquet.write_table(mixed_table(50), in_tmp / "a.parquet", row_group_size=30)
     for out in ("s.csv", "s.parquet"):
@@ -523,9 +528,9 @@ def test_scores_of_arrays_need_no_pyarrow(
 # ---- the command
 
 
-def test_the_command(plain_run: Path, in_tmp: Path) -> None:
+def test_the_command(plain_run: Run, in_tmp: Path) -> None:
     write_table(in_tmp / "t.csv", continuous_table(5).set_column(0, "a", pa.array([1.5, None, 2.5, 3.5, math.inf])))
-    done = launch("score", plain_run, "t.csv", "--out", "s.csv", "--device", "cpu", "--json")
+    done = launch("score", plain_run.path, "t.csv", "--out", "s.csv", "--device", "cpu", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
@@ -538,11 +543,11 @@ def test_the_command(plain_run: Path, in_tmp: Path) -> None:
         "seed": 0,
         "caveat": CAVEAT,
     }
-    assert result["dataset"] == str(plain_run.parent / "table.parquet")
+    assert result["dataset"] == str(plain_run.path.parent / "table.parquet")
     assert isinstance(result["mean_nats"], float)
 
 
-def test_the_bar_says_how_many_rows_are_done(plain_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_says_how_many_rows_are_done(plain_run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     monkeypatch.setattr(module.Bar, "update", lambda self, done, text=None: said.append((done, text)))
     parquet.write_table(continuous_table(300), in_tmp / "t.parquet", row_group_size=100)
@@ -595,20 +600,20 @@ def test_a_table_larger_than_memory_is_streamed(tmp_path: Path) -> None:
 # ---- other tasks with a table
 
 
-def test_evaluate_certify_and_sample(mixed_run: Path, in_tmp: Path) -> None:
-    result = evaluate(mixed_run, device="cpu", draws=2)
+def test_evaluate_certify_and_sample(mixed_run: Run, in_tmp: Path) -> None:
+    result = evaluate(mixed_run, draws=2)
     assert sum(result["terms"].values()) == pytest.approx(result["mean_nats"])
     assert result["level_nats"] == pytest.approx(result["mean_nats"], abs=1e-4)
     assert result["terms"]["columns"] == 0
     assert result["non_finite"] == 0
     assert all(math.isfinite(each) for each in result["baselines"].values()), result["baselines"]
-    run = Path(shutil.copytree(mixed_run, in_tmp / "run"))
-    certificate = certify(run, n=20, jacobians=2, device="cpu")
+    run = copied(mixed_run, in_tmp)
+    certificate = certify(run, n=20, jacobians=2)
     assert certificate["max_roundtrip"][0] < 1e-8
     assert certificate["max_logdet_error"][0] < 1e-8
     table = mixed_table()
     for name in ("s.parquet", "s.csv", "s.feather"):
-        sample(mixed_run, 200, out=name, device="cpu")
+        sample(mixed_run, 200, out=name)
         assert sum(batch.num_rows for batch in TableFile(in_tmp / name).batches(["x"])) == 200
     drawn = parquet.read_table("s.parquet")
     assert drawn.schema.types == table.schema.types

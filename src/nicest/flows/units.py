@@ -45,9 +45,13 @@ class Units(nn.Module):
         self.discrete = any(each > 0 for each in steps)
         low, high = interval
         width = levels / (high - low) if levels else 1.0
-        self.register_buffer("step", torch.tensor(steps, dtype=torch.get_default_dtype()))
-        self.register_buffer("loc", torch.full((self.dim,), -low * width if levels else 0.0))
-        self.register_buffer("scale", torch.full((self.dim,), width))
+        constants = {
+            "step": torch.tensor(steps, dtype=torch.get_default_dtype()),
+            "loc": torch.full((self.dim,), -low * width if levels else 0.0),
+            "scale": torch.full((self.dim,), width),
+        }
+        for name, values in constants.items():  # stored where they come from data, and not from what is given above
+            self.register_buffer(name, values, persistent=standardise)
 
     @classmethod
     def pixels(cls, dim: int, levels: int = 256, interval: tuple[float, float] = (0.0, 1.0)) -> Units:

@@ -21,11 +21,12 @@ from nicest.lowering.rectified import Buffers, rectified, shifted
 def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     """A flow that computes the same function from the same parameters, faster; gradients go to those parameters.
 
-    Rectified networks run as one operation with a backward pass by hand, in `dtype` if it is given; the stream x -> y
-    and the log-dets keep theirs. Between couplings x stays split in its two parts. On a GPU an additive coupling, the
-    dequantisation and the rectifiers' gradients are kernels of our own. What has no fast form runs as it is, other
-    networks under autocast; `LoweredChain.plain_layers` names it. Make it where the flow is going to stay: on its
-    device and in its dtype. A flow whose parameters are spread over several processes comes back as it is.
+    Between couplings x stays split in its two parts. In a `dtype` other than the flow's own, such as bfloat16, coupling
+    functions compute in it, rectified networks as one operation with a backward pass by hand; the stream x -> y and the
+    log-dets keep theirs. On a GPU an additive coupling, the dequantisation and the rectifiers' gradients are kernels of
+    our own. Networks that have no fast form run as they are, under autocast; `LoweredChain.plain_layers` names them.
+    Lower a flow where it is going to stay, on its device and in its dtype. A flow whose parameters are spread over
+    several processes comes back as it is.
     """
     if any(hasattr(p, "full_tensor") for p in flow.parameters()):
         return flow
@@ -149,10 +150,10 @@ class FastCoupling:
         return y1, self.law.inverse(y2, b)
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.dtype == x1.dtype:
+            return x1, self.layer.m(x1, context)
         if self.network is not None:
             x1, b = self.network.read(x1, context)
-        elif self.dtype == x1.dtype:
-            return x1, self.layer.m(x1, context)
         else:
             with torch.autocast(x1.device.type, self.dtype):
                 b = self.layer.network(x1) if context is None else self.layer.network(x1, context)

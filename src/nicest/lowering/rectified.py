@@ -1,4 +1,4 @@
-"""Rectified networks as one operation with a backward pass by hand, in full or reduced precision."""
+"""Rectified networks in reduced precision, as one operation with a backward pass by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rectified(
     dropout: float = 0.0,
     buffers: Buffers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x, and the network's output at it, computed in `dtype`; both are put on the grid if that is not x's own.
+    """x on the grid, and the network's output at it, on the grid too; inside, all is in `dtype`.
 
     Without `buffers` the weights are cast here and gradients come through autograd, as they would from autocast; with
     them, the copies are taken as they are and gradients are written there.
@@ -133,9 +133,6 @@ class _Rectified(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dtype: torch.dtype, dropout: float, buffers: Buffers | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if dtype == x.dtype:
-            ctx.made = _Pass(x, dropout, buffers, parameters)
-            return x.view_as(x), ctx.made.run()
         settled = _settle(x)
         ctx.made = _Pass(settled.to(dtype), dropout, buffers, parameters)
         return settled, _settle(ctx.made.run().to(x.dtype))

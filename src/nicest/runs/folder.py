@@ -21,7 +21,7 @@ from nicest.files import flush, replacing, write_text
 from nicest.flows import Flow
 from nicest.messages import brief, shown
 from nicest.recipes import Recipe, parse
-from nicest.recipes.build import build, units_of
+from nicest.recipes.build import build
 from nicest.runs.digests import keeping_digest, verify
 from nicest.runs.sinks import Saved
 
@@ -78,10 +78,10 @@ def upgraded(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
         elif layer == "standardise" and what == "scale":
             found[f"{prefix}units.scale"] = 1 / tensor
             found[f"{prefix}units.loc"] = -tensors[f"{prefix}chain.layers.standardise.shift"] / tensor
-    prefix = "flow." if any(name.startswith("flow.") for name in found) else ""
-    possible = len(recipe.data.shape) > 0 and recipe.data.dim <= sum(tensor.numel() for tensor in tensors.values())
-    fresh = units_of(recipe.data, (0.0,) * recipe.data.dim).double().state_dict() if possible else {}
-    return {f"{prefix}units.{name}": tensor for name, tensor in fresh.items()} | found
+    if not recipe.data.levels:  # a table without discrete columns had no steps
+        for name in [name for name in found if name.endswith("units.loc")]:
+            found.setdefault(name.replace("units.loc", "units.step"), torch.zeros_like(found[name]))
+    return found
 
 
 def _figures(text: str, path: Path) -> dict[str, Any]:

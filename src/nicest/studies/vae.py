@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nicest.errors import NicestError
 from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, Units, odd_even
@@ -112,13 +112,20 @@ def study(
 
 def build(model: Model, dim: int, latent_dim: int, width: int, floor: float = -2.0) -> VAE:
     """A VAE of two hidden layers of `width` each way; NICE inside it starts as the identity."""
-    encoder, decoder = MLP(dim, 2 * latent_dim, (width, width)), MLP(latent_dim, 2 * dim, (width, width))
-    inside: dict[str, Any] = {}
+    return VAE(dim, latent_dim, **parts(model, dim, latent_dim, width), floor=floor)
+
+
+def parts(model: Model, dim: int, latent_dim: int, width: int) -> dict[str, Any]:
+    """The modules of a VAE, which hold all its parameters."""
+    found: dict[str, Any] = {
+        "encoder": MLP(dim, 2 * latent_dim, (width, width)),
+        "decoder": MLP(latent_dim, 2 * dim, (width, width)),
+    }
     if model == "posterior":
-        inside = {"posterior": nice(latent_dim, CONTEXT), "summary": MLP(dim, CONTEXT, (2 * CONTEXT,))}
+        found |= {"posterior": nice(latent_dim, CONTEXT), "summary": MLP(dim, CONTEXT, (2 * CONTEXT,))}
     elif model == "prior":
-        inside = {"prior": Chain(nice(latent_dim), DiagonalScaling(latent_dim))}
-    return VAE(dim, latent_dim, encoder, decoder, floor=floor, **inside)
+        found |= {"prior": Chain(nice(latent_dim), DiagonalScaling(latent_dim))}
+    return found
 
 
 def nice(dim: int, context_dim: int = 0, couplings: int = 4, width: int = 128) -> Chain:
@@ -132,9 +139,9 @@ def nice(dim: int, context_dim: int = 0, couplings: int = 4, width: int = 128) -
 
 
 def size(model: Model, dim: int, latent_dim: int, width: int) -> int:
-    """The parameters of a VAE, which is not made."""
+    """The number of parameters of a VAE, without allocating them."""
     with torch.device("meta"):
-        return count(build(model, dim, latent_dim, width))
+        return sum(count(part) for part in parts(model, dim, latent_dim, width).values())
 
 
 def widest(dim: int, latent_dim: int, parameters: int) -> int:
@@ -142,9 +149,9 @@ def widest(dim: int, latent_dim: int, parameters: int) -> int:
     return bisect_right(range(1, 100_000), parameters, key=lambda width: size("plain", dim, latent_dim, width))
 
 
-def count(vae: VAE) -> int:
-    """Its parameters."""
-    return sum(p.numel() for p in vae.parameters())
+def count(module: nn.Module) -> int:
+    """The number of its parameters."""
+    return sum(p.numel() for p in module.parameters())
 
 
 def fit(

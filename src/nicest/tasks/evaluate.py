@@ -23,7 +23,7 @@ WHY_POSITIVE_CONTINUOUS = (
 )
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: the engine that is made here stays with the run
 def evaluate(
     run: Run,
     *,

@@ -64,6 +64,10 @@ def inpaint(
     x = rows_to(source[index], run.device)
     for path in paths:
         picture_kind(path.with_suffix(".png"))  # a folder that cannot be written in is refused before the ascent
+    bounds = None
+    if run.columns:
+        lower, upper = torch.tensor([column.bounds for column in run.columns]).unbind(1)
+        bounds = (lower, upper)
     looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
     with Bar("inpainting", 1000) as bar:
         filled = fill(
@@ -72,6 +76,7 @@ def inpaint(
             torch.from_numpy(hidden.reshape(len(x), -1)).to(run.device),
             schedule=schedule,
             chains=chains,
+            bounds=bounds,
             looks=looks,
             seed=seed,
             watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),

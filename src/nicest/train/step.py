@@ -38,7 +38,7 @@ class TrainingStep:
         on_gpu = state.device.type == "cuda"
         fast = lower(state.flow, state.precision)
         chain = fast.chain if isinstance(fast.chain, LoweredChain) else None
-        self.plain_layers = chain.plain_layers if chain else []
+        self.plain_layers = chain.plain_layers if chain and state.precision != torch.float32 else []
         fused = on_gpu and chain and state.precision != torch.float32 and FusedUpdate.fits(state, chain)
         self.fused = FusedUpdate(state, chain) if fused and chain else None
         self.averages = self.world.joined and on_gpu and not state.sharded  # gradients; else torch does
