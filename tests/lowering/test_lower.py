@@ -1,7 +1,6 @@
-import functools
-
 """The fast twin of every flow computes the same function, with the same gradients."""
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable
