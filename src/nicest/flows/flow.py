@@ -49,9 +49,13 @@ class Flow(nn.Module):
     def device(self) -> torch.device:
         return self.units.scale.device
 
+    def enter(self, x: Tensor, *, noise: bool = True) -> Tensor:
+        """What the chain is given for rows x."""
+        return self.units.enter(x, noise=noise)
+
     def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
         """h = f(y); without noise, of the middle of every level."""
-        h: Tensor = self.chain(self.units.enter(x, noise=noise), context)[0]
+        h: Tensor = self.chain(self.enter(x, noise=noise), context)[0]
         return h
 
     def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
@@ -60,7 +64,7 @@ class Flow(nn.Module):
 
     def log_prob(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
         """log p(x), (B,) (NICE eq. 1); of discrete data a bound in the mean over the noise, see `Units`."""
-        return self.log_density(self.units.enter(x, noise=noise), context) + self.units.log_det
+        return self.log_density(self.enter(x, noise=noise), context) + self.units.log_det
 
     forward = log_prob
 
@@ -71,7 +75,7 @@ class Flow(nn.Module):
 
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """The ledger of `log_prob`: units, the log-det of every layer by name, and the prior; each (B,)."""
-        h, terms = self.chain.walk(self.units.enter(x), context)
+        h, terms = self.chain.walk(self.enter(x), context)
         units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms().items()}
         found = units | terms | {"prior": self.prior.log_prob(h)}
         if len(found) < len(units) + len(terms) + 1:

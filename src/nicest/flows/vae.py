@@ -16,6 +16,7 @@ from nicest.flows.coupling import Coupling, Partition
 from nicest.flows.flow import Flow
 from nicest.flows.laws import Affine, Law
 from nicest.flows.priors import Gaussian
+from nicest.flows.shares import own, whole
 from nicest.flows.units import Units
 from nicest.flows.within import Within
 
@@ -52,7 +53,7 @@ class Standardise(Law):
         return self.floor + functional.softplus(b1 + math.log(math.expm1(-self.floor)))
 
 
-class VAE(nn.Module):
+class VAE(Flow):
     """A variational auto-encoder, written as a NICE over the pair (x, ε) (NICE App. C).
 
         z0 = μ(x) + exp(s(x)) ⊙ ε      encoder: an affine coupling that reads x and changes ε
@@ -72,12 +73,13 @@ class VAE(nn.Module):
 
     `encoder` maps x to (s, μ), 2 · latent_dim numbers; `decoder` maps z to (log σ, μ), 2 · dim numbers, log σ kept
     above `floor` (see `Standardise`). The paper's one σ is a decoder that gives log σ as one parameter, repeated.
-    x is real: dequantised pixels.
+
+    It is a `Flow` whose `log_prob` is the bound, so that `nicest.fit` trains it like any other.
     """
 
     def __init__(
         self,
-        dim: int,
+        units: Units,
         latent_dim: int,
         encoder: nn.Module,
         decoder: nn.Module,
@@ -87,37 +89,54 @@ class VAE(nn.Module):
         prior: Bijection | None = None,
         floor: float = -4.0,
     ) -> None:
-        super().__init__()
         if summary is not None and posterior is None:
             raise ValueError("a summary of x is for the couplings of a posterior: give both, or neither")
-        self.dim, self.latent_dim = dim, latent_dim
-        given_x = Partition(range(dim), dim + latent_dim)
+        nn.Module.__init__(self)  # the chain has more dimensions than the units: those of the noise
+        both = units.dim + latent_dim
+        given_x = Partition(range(units.dim), both)
         layers: dict[str, Bijection] = {"encoder": Coupling(given_x, Affine(ENCODER_BOUND), encoder)}
         if posterior is not None:
             layers["posterior"] = Within(given_x, posterior, summary)
         layers["decoder"] = Coupling(given_x.swap(), Standardise(floor), decoder)
         if prior is not None:
             layers["latent_prior"] = Within(given_x, prior)
+        self.units, self.chain, self.prior = units, Chain(layers), Gaussian(both)
+        self.noise, self.latent_dim = Gaussian(latent_dim), latent_dim
+
+    @property
+    def joint(self) -> Flow:
+        """The flow of the pair (y, ε)."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # App. C is two couplings: z need not depend on ξ
-            units = Units.continuous(dim + latent_dim, standardise=False)
-            self.joint = Flow(units, Chain(layers), Gaussian(dim + latent_dim))
-        self.noise = Gaussian(latent_dim)
+            units = Units.continuous(self.prior.dim, standardise=False).to(self.units.scale)
+            return Flow(units, self.chain, self.prior)
 
-    def bound(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """log p(x, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a bound on log p(x) in mean (NICE App. C)."""
-        noise = self.noise.rsample(len(x)) if noise is None else noise
-        return self.joint.log_prob(torch.cat((x, noise), dim=-1)) - self.noise.log_prob(noise)
+    def enter(self, x: Tensor, *, noise: bool = True) -> Tensor:
+        """The pair (y, ε)."""
+        y = self.units.enter(x, noise=noise)
+        return torch.cat((y, own(self.noise.rsample(whole(len(y))))), dim=-1)
 
-    forward = bound
+    def bound(self, y: Tensor, noise: Tensor | None = None) -> Tensor:
+        """log p(y, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a bound on log p(y) in mean (NICE App. C)."""
+        noise = own(self.noise.rsample(whole(len(y)))) if noise is None else noise
+        return self.log_density(torch.cat((y, noise), dim=-1)) - self.noise.log_prob(noise)
 
-    def importance_bound(self, x: Tensor, draws: int) -> Tensor:
-        """log 1/k Σ_k p(x, ε_k) / p(ε_k), (B,): a bound that rises to log p(x) with the number of draws k."""
-        return torch.stack([self.bound(x) for _ in range(draws)]).logsumexp(0) - math.log(draws)
+    def log_prob(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
+        """The bound for one ε of each row, (B,), in nats of the space x lives in."""
+        return self.bound(self.units.enter(x, noise=noise)) + self.units.log_det
 
-    @torch.no_grad()
-    def sample(self, n: int, *, noise_scale: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of x; `noise_scale` is that of ξ, and 0 gives the means of p(x|z), without its low-level noise."""
-        h = self.joint.prior.rsample(n, generator=generator)
-        h[:, : self.dim] *= noise_scale
-        return self.joint.decode(h)[:, : self.dim]
+    forward = log_prob
+
+    def importance_bound(self, y: Tensor, draws: int) -> Tensor:
+        """log 1/k Σ_k p(y, ε_k) / p(ε_k), (B,): a bound that rises to log p(y) with the number of draws k."""
+        return torch.stack([self.bound(y) for _ in range(draws)]).logsumexp(0) - math.log(draws)
+
+    def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
+        """x from (ξ, h)."""
+        return self.units.leave(self.chain.inverse(h, context)[:, : self.dim])
+
+    def means(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """n draws of z, and the means of p(x|z), without its low-level noise."""
+        h = self.prior.rsample(n, generator=generator).detach()
+        h[:, : self.dim] = 0
+        return self.decode(h)

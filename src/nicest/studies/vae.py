@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from nicest.errors import NicestError
 from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, Units, odd_even
-from nicest.lowering import capture
 from nicest.progress import Bar
 from nicest.recipes import load_recipe
 from nicest.recipes.build import units_of
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.runtime import choose_device, describe_device, rows_to
-from nicest.train.optim import make_optimizer, set_rates
+from nicest.train.callbacks import Callback
+from nicest.train.fit import fit
 
 Model = Literal["plain", "wider", "posterior", "prior"]
 CONTEXT = 64  # numbers about x that the couplings of the posterior see
@@ -56,9 +56,11 @@ def study(
     data = describe(chosen, splits).data
     if not data.levels:
         raise NicestError(f"{data.name} is continuous: the study is of pixels, which have grey levels")
-    units = units_of(data).to(place)
     rows = {part: rows_to(splits.split(part), place) for part in ("train", "valid", "test")}
     batch = min(batch, len(rows["train"]))
+    per_epoch = len(rows["train"]) // batch
+    epochs = max(1, round(steps / per_epoch))
+    steps = epochs * per_epoch
 
     richest = max(size(model, data.dim, latent_dim, width) for model in get_args(Model))
     widths = dict.fromkeys(models, width) | {"wider": widest(data.dim, latent_dim, richest)}
@@ -66,16 +68,26 @@ def study(
     with Bar("VAE", steps * len(models) * len(seeds)) as bar:
         for seed in seeds:
             settings = TrainSettings(
-                batch=batch, lr=lr, weight_decay=weight_decay, eps=1e-8, schedule="cosine", warmup=100, seed=seed
+                epochs=epochs,
+                batch=batch,
+                lr=lr,
+                weight_decay=weight_decay,
+                eps=1e-8,
+                schedule="cosine",
+                warmup=min(100, steps - 1),
+                precision="float32",
+                evaluate_every=epochs,  # the last weights are kept, as they are alike for all
+                seed=seed,
             )
             for model in models:
                 torch.manual_seed(seed)
-                vae = build(model, data.dim, latent_dim, widths[model], floor).to(place)
+                vae = build(model, units_of(data), latent_dim, widths[model], floor)
+                watch = Watch(bar, len(runs) * steps, f"{model}, seed {seed}")
                 start = time.perf_counter()
-                for step, loss in fit(vae, units, rows["train"], settings, steps):
-                    if not loss < float("inf"):
-                        raise NicestError(f"the {model} VAE of seed {seed} diverged by step {step}: loss {loss}")
-                    bar.update(len(runs) * steps + step, f"{model}, seed {seed}: {-loss:.1f} nats")
+                try:
+                    fit(vae, splits.train, valid=splits.valid, settings=settings, callbacks=[watch], device=device)
+                except NicestError as error:
+                    raise NicestError(f"the {model} VAE of seed {seed} diverged: {error}") from error
                 seconds = time.perf_counter() - start
                 runs.append(
                     {
@@ -83,10 +95,10 @@ def study(
                         "seed": seed,
                         "parameters": count(vae),
                         "seconds": seconds,
-                        "train_nats": mean_nats(vae, units, rows["train"][: len(rows["test"])], draws),
-                        "valid_nats": mean_nats(vae, units, rows["valid"], draws),
-                        "test_nats": mean_nats(vae, units, rows["test"], draws),
-                        "importance_nats": mean_nats(vae, units, rows["test"], 1, importance_draws),
+                        "train_nats": mean_nats(vae, rows["train"][: len(rows["test"])], draws),
+                        "valid_nats": mean_nats(vae, rows["valid"], draws),
+                        "test_nats": mean_nats(vae, rows["test"], draws),
+                        "importance_nats": mean_nats(vae, rows["test"], 1, importance_draws),
                     }
                 )
                 bar.note(f"{model}, seed {seed}: test bound {runs[-1]['test_nats']:.1f} nats in {seconds:.0f} s")
@@ -110,9 +122,9 @@ def study(
     }
 
 
-def build(model: Model, dim: int, latent_dim: int, width: int, floor: float = -2.0) -> VAE:
+def build(model: Model, units: Units, latent_dim: int, width: int, floor: float = -2.0) -> VAE:
     """A VAE of two hidden layers of `width` each way; NICE inside it starts as the identity."""
-    return VAE(dim, latent_dim, **parts(model, dim, latent_dim, width), floor=floor)
+    return VAE(units, latent_dim, **parts(model, units.dim, latent_dim, width), floor=floor)
 
 
 def parts(model: Model, dim: int, latent_dim: int, width: int) -> dict[str, Any]:
@@ -154,42 +166,21 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def fit(
-    vae: VAE, units: Units, rows: Tensor, settings: TrainSettings, steps: int, report_every: int = 50
-) -> Iterator[tuple[int, float]]:
-    """Train by the joint NICE criterion (NICE App. C); now and then the steps done and the loss, in nats."""
-    optimizer = make_optimizer(vae, settings)
-    shuffle = torch.Generator().manual_seed(settings.seed)  # the same order of examples for every model
-    per_epoch = len(rows) // settings.batch
-    index = torch.zeros(settings.batch, dtype=torch.long, device=rows.device)
-    loss = torch.zeros((), device=rows.device)
+class Watch(Callback):
+    """Moves the bar of the whole study by what one training has done."""
 
-    def lines() -> None:
-        value = -vae.bound(units.enter(rows[index])).mean()
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()
-        optimizer.step()
-        loss.copy_(value.detach())
+    def __init__(self, bar: Bar, before: int, what: str) -> None:
+        self.bar, self.before, self.what = bar, before, what
 
-    run: Callable[[], None] = lines
-    for step in range(steps):
-        epoch, k = divmod(step, per_epoch)
-        if k == 0:
-            order = torch.randperm(len(rows), generator=shuffle).to(rows.device)
-        set_rates(optimizer, settings, step, epoch, steps)
-        index.copy_(order[k * settings.batch : (k + 1) * settings.batch])
-        if step == 0 and rows.is_cuda:  # its three runs to warm up are steps more, at the lowest rate
-            run = capture(lines, rows.device)[0].replay
-        run()
-        if (step + 1) % report_every == 0 or step + 1 == steps:
-            yield step + 1, float(loss)
+    def stepped(self, row: Mapping[str, Any]) -> None:
+        self.bar.update(self.before + row["step"], f"{self.what}: {row['train_nats']:.1f} nats")
 
 
 @torch.inference_mode()
-def mean_nats(vae: VAE, units: Units, rows: Tensor, draws: int, importance_draws: int = 1) -> float:
+def mean_nats(vae: VAE, rows: Tensor, draws: int, importance_draws: int = 1) -> float:
     """Mean over rows and draws of the bound, of one or more importance draws, on the interval of the pixels."""
     parts = [part for _ in range(draws) for part in rows.split(ROWS)]
-    total = sum(vae.importance_bound(units.enter(part), importance_draws).double().sum() for part in parts)
+    total = sum(vae.importance_bound(vae.units.enter(part), importance_draws).double().sum() for part in parts)
     return float(total) / (draws * len(rows))
 
 

@@ -306,7 +306,7 @@ def finite(flow: Flow) -> bool:
 @torch.no_grad()
 def sick_layer(flow: Flow, x: Tensor) -> str:
     """The first layer whose weights, output or log-det are not finite."""
-    x = flow.units.enter(x)
+    x = flow.enter(x)
     for name, layer in getattr(flow.chain, "layers", {"chain": flow.chain}).items():
         x, log_det = layer(x)
         suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
