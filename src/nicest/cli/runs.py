@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,6 +87,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
     change: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write curves for TensorBoard, in the run folder (nicest[loggers]).")
+    ] = False,
     device: Device = "auto",
     as_json: Json = False,
     verify: Verify = False,
@@ -109,11 +112,15 @@ def train(
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
     from nicest.runs.folder import LAST, MODEL, RunFolder  # after the recipe: it takes two seconds
+    from nicest.train.callbacks import ProgressBar, TensorBoard
     from nicest.train.fit import train as run_training
 
     if verify:
         RunFolder(folder).verify(LAST, MODEL)
-    result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device)
+    callbacks: list[Any] = [ProgressBar()]
+    if tensorboard:
+        callbacks.append(TensorBoard(folder / "tensorboard"))
+    result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device, callbacks=callbacks)
     if not result["finished"]:
         interrupted(result, as_json)
     if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":

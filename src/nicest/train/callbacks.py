@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +76,27 @@ class TensorBoard(Callback):
     """Curves of every figure for TensorBoard, in a folder: `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise NicestError("TensorBoard is not installed: pip install 'nicest[loggers]'") from error
-        self.writer: Any = SummaryWriter(str(folder))
+        if find_spec("tensorboard") is None:
+            raise NicestError("TensorBoard is not installed: pip install 'nicest[loggers]'")
+        self.folder = Path(folder)
+        self.writer: Any = None
+
+    def started(self, training: Begun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.folder), purge_step=training.step + 1)  # rows of a resumed run come once
 
     def stepped(self, row: Mapping[str, Any]) -> None:
-        self.writer.add_scalar("train/nats", row["train_nats"], row["step"])
+        self.write("train/nats", row["train_nats"], row["step"])
 
     def validated(self, row: Mapping[str, Any]) -> None:
         for name in ("valid_nats", "valid_bits_per_dim", "lr"):
-            self.writer.add_scalar(name.replace("_", "/", 1), row[name], row["step"])
+            self.write(name.replace("_", "/", 1), row[name], row["step"])
 
-    def note(self, text: str) -> None:
-        self.writer.add_text("notes", text)
+    def write(self, name: str, value: float, step: int) -> None:
+        if self.writer is not None:
+            self.writer.add_scalar(name, value, step)
 
     def ended(self) -> None:
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
