@@ -24,6 +24,7 @@ from nicest.inference.fill import PRESETS
 from nicest.recipes import names, splits
 from nicest.runs.folder import RunFolder
 from nicest.runs.run import Run
+from nicest.runs.sinks import Saved
 from nicest.tasks import latent
 from nicest.tasks.masks import FIGURE
 
@@ -212,7 +213,7 @@ class TestTrain:
         self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         stopped = {"finished": False, "step": 7, "run": "runs/x"}
-        monkeypatch.setattr("nicest.train.loop.train", lambda *args, **options: stopped)
+        monkeypatch.setattr("nicest.train.fit.train", lambda *args, **options: stopped)
         done = nicest("train", "digits", "--out", tmp_path / "run")
         assert done.code == 130
         assert "step 7" in done.out
@@ -258,7 +259,7 @@ class TestEvaluate:
         run = Run(digits)
         with torch.no_grad():
             run.flow.chain.layers["scaling"].s[0] = math.nan
-        RunFolder(tmp_path).save_model(run.flow.state_dict(), {}, run.recipe, {})
+        RunFolder(tmp_path).save_model(Saved(run.flow.state_dict(), run.recipe, {}))
         done = nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines", "--json")
         assert done.code == 0
         assert done.json["non_finite"] == done.json["n"] == 180

@@ -17,6 +17,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
 from nicest.runs.folder import RunFolder
+from nicest.runs.sinks import Saved
 from nicest.train.fit import train
 
 TINY = (
@@ -134,7 +135,7 @@ def save_run(tmp_path: Path) -> SaveRun:
 
     def save(name: str, flow: Flow, recipe: Recipe, dtype: torch.dtype = torch.float32) -> Run:
         (tmp_path / name).mkdir()
-        RunFolder(tmp_path / name).save_model(flow.double().state_dict(), {}, recipe, {"epoch": 1})
+        RunFolder(tmp_path / name).save_model(Saved(flow.double().state_dict(), recipe, {"epoch": 1}))
         return nicest.open(tmp_path / name, dtype=dtype)
 
     return save
