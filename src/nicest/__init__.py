@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nicest.recipes.recipe import TrainSettings
     from nicest.runs.folder import RunFolder
     from nicest.runs.run import Run, load
-    from nicest.runs.run import open_run as open
+    from nicest.runs.run import Run as open
     from nicest.train.fit import fit
 
 __version__ = "0.1.0"
@@ -66,8 +66,7 @@ _ROOMS = ("flows", "lowering", "data", "recipes", "inference", "runs", "train", 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        home = importlib.import_module(_HOMES[name])
-        return home.open_run if name == "open" else getattr(home, name)
+        return getattr(importlib.import_module(_HOMES[name]), "Run" if name == "open" else name)
     if name in _ROOMS:
         return importlib.import_module(f"nicest.{name}")
     raise AttributeError(f"module 'nicest' has no attribute {name!r}")

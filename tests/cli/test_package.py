@@ -21,10 +21,10 @@ def test_every_public_name_is_there(name: str):
 def test_public_names_are_the_things_themselves():
     from nicest.errors import NicestError
     from nicest.flows import Flow
-    from nicest.runs.run import Run, load, open_run
+    from nicest.runs.run import Run, load
 
     assert (nicest.Flow, nicest.NicestError, nicest.Run) == (Flow, NicestError, Run)
-    assert (nicest.load, nicest.open) == (load, open_run)
+    assert (nicest.load, nicest.open) == (load, Run)
 
 
 def test_parts_are_reached_from_the_package():

@@ -6,6 +6,7 @@ Imported only where there is a GPU. What each computes is written beside it in t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -183,42 +184,32 @@ def _rectified_gradient(
 
 
 def adam(
+    weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, copy: Tensor, average: Tensor | None, **rates: Any
+) -> None:
+    """AdamW at step number `step` on scale · gradient; copy <- weights; average <- average + weight · (w - average).
+
+    `rates` are tensors step, lr, scale and weight, and the numbers beta1, beta2, eps and decay.
+    """
+    logs = {f"log_{name}": math.log(max(rates[name], 1e-300)) for name in ("beta1", "beta2")}
+    _update(_adam, weights, (gradient, first, second, copy), average, rates | logs)
+
+
+def rmsprop(
     weights: Tensor,
     gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
+    square: Tensor,
+    velocity: Tensor,
     copy: Tensor,
     average: Tensor | None,
-    *,
-    step: Tensor,
-    lr: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    decay: float,
+    **rates: Any,
 ) -> None:
-    """AdamW at step number `step` on scale · gradient; copy <- weights; average <- average + weight · (w - average)."""
-    _adam[(triton.cdiv(weights.numel(), _BLOCK.value),)](
-        weights,
-        gradient,
-        first,
-        second,
-        copy,
-        weights if average is None else average,
-        step,
-        lr,
-        scale,
-        weight,
-        weights.numel(),
-        betas[0],
-        betas[1],
-        math.log(max(betas[0], 1e-300)),
-        math.log(betas[1]),
-        eps,
-        decay,
-        averages=average is not None,
-    )
+    """The released code's RMSProp on scale · gradient, by lr, momentum, decay and floor; the rest is as in `adam`."""
+    _update(_rmsprop, weights, (gradient, square, velocity, copy), average, rates)
+
+
+def _update(kernel: Any, weights: Tensor, others: tuple[Tensor, ...], average: Tensor | None, rates: Any) -> None:
+    averaged = {"average": weights if average is None else average, "averages": average is not None}
+    kernel[(triton.cdiv(weights.numel(), _BLOCK.value),)](weights, *others, total=weights.numel(), **averaged, **rates)
 
 
 @triton.jit
@@ -256,40 +247,6 @@ def _adam(
     tl.store(first + i, m, mask=inside)
     tl.store(second + i, v, mask=inside)
     _store(weights, copy, average, weight, i, inside, p, averages)
-
-
-def rmsprop(
-    weights: Tensor,
-    gradient: Tensor,
-    square: Tensor,
-    velocity: Tensor,
-    copy: Tensor,
-    average: Tensor | None,
-    *,
-    lr: Tensor,
-    momentum: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    decay: float,
-    floor: float,
-) -> None:
-    """The released code's RMSProp on scale · gradient; copy and average as in `adam`."""
-    _rmsprop[(triton.cdiv(weights.numel(), _BLOCK.value),)](
-        weights,
-        gradient,
-        square,
-        velocity,
-        copy,
-        weights if average is None else average,
-        lr,
-        momentum,
-        scale,
-        weight,
-        weights.numel(),
-        decay,
-        floor,
-        averages=average is not None,
-    )
 
 
 @triton.jit

@@ -96,28 +96,6 @@ class Run:
         return torch.stack(each).mean(0) + self.flow.units.interval_nats
 
 
-def open_run(
-    path: str | Path,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    verify: bool = False,
-    flow: Flow | None = None,
-) -> Run:
-    """Open a run folder, or a model file alone; nothing in it is executed.
-
-    With `verify` the model must be the file that training wrote, by its SHA-256 in environment.json. A run of a flow
-    that you built yourself needs that `flow`, built again, to put the stored weights into.
-    """
-    return Run(path, device=device, dtype=dtype, verify=verify, flow=flow)
-
-
-def load(
-    path: str | Path,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    verify: bool = False,
-) -> Flow:
-    """The trained flow of a run: `open(path).flow`."""
-    return Run(path, device=device, dtype=dtype, verify=verify).flow
+def load(path: str | Path, **options: Any) -> Flow:
+    """The trained flow of a run: `nicest.open(path, **options).flow`."""
+    return Run(path, **options).flow

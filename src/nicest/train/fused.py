@@ -115,29 +115,16 @@ class FusedUpdate:
             norm = torch.linalg.vector_norm(torch.stack(norms))
             torch.clamp(self.recipe.clip / (norm + 1e-6), max=1.0, out=self.scale)
         self.step += 1
+        shared: dict[str, Any] = {"lr": group["lr"], "scale": self.scale, "weight": weight}
         for block, decay in ((self.matrices, self.recipe.weight_decay), (self.vectors, 0.0)):
             tensors: Any = (block.weights, block.gradient, *block.moments, block.copy, block.average)
             if isinstance(self.optimizer, RMSProp):
-                kernels.rmsprop(
-                    *tensors,
-                    lr=group["lr"],
-                    momentum=group["momentum"],
-                    scale=self.scale,
-                    weight=weight,
-                    decay=group["decay"],
-                    floor=group["floor"],
-                )
+                rates: dict[str, Any] = {name: group[name] for name in ("momentum", "decay", "floor")}
+                kernels.rmsprop(*tensors, **shared, **rates)
             else:
-                kernels.adam(
-                    *tensors,
-                    step=self.step,
-                    lr=group["lr"],
-                    scale=self.scale,
-                    weight=weight,
-                    betas=group["betas"],
-                    eps=group["eps"],
-                    decay=decay,
-                )
+                beta1, beta2 = group["betas"]
+                rates = {"step": self.step, "beta1": beta1, "beta2": beta2, "eps": group["eps"], "decay": decay}
+                kernels.adam(*tensors, **shared, **rates)
 
 
 def other_weights(state: State, chain: LoweredChain) -> list[Tensor]:
