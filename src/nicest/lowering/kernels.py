@@ -184,7 +184,7 @@ def _rectified_gradient(
 
 
 def adam(
-    weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, copy: Tensor, average: Tensor | None, **rates: Any
+    weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, copy: Tensor, average: Tensor | None, rates: Any
 ) -> None:
     """AdamW at step number `step` on scale · gradient; copy <- weights; average <- average + weight · (w - average).
 
@@ -201,7 +201,7 @@ def rmsprop(
     velocity: Tensor,
     copy: Tensor,
     average: Tensor | None,
-    **rates: Any,
+    rates: Any,
 ) -> None:
     """The released code's RMSProp on scale · gradient, by lr, momentum, decay and floor; the rest is as in `adam`."""
     _update(_rmsprop, weights, (gradient, square, velocity, copy), average, rates)
