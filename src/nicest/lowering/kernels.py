@@ -183,33 +183,27 @@ def _rectified_gradient(
     tl.store(sums + tl.program_id(0) * sum_columns + c, tl.sum(reduced.to(tl.float32), 0), mask=c < sum_columns)
 
 
-def adam(
-    weights: Tensor, gradient: Tensor, first: Tensor, second: Tensor, copy: Tensor, average: Tensor | None, rates: Any
-) -> None:
+Update = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]  # weights, gradient, two moments, copy, average
+
+
+def adam(tensors: Update, **rates: Any) -> None:
     """AdamW at step number `step` on scale · gradient; copy <- weights; average <- average + weight · (w - average).
 
     `rates` are tensors step, lr, scale and weight, and the numbers beta1, beta2, eps and decay.
     """
     logs = {f"log_{name}": math.log(max(rates[name], 1e-300)) for name in ("beta1", "beta2")}
-    _update(_adam, weights, (gradient, first, second, copy), average, rates | logs)
+    _update(_adam, tensors, **rates, **logs)
 
 
-def rmsprop(
-    weights: Tensor,
-    gradient: Tensor,
-    square: Tensor,
-    velocity: Tensor,
-    copy: Tensor,
-    average: Tensor | None,
-    rates: Any,
-) -> None:
+def rmsprop(tensors: Update, **rates: Any) -> None:
     """The released code's RMSProp on scale · gradient, by lr, momentum, decay and floor; the rest is as in `adam`."""
-    _update(_rmsprop, weights, (gradient, square, velocity, copy), average, rates)
+    _update(_rmsprop, tensors, **rates)
 
 
-def _update(kernel: Any, weights: Tensor, others: tuple[Tensor, ...], average: Tensor | None, rates: Any) -> None:
-    averaged = {"average": weights if average is None else average, "averages": average is not None}
-    kernel[(triton.cdiv(weights.numel(), _BLOCK.value),)](weights, *others, total=weights.numel(), **averaged, **rates)
+def _update(kernel: Any, tensors: Update, **rates: Any) -> None:
+    *others, average = tensors
+    total, kept = tensors[0].numel(), tensors[0] if average is None else average
+    kernel[(triton.cdiv(total, _BLOCK.value),)](*others, kept, total=total, averages=average is not None, **rates)
 
 
 @triton.jit

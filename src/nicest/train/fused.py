@@ -120,11 +120,11 @@ class FusedUpdate:
             tensors: Any = (block.weights, block.gradient, *block.moments, block.copy, block.average)
             if isinstance(self.optimizer, RMSProp):
                 rates: dict[str, Any] = {name: group[name] for name in ("momentum", "decay", "floor")}
-                kernels.rmsprop(*tensors, shared | rates)
+                kernels.rmsprop(tensors, **shared, **rates)
             else:
                 beta1, beta2 = group["betas"]
                 rates = {"step": self.step, "beta1": beta1, "beta2": beta2, "eps": group["eps"], "decay": decay}
-                kernels.adam(*tensors, shared | rates)
+                kernels.adam(tensors, **shared, **rates)
 
 
 def other_weights(state: State, chain: LoweredChain) -> list[Tensor]:
