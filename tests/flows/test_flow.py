@@ -333,7 +333,7 @@ class TestConditional:
     """Under a prior of I2 alone, a flow that keeps I1 scores p(x | c) of rows [c | x]."""
 
     @staticmethod
-    def flow(dim: int, prior: str = "gaussian") -> tuple[Flow, Bijection]:
+    def flow(dim: int, prior: str = "gaussian", *, standardise: bool = False) -> tuple[Flow, Bijection]:
         """p(x | c) of dim numbers x given 2 numbers c, in float64; with it, its only layer."""
         part = Partition(range(2), 2 + dim)
         if dim == 1:
@@ -343,16 +343,19 @@ class TestConditional:
             inner = [Coupling(p, Affine(), Given(len(p.i1), 2 * len(p.i2))) for p in (i1, i1.swap(), i1)]
             layer = Within(part, randomised(Chain(*inner)), randomised(Smooth(2, 3)))
         learned = randomised(PRIORS[prior](dim, learned=True))
-        units = Units.continuous(2 + dim, standardise=False)
+        units = Units.continuous(2 + dim, standardise=standardise)
+        if standardise:
+            units.fit(torch.randn(2 + dim), torch.rand(2 + dim) + 0.5)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one coupling is a conditional Gaussian
             return Flow(units, layer, PartPrior(learned, part)).double(), layer
 
     @priors
+    @pytest.mark.parametrize("standardise", [False, True])
     @pytest.mark.parametrize("dim", [1, 2])
     @torch.no_grad()
-    def test_density_of_x_integrates_to_one_for_every_condition(self, dim: int, prior: str):
-        flow, _ = self.flow(dim, prior)
+    def test_density_of_x_integrates_to_one_for_every_condition(self, dim: int, prior: str, standardise: bool):
+        flow, _ = self.flow(dim, prior, standardise=standardise)
         n = {1: 2001, 2: 401}[dim]
         t = torch.linspace(-6, 6, n, dtype=torch.float64)
         x = torch.cartesian_prod(*[t.sinh()] * dim).view(-1, dim)

@@ -49,6 +49,11 @@ class Flow(nn.Module):
     def device(self) -> torch.device:
         return self.units.scale.device
 
+    @property
+    def units_log_det(self) -> Tensor | float:
+        """log |dy/dx|, of the dimensions that the prior scores."""
+        return sum(self.units.terms(self.prior.scored).values())
+
     def enter(self, x: Tensor, *, noise: bool = True) -> Tensor:
         """What the chain is given for rows x."""
         return self.units.enter(x, noise=noise)
@@ -64,7 +69,7 @@ class Flow(nn.Module):
 
     def log_prob(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
         """log p(x), (B,) (NICE eq. 1); of discrete data a bound in the mean over the noise, see `Units`."""
-        return self.log_density(self.enter(x, noise=noise), context) + self.units.log_det
+        return self.log_density(self.enter(x, noise=noise), context) + self.units_log_det
 
     forward = log_prob
 
@@ -76,7 +81,7 @@ class Flow(nn.Module):
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """The ledger of `log_prob`: units, the log-det of every layer by name, and the prior; each (B,)."""
         h, terms = self.chain.walk(self.enter(x), context)
-        units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms().items()}
+        units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms(self.prior.scored).items()}
         found = units | terms | {"prior": self.prior.log_prob(h)}
         if len(found) < len(units) + len(terms) + 1:
             raise ValueError("a layer has the name of another term of the ledger: 'prior', or one of the units")
@@ -120,7 +125,7 @@ class Flow(nn.Module):
         x = self.units.leave(y)
         if self.units.discrete:
             return x, self.log_prob(x, context)
-        return x, self.prior.log_prob(h) + log_det + self.units.log_det
+        return x, self.prior.log_prob(h) + log_det + self.units_log_det
 
     @torch.no_grad()
     def fit_constants(self, rows: Tensor) -> None:

@@ -23,6 +23,7 @@ class Prior(nn.Module, ABC):
     loc: Tensor
     log_scale: Tensor
     standard_deviation: float  # of the standard law
+    scored: tuple[int, ...] | None = None  # the components it is of, if not of all
 
     def __init__(self, dim: int, *, learned: bool = False) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class PartPrior(Prior):
         super().__init__(partition.dim)
         if prior.dim != len(partition.i2):
             raise ValueError(f"expected a prior of the {len(partition.i2)} components in I2, got one of {prior.dim}")
-        self.prior, self.partition = prior, partition
+        self.prior, self.partition, self.scored = prior, partition, partition.i2
         self.standard_deviation = prior.standard_deviation
 
     def standard_log_prob(self, e: Tensor) -> Tensor:

@@ -108,19 +108,21 @@ class Units(nn.Module):
             return count.clamp(0, self.levels - 1)
         return torch.where(self.step > 0, count * unit, x)
 
-    def terms(self) -> dict[str, Tensor | float]:
-        """What the change of units adds to the log-likelihood of every row, by name; for a discrete dimension it
-        turns the density of y into a probability of x."""
+    def terms(self, scored: Sequence[int] | None = None) -> dict[str, Tensor | float]:
+        """What the change of units adds to the log-likelihood of every row, by name, of all dimensions or of those
+        that a prior scores; for a discrete dimension it turns the density of y into a probability of x."""
         terms: dict[str, Tensor | float] = {}
+        among = slice(None) if scored is None else list(scored)
+        count = self.dim if scored is None else len(scored)
         if self.levels:
             low, high = self.interval
-            terms["dequantise"] = -self.dim * math.log(self.levels)
+            terms["dequantise"] = -count * math.log(self.levels)
             if high - low != 1 or low:
-                terms["interval"] = self.dim * math.log(high - low)
+                terms["interval"] = count * math.log(high - low)
         elif self.discrete:
-            terms["columns"] = self._unit.log().sum()
+            terms["columns"] = self._unit[among].log().sum()
         if self.standardise:
-            terms["standardise"] = -self.scale.log().sum()
+            terms["standardise"] = -self.scale[among].log().sum()
         return terms
 
     @property
