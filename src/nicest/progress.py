@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -12,11 +15,36 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 Item = TypeVar("Item")
 
 
+class Stderr(io.TextIOBase):
+    """Standard error as it is now; what cannot be written there, on a full disk or a closed pipe, is lost quietly."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        with suppress(OSError, ValueError):
+            return sys.stderr.isatty()
+        return False
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(sys.stderr, "encoding", None) or "utf-8"
+
+
 class Bar:
     """A progress bar with a text and the time left; off a terminal, only its notes are printed; quiet, nothing."""
 
     def __init__(self, description: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.console = Console(file=Stderr(), highlight=False, quiet=quiet)  # type: ignore[arg-type]
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=12),

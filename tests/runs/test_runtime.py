@@ -41,3 +41,18 @@ def test_the_environment_names_versions_and_device():
     assert found["versions"]["numpy"] == np.__version__
     assert "CPU" in found["device"]
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/usr/bin/nicest", "train", "a b"], "nicest train 'a b'"),
+        (["/src/nicest/__main__.py", "train"], "nicest train"),
+        (["job.py", "--password", "x"], None),
+        (["/jupyter/ipykernel_launcher.py", "-f", "connection.json"], None),
+        ([""], None),
+    ],
+)
+def test_the_command_is_kept_only_if_it_is_ours(argv: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", argv)
+    assert environment(CPU)["command"] == command

@@ -125,8 +125,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestInterrupt:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    @pytest.mark.parametrize("step", [0, 9, 13, 17])  # of 14 in an epoch
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+    @pytest.mark.parametrize("step", [0, 13, 17])  # of 14 in an epoch
     def test_the_state_of_the_very_step_is_saved(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Path, number: signal.Signals, step: int
     ):
@@ -367,7 +367,6 @@ class TestGoingOn:
             "model.width=9",
             "model.prior=gaussian",
             "data.seed=1",
-            "data.name=mnist",
             "train.batch=50",
             "train.optimizer=rmsprop",
             "train.ema=0",
@@ -434,6 +433,25 @@ class TestGoingOn:
         np.save(tmp_path / "rows.npy", rows[:, :3])
         message = refusal(resume, tmp_path / "run", "train.epochs=5")
         assert "expected 4 features, shape (4,), 0 levels, as in training; got 3 features" in message
+
+    def test_data_that_moved_is_found_again_if_it_is_the_same(
+        self, refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+        np.save(tmp_path / "rows.npy", rows)
+        run(tmp_path / "straight", f"data.name={tmp_path}/rows.npy")
+        interrupt_at(3, signal.SIGINT, monkeypatch)
+        run(tmp_path / "run", f"data.name={tmp_path}/rows.npy")
+        monkeypatch.undo()
+        (tmp_path / "rows.npy").rename(tmp_path / "moved.npy")
+        np.save(tmp_path / "other.npy", rows + 1)
+        assert "other.npy has changed since" in refusal(resume, tmp_path / "run", f"data.name={tmp_path}/other.npy")
+        assert resume(tmp_path / "run", f"data.name={tmp_path}/moved.npy")["finished"]
+        assert same_run(tmp_path / "run", tmp_path / "straight")
+        opened = nicest.open(tmp_path / "straight", data=str(tmp_path / "moved.npy"))
+        assert len(opened.splits.test) == 30
+        with pytest.raises(NicestError, match=r"other\.npy has changed since"):
+            nicest.open(tmp_path / "straight", data=str(tmp_path / "other.npy")).splits  # noqa: B018
 
     def test_nothing_cannot_be_resumed(self, refusal: Refusal, tmp_path: Path):
         assert f"nothing to resume: {tmp_path / 'none'} holds no last" in refusal(resume, tmp_path / "none")

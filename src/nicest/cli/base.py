@@ -59,6 +59,9 @@ Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Refuse a model that is not the file training wrote, by its SHA-256.")
 ]
+Moved = Annotated[
+    str | None, typer.Option("--data", help="Where the data of the run is now, if it was moved.", show_default=False)
+]
 Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
 Splittings = Annotated[int, typer.Option(min=1, help="Splits of each table.")]
@@ -115,11 +118,17 @@ def verifiable(command: Callable[..., None]) -> Callable[..., None]:
     return verified
 
 
-def opened(run: Path, device: str) -> Any:
-    """The run in a folder, on a device."""
+def opened(run: Path, device: str, data: str | None = None) -> Any:
+    """The run in a folder, on a device; its data may have moved."""
     from nicest.runs.run import Run
 
-    return Run(run, device=device)
+    return Run(run, device=device, data=data if data is None else located(data))
+
+
+def located(data: str) -> str:
+    """Data that a user names: a path is kept whole, so that a run finds it from anywhere."""
+    path = Path(data)
+    return str(path.resolve()) if path.exists() else data
 
 
 def is_first(variable: str) -> bool:

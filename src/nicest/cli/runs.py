@@ -14,6 +14,7 @@ from nicest.cli.base import (
     Device,
     Direction,
     Json,
+    Moved,
     Preset,
     Run,
     Seed,
@@ -23,6 +24,7 @@ from nicest.cli.base import (
     app,
     emit,
     interrupted,
+    located,
     opened,
     verifiable,
 )
@@ -105,9 +107,7 @@ def train(
     loaded = load_recipe(recipe)
     overrides = list(change or [])
     if data:
-        path = Path(data)
-        name = str(path.resolve()) if path.exists() else data
-        overrides.append(f"data.name={json.dumps(name, ensure_ascii=False)}")
+        overrides.append(f"data.name={json.dumps(located(data), ensure_ascii=False)}")
     folder = out or Path("runs") / loaded.name
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
@@ -138,6 +138,7 @@ def evaluate(
     split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
     draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
     baselines: Annotated[bool, typer.Option(help="Fit the linear baselines and score them beside.")] = True,
+    data: Moved = None,
     seed: Seed = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -148,7 +149,7 @@ def evaluate(
     """
     from nicest.tasks.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(opened(run, device), split=split, draws=draws, seed=seed, with_baselines=baselines)
+    result = run_evaluation(opened(run, device, data), split=split, draws=draws, seed=seed, with_baselines=baselines)
     emit(result, as_json, show_evaluation)
 
 
@@ -282,6 +283,7 @@ def inpaint(
         float | None, typer.Option(min=0.0, help="Multiplies the noise, 0 for none.", show_default="the preset's")
     ] = None,
     split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    data: Moved = None,
     seed: Seed = 0,
     out: Annotated[
         list[Path] | None,
@@ -300,7 +302,7 @@ def inpaint(
     from nicest.tasks.inpaint import inpaint as run_inpainting
 
     result = run_inpainting(
-        opened(run, device),
+        opened(run, device, data),
         mask=mask or "paper",
         n=n,
         chains=chains,

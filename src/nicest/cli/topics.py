@@ -13,6 +13,7 @@ from nicest.cli.base import (
     Basis,
     Device,
     Json,
+    Moved,
     Record,
     Run,
     Seed,
@@ -50,6 +51,7 @@ from nicest.errors import NicestError
 def spectrum(
     run: Run,
     pca: Annotated[bool, typer.Option(help="The spectrum of a PCA of the training data beside it.")] = True,
+    data: Moved = None,
     out: Annotated[Path | None, figure("spectrum")] = None,
     device: Device = "cpu",
     as_json: Json = False,
@@ -60,7 +62,7 @@ def spectrum(
     """
     from nicest.tasks.latent import spectrum as run_spectrum
 
-    result = run_spectrum(opened(run, device), pca=pca, out=out)
+    result = run_spectrum(opened(run, device, data), pca=pca, out=out)
     emit(result, as_json, lambda result: print(f"spectrum in {result['out']}"))
 
 
@@ -107,6 +109,7 @@ def interpolate(
         Way, typer.Option(help="A straight line of codes, or one that turns around the prior's mode.")
     ] = Way.straight,
     split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    data: Moved = None,
     out: Annotated[Path | None, figure("interpolate")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -120,7 +123,7 @@ def interpolate(
     if len(start or []) != len(end or []):
         raise NicestError(f"expected as many --to as --from, got {len(end or [])} and {len(start or [])}")
     pairs = list(zip(start or [], end or [], strict=True)) or None
-    result = run_interpolation(opened(run, device), pairs=pairs, steps=steps, way=way, split=split, out=out)
+    result = run_interpolation(opened(run, device, data), pairs=pairs, steps=steps, way=way, split=split, out=out)
     emit(result, as_json, lambda result: print(f"{len(result['pairs'])} ways in {result['out']}"))
 
 
@@ -134,6 +137,7 @@ def truncate(
         typer.Option(min=0, help="Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
+    data: Moved = None,
     out: Annotated[Path | None, figure("truncate")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -144,7 +148,7 @@ def truncate(
     """
     from nicest.tasks.latent import truncate as run_truncation
 
-    emit(run_truncation(opened(run, device), n=n, kept=keep, split=split, out=out), as_json, show_truncation)
+    emit(run_truncation(opened(run, device, data), n=n, kept=keep, split=split, out=out), as_json, show_truncation)
 
 
 @app.command()

@@ -131,8 +131,9 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise NicestError(f"{self.path} is being written by another process; wait, or choose --out") from error
-            for left_over in self.path.glob(".*.[0-9]*.tmp"):
-                left_over.unlink(missing_ok=True)  # of a process that was killed while it wrote
+            for pattern in (".*.[0-9]*.tmp", ".tmp??????"):  # ours, and those of safetensors
+                for left_over in self.path.glob(pattern):
+                    left_over.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
 
     def refuse_existing(self) -> None:

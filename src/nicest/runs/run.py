@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +24,14 @@ DRAWS = 8  # of the dequantisation noise, that a log-likelihood is the mean over
 
 
 class Run:
-    """A trained model and what it was trained on. The model is read once, the data when asked for, and hashed once.
+    """A trained model and what it was trained on, from a run folder or a model file alone; nothing in it is executed.
 
-    run = nicest.open("runs/mnist")
-    run.flow.log_prob(x), run.engine.sample(100_000), run.splits.test, run.nats(x)
+        run = nicest.open("runs/mnist")
+        run.flow.log_prob(x), run.engine.sample(100_000), run.splits.test, run.nats(x)
+
+    The model is read once, the data when asked for, and hashed once. With `verify` the model must be the file that
+    training wrote, by its SHA-256 in environment.json. A run of a flow that you built yourself needs that `flow`, built
+    again, to put the stored weights into. `data` says where the data is now, if it was moved: it must be the same.
     """
 
     def __init__(
@@ -37,12 +42,15 @@ class Run:
         dtype: torch.dtype = torch.float32,
         verify: bool = False,
         flow: Flow | None = None,
+        data: str | None = None,
     ) -> None:
         self.folder = RunFolder(path)
         if verify:
             self.folder.verify()
         self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
         self.tensors, self.recipe, self.figures = self.folder.read_model()
+        if data is not None:
+            self.recipe = replace(self.recipe, data=replace(self.recipe.data, name=data))
         self.own = flow
         self.flow = self.flow_in(dtype)
 

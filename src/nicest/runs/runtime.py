@@ -55,7 +55,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """What a run ran on."""
     packages = ("nicest", "torch", "numpy", "safetensors")
     return {
-        "command": shlex.join(["nicest", *sys.argv[1:]]),
+        "command": _command(),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": describe_device(device),
@@ -63,6 +63,13 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in packages},
     }
+
+
+def _command() -> str | None:
+    """The command line, if it is ours: that of another program may hold its secrets."""
+    program = Path(sys.argv[0])
+    ours = program.name == "nicest" or (program.name, program.parent.name) == ("__main__.py", "nicest")
+    return shlex.join(["nicest", *sys.argv[1:]]) if ours else None
 
 
 def _commit() -> str | None:

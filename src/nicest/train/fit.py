@@ -214,14 +214,16 @@ def resumed(
 
 def _same_training(stored: Recipe, changed: Recipe, sink: Sink) -> Recipe:
     def kept(recipe: Recipe) -> tuple[Any, ...]:
-        return recipe.data, recipe.model, recipe.train.batch, recipe.train.optimizer, bool(recipe.train.ema)
+        data = replace(recipe.data, name="") if recipe.data.digest else recipe.data  # it may have moved
+        return data, recipe.model, recipe.train.batch, recipe.train.optimizer, bool(recipe.train.ema)
 
     if kept(stored) != kept(changed):
         raise NicestError(
             f"{sink} holds a run with other data or settings: a resumed run keeps its data, model, batch, optimizer and"
             " whether it averages; only augment.* and the rest of train.* may change"
         )
-    return replace(changed, own_flow=stored.own_flow)
+    same = ("title", "reading", "paper_nats", "expected_nats", "own_flow")
+    return replace(changed, **{name: getattr(stored, name) for name in same})
 
 
 def _array(rows: np.ndarray | Tensor) -> np.ndarray:

@@ -29,6 +29,7 @@ from nicest.train.optim import set_rates
 from nicest.train.state import Counters, State
 from nicest.train.step import TrainingStep
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
 ELSEWHERE = "the prior or the gradient"
@@ -320,13 +321,14 @@ def sick_layer(flow: Flow, x: Tensor) -> str:
 def interruptible(*, once: bool = True) -> Iterator[threading.Event]:
     """An event that Ctrl-C or a termination signal sets; the second one acts as usual, unless all are to be caught.
 
-    torchrun may pass on a signal that was heard already, and has means of its own to end what does not stop.
+    SIGHUP comes when a terminal is closed, SIGUSR1 from Slurm before a job's time is up. torchrun may pass on a signal
+    that was heard already, and has means of its own to end what does not stop.
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.getsignal(each) for each in SIGNALS}
     heard = [each for each in before if before[each] != signal.SIG_IGN]  # nohup and background jobs ignore Ctrl-C
 
     def handle(number: int, frame: Any) -> None:
