@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+import nicest
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.inference.engine import Engine
