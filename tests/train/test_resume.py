@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 import time
@@ -22,11 +23,12 @@ from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
-from nicest.runs.folder import LAST, RunFolder, read_tensors, write_tensors
+from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors, write_tensors
 from nicest.runs.sinks import Saved
 from nicest.train import loop
+from nicest.train.fit import train
 from nicest.train.loop import State, interruptible
-from small_runs import counters, digests, interrupt_at, metrics, resume, run, same_run, start, wait_for
+from small_runs import counters, digests, interrupt_at, metrics, people, resume, run, same_run, start, wait_for
 
 Refusal = Callable[..., str]
 
@@ -453,6 +455,36 @@ class TestGoingOn:
         assert len(opened.splits.test) == 30
         with pytest.raises(NicestError, match=r"other\.npy has changed since"):
             nicest.open(tmp_path / "straight", data=str(tmp_path / "other.npy")).splits  # noqa: B018
+
+    @pytest.mark.parametrize("epochs", [3, 5])
+    @pytest.mark.parametrize("how", ["gone", "damaged", "of another run"])
+    def test_a_best_model_that_is_lost_is_said_and_made_anew(self, tmp_path: Path, how: str, epochs: int):
+        run(tmp_path / "run")
+        model = tmp_path / "run" / MODEL
+        if how == "of another run":
+            run(tmp_path / "other", "train.epochs=1", "train.seed=5")
+            shutil.copy(tmp_path / "other" / MODEL, model)
+        else:
+            model.unlink() if how == "gone" else model.write_bytes(model.read_bytes()[:100])
+        with pytest.warns(UserWarning, match="the best model, of epoch 3, is gone, damaged or not of this run"):
+            resume(tmp_path / "run", f"train.epochs={epochs}")
+        assert nicest.open(tmp_path / "run").figures["epoch"] >= 3
+        assert [row["epoch"] for row in metrics(tmp_path / "run")] == list(range(1, epochs + 1))
+
+    def test_metrics_that_are_lost_are_said(self, tmp_path: Path):
+        run(tmp_path)
+        (tmp_path / "metrics.jsonl").unlink()
+        with pytest.warns(UserWarning, match="metrics of earlier epochs are gone"):
+            resume(tmp_path, "train.epochs=4")
+        assert [row["epoch"] for row in metrics(tmp_path)] == [4]
+
+    def test_columns_that_are_damaged_are_written_anew(self, tmp_path: Path):
+        table = people(tmp_path / "people.csv")
+        train(load_recipe("table"), tmp_path / "run", overrides=(f"data.name={table}", "train.epochs=2"), device="cpu")
+        kept = (tmp_path / "run" / "columns.json").read_text()
+        (tmp_path / "run" / "columns.json").write_text(kept[:50])
+        train(load_recipe("table"), tmp_path / "run", resume=True, overrides=("train.epochs=3",), device="cpu")
+        assert (tmp_path / "run" / "columns.json").read_text() == kept
 
     def test_nothing_cannot_be_resumed(self, refusal: Refusal, tmp_path: Path):
         assert f"nothing to resume: {tmp_path / 'none'} holds no last" in refusal(resume, tmp_path / "none")

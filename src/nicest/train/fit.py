@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +106,7 @@ def fit_flow(
         elif initialise:
             initialised(flow, splits, device, world, everything=everything)
         state = State(recipe, flow, device, world)
-        go_on(state, saved, sink) if saved else begin(state, splits, sink)
+        go_on(state, saved, splits, sink) if saved else begin(state, splits, sink)
         ended = run_loop(state, splits, sink, [ProgressBar()] if callbacks is None else callbacks)
         if not ended["finished"]:
             raise KeyboardInterrupt  # everything is saved; the caller wants to know
@@ -178,21 +180,48 @@ def initialised(flow: Flow, splits: Splits, device: torch.device, world: World, 
 
 def begin(state: State, splits: Splits, sink: Sink) -> None:
     """Describe a new training, and keep its state before the first step."""
-    files = {
-        "recipe.toml": state.recipe.to_toml(),
-        ENVIRONMENT: to_json(environment(state.device) | {"processes": state.world.size}),
-    }
-    if splits.columns:
-        files[COLUMNS] = to_json(columns_to_json(splits.columns))
-    sink.begin(files)
+    made = {ENVIRONMENT: to_json(environment(state.device) | {"processes": state.world.size})}
+    sink.begin(described(state.recipe, splits) | made)
     state.save(sink)
 
 
-def go_on(state: State, saved: Saved, sink: Sink) -> None:
+def described(recipe: Recipe, splits: Splits) -> dict[str, str]:
+    """The files that describe a run, by name."""
+    files = {"recipe.toml": recipe.to_toml()}
+    return files | ({COLUMNS: to_json(columns_to_json(splits.columns))} if splits.columns else {})
+
+
+def go_on(state: State, saved: Saved, splits: Splits, sink: Sink) -> None:
     """Take up a training where it was saved."""
     state.restore(saved.tensors, saved.figures, random=True)
-    sink.drop_metrics_after(state.counters.step - state.counters.unscored)
-    sink.begin({"recipe.toml": state.recipe.to_toml()})
+    counters, world = state.counters, state.world
+    if world.broadcast(world.rank == 0 and counters.best_epoch > 0 and not _has_best(sink, state)):
+        if world.rank == 0:
+            warnings.warn(
+                f"{sink}: the best model, of epoch {counters.best_epoch}, is gone, damaged or not of this run;"
+                " the next validation writes a new one",
+                stacklevel=2,
+            )
+        counters.best_nats, counters.best_epoch = -math.inf, 0
+        counters.unscored = counters.unscored or counters.step % max(1, len(state.losses)) == 0
+    if world.rank == 0:
+        if counters.best_epoch > 0 and all(row.get("epoch") != counters.best_epoch for row in sink.metrics()):
+            warnings.warn(f"{sink}: the metrics of earlier epochs are gone or not of this run", stacklevel=2)
+        sink.drop_metrics_after(counters.step - counters.unscored)
+        sink.begin(described(state.recipe, splits))
+
+
+def _has_best(sink: Sink, state: State) -> bool:
+    """Whether the sink holds the best model of this run, or a better one that was saved just before a crash."""
+
+    def of(recipe: Recipe) -> tuple[Any, ...]:
+        return replace(recipe.data, name=""), recipe.model, recipe.train.seed
+
+    try:
+        found = sink.read_model()
+    except NicestError:
+        return False
+    return of(found.recipe) == of(state.recipe) and found.figures.get("epoch", 0) >= state.counters.best_epoch
 
 
 def resumed(
@@ -208,7 +237,7 @@ def resumed(
     splits = load_splits(recipe)
     world.require_shares(min(recipe.train.batch, splits.n_training))
     state = State(recipe, restore_flow(recipe, under("flow.", saved.tensors), str(folder.path / LAST)), device, world)
-    go_on(state, saved, sink)
+    go_on(state, saved, splits, sink)
     return state, splits
 
 
