@@ -215,7 +215,7 @@ def _has_best(sink: Sink, state: State) -> bool:
     """Whether the sink holds the best model of this run, or a better one that was saved just before a crash."""
 
     def of(recipe: Recipe) -> tuple[Any, ...]:
-        return replace(recipe.data, name=""), recipe.model, recipe.train.seed
+        return recipe.data.shape, recipe.data.seed, recipe.model, recipe.train.seed
 
     try:
         found = sink.read_model()
