@@ -56,10 +56,10 @@ def test_a_run_keeps_the_digests_of_its_model_and_its_state(trained: Path):
     nicest.load(trained / MODEL, verify=True)
 
 
-def test_one_bit_is_told_and_only_when_asked(refusal: Refusal, copy: Path):
+def test_one_bit_is_told_unless_it_is_not_to_be_checked(refusal: Refusal, copy: Path):
     flip(copy / MODEL)
-    nicest.load(copy)
-    message = refusal(nicest.load, copy, verify=True)
+    nicest.load(copy, verify=False)
+    assert refusal(nicest.load, copy) == (message := refusal(nicest.load, copy, verify=True))
     assert f"{copy / MODEL} has changed since it was written: expected SHA-256 {kept(copy)[MODEL][0]}, got " in message
     assert message.endswith(": take a copy of it, or train again")
 
@@ -79,7 +79,7 @@ def test_a_run_without_digests_loads_but_cannot_be_verified(refusal: Refusal, co
     message = refusal(nicest.load, copy, verify=True)
     assert f"{copy / ENVIRONMENT} keeps no SHA-256 of {MODEL}" in message
     assert resume(copy, "train.epochs=3")["finished"]
-    RunFolder(copy).verify(LAST)  # from its next save on it has one
+    RunFolder(copy, verify=True).read_state()  # from its next save on it has one
 
 
 def test_an_older_run_that_is_killed_while_it_saves_can_be_verified(copy: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
 import time
@@ -57,7 +55,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Refuse a model that is not the file training wrote, by its SHA-256.")
+    bool | None,
+    typer.Option(
+        "--verify/--no-verify",
+        help="Refuse files that are not those training wrote, by their SHA-256; --verify also where none is kept.",
+        show_default="where one is kept",
+    ),
 ]
 Moved = Annotated[
     str | None, typer.Option("--data", help="Where the data of the run is now, if it was moved.", show_default=False)
@@ -99,30 +102,11 @@ def figure(look: str) -> Any:
     return typer.Option(help="A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
 
 
-def verifiable(command: Callable[..., None]) -> Callable[..., None]:
-    """A command of a run, which takes --verify too."""
-
-    @functools.wraps(command)
-    def verified(*, verify: bool, **given: Any) -> None:
-        if verify:
-            from nicest.runs.folder import RunFolder
-
-            RunFolder(given["run"]).verify()
-        command(**given)
-
-    signature = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter("verify", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verify)
-    verified.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), option]
-    )
-    return verified
-
-
-def opened(run: Path, device: str, data: str | None = None) -> Any:
+def opened(run: Path, device: str, verify: bool | None = None, data: str | None = None) -> Any:
     """The run in a folder, on a device; its data may have moved."""
     from nicest.runs.run import Run
 
-    return Run(run, device=device, data=data if data is None else located(data))
+    return Run(run, device=device, verify=verify, data=data if data is None else located(data))
 
 
 def located(data: str) -> str:

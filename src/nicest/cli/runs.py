@@ -26,7 +26,6 @@ from nicest.cli.base import (
     interrupted,
     located,
     opened,
-    verifiable,
 )
 from nicest.cli.show import (
     show_certificate,
@@ -94,7 +93,7 @@ def train(
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
-    verify: Verify = False,
+    verify: Verify = None,
 ) -> None:
     """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
 
@@ -111,16 +110,15 @@ def train(
     folder = out or Path("runs") / loaded.name
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
-    from nicest.runs.folder import LAST, MODEL, RunFolder  # after the recipe: it takes two seconds
+    from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
     from nicest.train.callbacks import ProgressBar, TensorBoard
     from nicest.train.fit import train as run_training
 
-    if verify:
-        RunFolder(folder).verify(LAST, MODEL)
     callbacks: list[Any] = [ProgressBar()]
     if tensorboard:
         callbacks.append(TensorBoard(folder / "tensorboard"))
-    result = run_training(loaded, folder, overrides=tuple(overrides), resume=resume, device=device, callbacks=callbacks)
+    asked = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
+    result = run_training(loaded, folder, overrides=tuple(overrides), **asked)  # type: ignore[arg-type]
     if not result["finished"]:
         interrupted(result, as_json)
     if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
@@ -132,7 +130,6 @@ def train(
 
 
 @app.command()
-@verifiable
 def evaluate(
     run: Run,
     split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
@@ -141,6 +138,7 @@ def evaluate(
     data: Moved = None,
     seed: Seed = 0,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """The log-likelihood of a trained model, term by term, beside linear baselines.
@@ -149,12 +147,13 @@ def evaluate(
     """
     from nicest.tasks.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(opened(run, device, data), split=split, draws=draws, seed=seed, with_baselines=baselines)
+    result = run_evaluation(
+        opened(run, device, verify, data), split=split, draws=draws, seed=seed, with_baselines=baselines
+    )
     emit(result, as_json, show_evaluation)
 
 
 @app.command()
-@verifiable
 def sample(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
@@ -168,6 +167,7 @@ def sample(
         ),
     ] = None,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """Draw samples from a trained model.
@@ -176,12 +176,11 @@ def sample(
     """
     from nicest.tasks.sample import sample as run_sampling
 
-    result = run_sampling(opened(run, device), n, temperature=temperature, seed=seed, out=out)
+    result = run_sampling(opened(run, device, verify), n, temperature=temperature, seed=seed, out=out)
     emit(result, as_json, lambda result: print(f"{result['n']} samples in {result['out']}"))
 
 
 @app.command()
-@verifiable
 def score(
     run: Run,
     files: Annotated[
@@ -191,6 +190,7 @@ def score(
     draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
     seed: Seed = 0,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """The log-density of every row or image of files, and how it lies among those of training.
@@ -200,12 +200,11 @@ def score(
     from nicest.tasks.score import own_device
     from nicest.tasks.score import score as run_scoring
 
-    result = run_scoring(opened(run, own_device(device)), files, out=out, draws=draws, seed=seed)
+    result = run_scoring(opened(run, own_device(device), verify), files, out=out, draws=draws, seed=seed)
     emit(result, as_json, show_scores)
 
 
 @app.command()
-@verifiable
 def impute(
     run: Run,
     table: Annotated[Path, typer.Argument(help="A table with missing cells.", show_default=False)],
@@ -216,6 +215,7 @@ def impute(
     interval: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability between low and high.")] = 0.9,
     seed: Seed = 0,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
@@ -225,7 +225,7 @@ def impute(
     from nicest.tasks.impute_table import impute_table
 
     result = impute_table(
-        opened(run, device),
+        opened(run, device, verify),
         table,
         out=out,
         cells=cells,
@@ -238,13 +238,13 @@ def impute(
 
 
 @app.command()
-@verifiable
 def certify(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
     jacobians: Annotated[int, typer.Option(min=1, help="Examples whose whole Jacobian is computed.")] = 4,
     seed: Seed = 0,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """Measure that a model inverts and counts its volume right, at every precision it is used in.
@@ -253,12 +253,11 @@ def certify(
     """
     from nicest.tasks.certify import certify as run_certification
 
-    result = run_certification(opened(run, device), n=n, jacobians=jacobians, seed=seed)
+    result = run_certification(opened(run, device, verify), n=n, jacobians=jacobians, seed=seed)
     emit(result, as_json, show_certificate)
 
 
 @app.command()
-@verifiable
 def inpaint(
     run: Run,
     mask: Annotated[
@@ -293,6 +292,7 @@ def inpaint(
         ),
     ] = None,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """Hide a part of images and find it again, by climbing the log-likelihood in what is hidden.
@@ -302,7 +302,7 @@ def inpaint(
     from nicest.tasks.inpaint import inpaint as run_inpainting
 
     result = run_inpainting(
-        opened(run, device, data),
+        opened(run, device, verify, data),
         mask=mask or "paper",
         n=n,
         chains=chains,

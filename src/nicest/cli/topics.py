@@ -21,6 +21,7 @@ from nicest.cli.base import (
     Split,
     Splittings,
     Tables,
+    Verify,
     Way,
     app,
     compare_app,
@@ -31,7 +32,6 @@ from nicest.cli.base import (
     leave_unfinished,
     opened,
     reproduce_app,
-    verifiable,
 )
 from nicest.cli.show import (
     show_bench,
@@ -47,13 +47,13 @@ from nicest.errors import NicestError
 
 
 @latent_app.command()
-@verifiable
 def spectrum(
     run: Run,
     pca: Annotated[bool, typer.Option(help="The spectrum of a PCA of the training data beside it.")] = True,
     data: Moved = None,
     out: Annotated[Path | None, figure("spectrum")] = None,
     device: Device = "cpu",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """The sorted sigma_d of the scaling layer: how much each component may vary.
@@ -62,12 +62,11 @@ def spectrum(
     """
     from nicest.tasks.latent import spectrum as run_spectrum
 
-    result = run_spectrum(opened(run, device, data), pca=pca, out=out)
+    result = run_spectrum(opened(run, device, verify, data), pca=pca, out=out)
     emit(result, as_json, lambda result: print(f"spectrum in {result['out']}"))
 
 
 @latent_app.command()
-@verifiable
 def sphere(
     run: Run,
     basis: Annotated[
@@ -80,6 +79,7 @@ def sphere(
     seed: Seed = 0,
     out: Annotated[Path | None, figure("sphere")] = None,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """A sphere of three dimensions in latent space, decoded: neighbours on it are neighbours in the picture.
@@ -88,12 +88,11 @@ def sphere(
     """
     from nicest.tasks.latent import sphere as run_sphere
 
-    result = run_sphere(opened(run, device), basis=basis, radius=radius, grid=grid, seed=seed, out=out)
+    result = run_sphere(opened(run, device, verify), basis=basis, radius=radius, grid=grid, seed=seed, out=out)
     emit(result, as_json, lambda result: print(f"sphere of radius {result['radius']:.2f} in {result['out']}"))
 
 
 @latent_app.command()
-@verifiable
 def interpolate(
     run: Run,
     start: Annotated[
@@ -112,6 +111,7 @@ def interpolate(
     data: Moved = None,
     out: Annotated[Path | None, figure("interpolate")] = None,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """From one image to another through latent space, and beside it through pixels.
@@ -123,12 +123,13 @@ def interpolate(
     if len(start or []) != len(end or []):
         raise NicestError(f"expected as many --to as --from, got {len(end or [])} and {len(start or [])}")
     pairs = list(zip(start or [], end or [], strict=True)) or None
-    result = run_interpolation(opened(run, device, data), pairs=pairs, steps=steps, way=way, split=split, out=out)
+    result = run_interpolation(
+        opened(run, device, verify, data), pairs=pairs, steps=steps, way=way, split=split, out=out
+    )
     emit(result, as_json, lambda result: print(f"{len(result['pairs'])} ways in {result['out']}"))
 
 
 @latent_app.command()
-@verifiable
 def truncate(
     run: Run,
     n: Annotated[int, typer.Option("-n", min=1, help="Images in the picture.")] = 8,
@@ -140,6 +141,7 @@ def truncate(
     data: Moved = None,
     out: Annotated[Path | None, figure("truncate")] = None,
     device: Device = "auto",
+    verify: Verify = None,
     as_json: Json = False,
 ) -> None:
     """What is left of images when only the components of largest sigma_d are kept, beside a PCA's.
@@ -148,7 +150,11 @@ def truncate(
     """
     from nicest.tasks.latent import truncate as run_truncation
 
-    emit(run_truncation(opened(run, device, data), n=n, kept=keep, split=split, out=out), as_json, show_truncation)
+    emit(
+        run_truncation(opened(run, device, verify, data), n=n, kept=keep, split=split, out=out),
+        as_json,
+        show_truncation,
+    )
 
 
 @app.command()

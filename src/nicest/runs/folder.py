@@ -108,10 +108,14 @@ def check_format(path: Path, found: str) -> int:
 
 
 class RunFolder:
-    """One training run on disk."""
+    """One training run on disk.
 
-    def __init__(self, path: str | Path) -> None:
-        self.asked = Path(path)
+    What is read must be what was written, by the SHA-256 that is kept of it; with `verify` one must be kept, and
+    without it, False, nothing is checked.
+    """
+
+    def __init__(self, path: str | Path, *, verify: bool | None = None) -> None:
+        self.asked, self.checks = Path(path), verify
         self.model = self.asked if self.asked.suffix == ".safetensors" else self.asked / MODEL  # it stands alone, too
         self.path = self.model.parent
 
@@ -146,7 +150,7 @@ class RunFolder:
             write_text(self.path / name, text)
 
     def read_state(self) -> Saved | None:
-        return read_tensors(self.path / LAST) if (self.path / LAST).exists() else None
+        return self._read(self.path / LAST) if (self.path / LAST).exists() else None
 
     def save_state(self, saved: Saved) -> None:
         if (self.path / METRICS).exists():  # on the disk before a state that counts on it: a power cut keeps no order
@@ -162,13 +166,13 @@ class RunFolder:
     def read_model(self) -> Saved:
         if not self.model.is_file():
             raise NicestError(self._absent())
-        return read_tensors(self.model)
+        return self._read(self.model)
 
-    def verify(self, *names: str) -> None:
-        """Refuse files, the model where none is named, that are not those training wrote."""
-        for path in [self.path / name for name in names] or [self.model]:
-            if path.is_file():
-                verify(path)
+    def _read(self, path: Path) -> Saved:
+        saved = read_tensors(path)
+        if self.checks is not False:
+            verify(path, strict=bool(self.checks))
+        return saved
 
     def columns(self) -> tuple[Column, ...]:
         """The columns of the table that the model is of; none where it is of something else."""

@@ -29,9 +29,9 @@ class Run:
         run = nicest.open("runs/mnist")
         run.flow.log_prob(x), run.engine.sample(100_000), run.splits.test, run.nats(x)
 
-    The model is read once, the data when asked for, and hashed once. With `verify` the model must be the file that
-    training wrote, by its SHA-256 in environment.json. A run of a flow that you built yourself needs that `flow`, built
-    again, to put the stored weights into. `data` says where the data is now, if it was moved: it must be the same.
+    The model is read once, the data when asked for, and hashed once. The model must be the file that training wrote,
+    by its SHA-256 in environment.json: see `RunFolder` for `verify`. A run of a flow that you built yourself needs that
+    `flow`, built again, to put the stored weights into. `data` says where the data is now, if it was moved.
     """
 
     def __init__(
@@ -40,13 +40,11 @@ class Run:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        verify: bool = False,
+        verify: bool | None = None,
         flow: Flow | None = None,
         data: str | None = None,
     ) -> None:
-        self.folder = RunFolder(path)
-        if verify:
-            self.folder.verify()
+        self.folder = RunFolder(path, verify=verify)
         self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
         self.tensors, self.recipe, self.figures = self.folder.read_model()
         if data is not None:

@@ -125,13 +125,14 @@ def train(
     resume: bool = False,
     device: str = "auto",
     callbacks: Sequence[Callback] | None = None,
+    verify: bool | None = None,
 ) -> dict[str, Any]:
     """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended.
 
     Under torchrun all its processes train together, and the first alone writes.
     """
     with joined(device) as (world, place):
-        folder = RunFolder(out)
+        folder = RunFolder(out, verify=verify)
         sink: Sink = folder if world.rank == 0 else Memory()
         shown = [ProgressBar()] if callbacks is None else callbacks
         there = world.broadcast((folder.path / LAST).exists())
