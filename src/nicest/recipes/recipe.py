@@ -5,39 +5,40 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import resources
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from nicest.errors import NicestError
 from nicest.messages import nearest, shown
+from nicest.recipes.blocks import (
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Block,
+    CouplingBlock,
+    Kind,
+    LawSettings,
+    LogitBlock,
+    MLPNetwork,
+    Rule,
+    ScalingBlock,
+    Settings,
+    SinhArcsinhBlock,
+    TriangularBlock,
+    ZCABlock,
+    at_least,
+    coerce,
+    setting,
+    within,
+)
 
 TABLES = ("data", "model", "augment", "train")
 LONGEST = 1 << 13  # characters of a recipe: the time that tomllib takes grows with the square of a dotted key
 
 
-class Rule(NamedTuple):
-    """What the value of a setting must be, in words and as a predicate."""
-
-    expected: str
-    holds: Callable[[Any], bool]
-
-
-def at_least(least: float) -> Rule:
-    return Rule(f"at least {least}", lambda value: value >= least)
-
-
-def within(low: float, high: float) -> Rule:
-    return Rule(f"from {low} to {high}", lambda value: low <= value <= high)
-
-
-ANYTHING = Rule("anything", lambda value: True)
-POSITIVE = Rule("positive", lambda value: value > 0)
-NOT_NEGATIVE = Rule("not negative", lambda value: value >= 0)
-BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 BETAS = Rule(
     "two numbers, in [0, 1) and [0.5, 1); the paper's beta2 = 0.01 weighs the new gradient: today's 0.99",
     lambda betas: len(betas) == 2 and 0 <= betas[0] < 1 and 0.5 <= betas[1] < 1,
@@ -45,29 +46,6 @@ BETAS = Rule(
 SIZE = Rule(
     "a height and a width", lambda size: not size or (len(size) == 2 and 1 <= min(size) <= max(size) <= 1 << 14)
 )
-
-
-def setting(default: Any, help: str, rule: Rule = ANYTHING) -> Any:
-    """A field of a recipe: its default, what it means, and what it must be beyond its type."""
-    return field(default=default, metadata={"help": help, "rule": rule})
-
-
-class Settings:
-    """A table of settings. Each has its rule beside it; `rules` are those that hold between several."""
-
-    def rules(self) -> Iterator[tuple[str, str, bool]]:
-        """Names of settings, what they must be, and whether they are."""
-        yield from ()
-
-    def broken(self) -> Iterator[tuple[str, Any, str]]:
-        """Settings that break a rule: their names, their values, and what they must be."""
-        for each in fields(self):  # type: ignore[arg-type]
-            value, rule = getattr(self, each.name), each.metadata.get("rule", ANYTHING)
-            if isinstance(value, Settings):
-                yield from ((f"{each.name}.{name}", *rest) for name, *rest in value.broken())
-            elif not rule.holds(value):
-                yield each.name, value, rule.expected
-        yield from ((name, attrgetter(name)(self), expected) for name, expected, holds in self.rules() if not holds)
 
 
 @dataclass(frozen=True)
@@ -116,7 +94,7 @@ class DataSettings(Settings):
 
 @dataclass(frozen=True)
 class ModelSettings(Settings):
-    """[model]: the flow."""
+    """[model]: the flow. `blocks` lists its layers; without them, the other settings describe the paper's stack."""
 
     preprocess: Literal["none", "zca", "triangular", "logit"] = setting(
         "none", "exact ZCA, approximate whitening (App. B, closed form), or logit, as a layer of the flow"
@@ -143,11 +121,57 @@ class ModelSettings(Settings):
     )
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn location and scale of the prior in every dimension")
+    blocks: tuple[Block, ...] = setting(
+        (), "the layers, listed as [[model.blocks]] in place of all settings above but the prior"
+    )
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """The blocks of the model: those listed, or those that the other settings are short for."""
+        if self.blocks:
+            return self.blocks
+        starts = "zero-last" if self.initialisation == "whitened" else self.initialisation
+        law = LawSettings(self.law, () if self.law == "additive" else (("bound", self.bound),))
+        repeat = self.couplings if len(self.hidden_layers) == 1 else 1
+        couplings = (
+            CouplingBlock(repeat, self.partition, law, MLPNetwork(depth, self.width, self.dropout, starts))
+            for depth in self.hidden_layers
+        )
+        return (
+            *([LogitBlock()] if self.preprocess == "logit" else []),
+            *([SinhArcsinhBlock()] if self.marginals == "sinh-arcsinh" else []),
+            *([ZCABlock(self.shrinkage)] if self.preprocess == "zca" else []),
+            *([TriangularBlock(self.shrinkage)] if self.preprocess == "triangular" else []),
+            *(couplings if self.couplings else []),
+            ScalingBlock("prior" if self.initialisation == "whitened" else "identity"),
+        )
+
+    @property
+    def n_layers(self) -> int:
+        """The number of linear layers in all coupling functions."""
+        return sum(block.n_layers for block in self.layers)
+
+    def changed(self, changes: Mapping[str, Any]) -> ModelSettings:
+        """With some settings changed; a list of blocks takes the place of the settings that are short for one."""
+        if not changes.get("blocks"):
+            return replace(self, **changes)
+        return ModelSettings(**{"prior": self.prior, "learned_prior": self.learned_prior, **changes})
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         depths = self.hidden_layers
         expected = f"one number, or one for each of the {self.couplings} couplings, none negative"
         yield "hidden_layers", expected, len(depths) in (1, self.couplings) and min(depths, default=-1) >= 0
+        for name in SHORT if self.blocks else ():
+            default = getattr(ModelSettings, name)
+            yield name, "left out where model.blocks lists the layers", getattr(self, name) == default
+        yield (
+            "blocks",
+            "free of logit after the first block",
+            not any(isinstance(b, LogitBlock) for b in self.blocks[1:]),
+        )
+
+
+SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in ("prior", "learned_prior", "blocks"))
 
 
 @dataclass(frozen=True)
@@ -246,8 +270,9 @@ class Recipe(Settings):
             raise NicestError(f"expected a recipe of at most {LONGEST} characters, got {len(text)}: shorten its words")
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
-        expected = "not logit unless data.interval is [0, 1]"
-        yield "model.preprocess", expected, self.model.preprocess != "logit" or self.data.interval == (0.0, 1.0)
+        allowed = self.data.interval == (0.0, 1.0) or not isinstance(self.model.layers[0], LogitBlock)
+        name, what = ("blocks", "free of logit") if self.model.blocks else ("preprocess", "not logit")
+        yield f"model.{name}", f"{what} unless data.interval is [0, 1]", allowed
 
     def changed(self, table: Mapping[str, Any], source: str) -> Recipe:
         """The recipe with the settings of a table of tables, such as {"train": {"epochs": 50}}, checked."""
@@ -331,35 +356,8 @@ def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") 
                 raise NicestError(f"{source}: {prefix + key!r} is a table of settings, got {shown(value)}")
             changes[key] = _merge(current, value, source, f"{prefix}{key}.")
         else:
-            changes[key] = _coerce(value, hints[key], f"{source}: {prefix + key}")
-    return replace(settings, **changes)
-
-
-def _coerce(value: Any, kind: Any, where: str) -> Any:
-    """`value` as `kind`, or an error that says what was expected."""
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value in choices:
-            return value
-        near = nearest(value, choices) if isinstance(value, str) else ""
-        raise NicestError(f"{where} is one of {', '.join(choices)}; got {shown(value)}{near}")
-    if get_origin(kind) is tuple:
-        of = get_args(kind)[0]
-        if isinstance(value, str) and of is not str:
-            raise NicestError(f"{where} is of type {of.__name__}; got {shown(value)}; several are written as [1,2]")
-        return tuple(_coerce(each, of, where) for each in (value if isinstance(value, list) else [value]))
-    kinds = [each for each in (get_args(kind) or (kind,)) if each is not type(None)]
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise NicestError(f"{where} must be a number below 2^63; got {shown(value)}")
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
-        raise NicestError(f"{where} must be of characters that UTF-8 can write; got {shown(value)}")
-    if kinds == [float] and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise NicestError(f"{where} must be a finite number; got {value}")
-    if type(value) in kinds:
-        return value
-    raise NicestError(f"{where} is of type {kinds[0].__name__}; got {shown(value)}")
+            changes[key] = coerce(value, hints[key], f"{source}: {prefix + key}")
+    return settings.changed(changes) if isinstance(settings, ModelSettings) else replace(settings, **changes)
 
 
 def _nearest_key(key: str) -> str:
@@ -372,12 +370,17 @@ def _nearest_key(key: str) -> str:
 
 
 def _lines(settings: Any) -> list[str]:
+    """A table as TOML; blocks follow the rest of theirs, and the settings that they replace are left out."""
+    blocks = getattr(settings, "blocks", ())
     values = ((each, getattr(settings, each.name)) for each in fields(settings))
-    return [
+    lines = [
         f"{each.name} = {_toml(value)}  # {each.metadata['help']}"
         for each, value in values
-        if "help" in each.metadata and value is not None
+        if "help" in each.metadata and value is not None and not (blocks and each.name in (*SHORT, "blocks"))
     ]
+    for block in blocks:
+        lines += ["", "[[model.blocks]]", *(f"{key} = {_toml(value)}" for key, value in block.table().items())]
+    return lines
 
 
 def _toml(value: Any) -> str:
@@ -387,4 +390,6 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else JSON's strings are TOML's
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, Kind | LawSettings):
+        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.table().items()) + " }"
     return repr(value)
