@@ -321,7 +321,7 @@ class TestRefused:
                 "network.hidden_layers must be not negative",
             ),
             ('[{kind="coupling", network={kind="mlp", dropout=1}}]', "network.dropout must be in [0, 1); got 1.0"),
-            ('[{kind="zca"}, {kind="logit"}]', "model.blocks must be without logit but as the first"),
+            ('[{kind="zca"}, {kind="logit"}]', "model.blocks must be free of logit after the first block"),
         ],
     )
     def test_kinds_keys_types_and_values(self, refusal: Refusal, value: str, words: str):
@@ -378,7 +378,7 @@ class TestRefused:
 
     def test_logit_of_another_interval(self, refusal: Refusal):
         message = refusal(load_recipe("cifar10").override, 'model.blocks=[{kind="logit"}]')
-        assert "model.blocks must be not logit unless data.interval is [0, 1]" in message
+        assert "model.blocks must be free of logit unless data.interval is [0, 1]" in message
 
     @pytest.mark.parametrize(
         ("block", "shape", "words"),
