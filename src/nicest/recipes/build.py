@@ -1,12 +1,14 @@
-"""From a recipe to a flow: units, [whitening, couplings ..., DiagonalScaling], and a prior."""
+"""From a recipe to a flow: units, the layers of its blocks, and a prior."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from nicest.errors import NicestError
 from nicest.flows import (
@@ -19,9 +21,11 @@ from nicest.flows import (
     DiagonalScaling,
     Flow,
     Gaussian,
+    Law,
     Logistic,
     Logit,
     Partition,
+    Prior,
     SinhArcsinh,
     TriangularAffine,
     Units,
@@ -29,7 +33,18 @@ from nicest.flows import (
     halves,
     odd_even,
 )
-from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
+from nicest.recipes.blocks import (
+    CouplingBlock,
+    LawSettings,
+    LogitBlock,
+    MLPNetwork,
+    ScalingBlock,
+    SinhArcsinhBlock,
+    TriangularBlock,
+    ZCABlock,
+    of_kind,
+)
+from nicest.recipes.recipe import DataSettings, Recipe
 
 WIDEST = 6000  # columns that are whitened
 
@@ -39,22 +54,15 @@ def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
 
     `steps` are of the columns of a table, where some hold whole steps (data.discrete).
     """
-    dim, settings = recipe.data.dim, recipe.model
     if recipe.own_flow:
         raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
-    if settings.preprocess == "logit" and not recipe.data.levels:
-        raise NicestError("preprocess = logit is for pixels in [0, 1]; this data is continuous")
-    if settings.preprocess == "zca" and dim > WIDEST:
-        raise NicestError(f"whitening {dim} columns takes hours, beyond {WIDEST}: set model.preprocess=none")
-    if settings.couplings and dim < 2:
-        raise NicestError("a coupling needs two parts, and this data has one column: set model.couplings=0")
-    layers = _preprocessing(settings, dim)
-    for k, partition in enumerate(_partitions(settings, recipe.data.shape)):
-        layers[f"coupling{k + 1}"] = _coupling(settings, partition, k)
-    layers["scaling"] = scaling = DiagonalScaling(dim)
-    prior = {"logistic": Logistic, "gaussian": Gaussian}[settings.prior](dim, learned=settings.learned_prior)
-    if settings.initialisation == "whitened":
-        torch.nn.init.constant_(scaling.s, math.log(prior.standard_deviation))
+    model = recipe.model
+    prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](recipe.data.dim, learned=model.learned_prior)
+    layers: dict[str, Bijection] = {}
+    count: Counter[str] = Counter()
+    for name, layer in _layers(recipe, prior):
+        count[name] += 1
+        layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
     return Flow(units_of(recipe.data, steps), Chain(layers), prior)
 
 
@@ -69,33 +77,58 @@ def units_of(data: DataSettings, steps: Sequence[float] = ()) -> Units:
     return Units.columns(steps or (float(data.discrete > 0),) * data.dim)
 
 
-def _preprocessing(settings: ModelSettings, dim: int) -> dict[str, Bijection]:
-    layers: dict[str, Bijection] = {}
-    if settings.preprocess == "logit":
-        layers["logit"] = Logit()
-    if settings.marginals == "sinh-arcsinh":
-        layers["marginals"] = SinhArcsinh(dim)
-    if settings.preprocess == "zca":
-        layers["zca"] = ZCA(dim, shrinkage=settings.shrinkage)
-    if settings.preprocess == "triangular":
-        # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
-        layers["whitening"] = TriangularAffine(dim, shrinkage=settings.shrinkage).requires_grad_(False)
-    return layers
+def _layers(recipe: Recipe, prior: Prior) -> Iterator[tuple[str, Bijection]]:
+    """The layers of all blocks, each with its name in the chain, which stored weights have too."""
+    data, dim, listed = recipe.data, recipe.data.dim, bool(recipe.model.blocks)
+    partitions: dict[str, Partition] = {}
+    for i, block in enumerate(recipe.model.layers, 1):
+        match block:
+            case LogitBlock():
+                if not data.levels:
+                    what = f"block {i}: logit" if listed else "preprocess = logit"
+                    raise NicestError(f"{what} is for pixels in [0, 1]; this data is continuous")
+                yield "logit", Logit()
+            case SinhArcsinhBlock():
+                yield "marginals", SinhArcsinh(dim)
+            case ZCABlock(shrinkage):
+                if dim > WIDEST:
+                    remedy = f"leave out block {i}" if listed else "set model.preprocess=none"
+                    raise NicestError(f"whitening {dim} columns takes hours, beyond {WIDEST}: {remedy}")
+                yield "zca", ZCA(dim, shrinkage=shrinkage)
+            case TriangularBlock(shrinkage):
+                # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
+                yield "whitening", TriangularAffine(dim, shrinkage=shrinkage).requires_grad_(False)
+            case CouplingBlock(repeat, split, law_settings, network):
+                if dim < 2:
+                    remedy = f"leave out block {i}" if listed else "set model.couplings=0"
+                    raise NicestError(f"a coupling needs two parts, and this data has one column: {remedy}")
+                law = _law(law_settings, f"model.blocks, block {i}: law")
+                for _ in range(repeat):  # the roles of the two sets alternate
+                    partition = partitions[split].swap() if split in partitions else _partition(split, data.shape)
+                    partitions[split] = partition
+                    yield "coupling", Coupling(partition, law, NETWORKS[network.kind](network, partition, law.size))
+            case ScalingBlock(initialisation):
+                scaling = DiagonalScaling(dim)
+                if initialisation == "prior":
+                    torch.nn.init.constant_(scaling.s, math.log(prior.standard_deviation))
+                yield "scaling", scaling
 
 
-def _partitions(settings: ModelSettings, shape: tuple[int, ...]) -> Iterator[Partition]:
-    """The partition of every coupling: the same two sets, their roles exchanged from one to the next."""
-    if settings.couplings:
-        yield (partition := _partition(settings, shape))
-    for _ in range(settings.couplings - 1):
-        yield (partition := partition.swap())
+def _law(settings: LawSettings, where: str) -> Law:
+    """The law of a coupling, whose settings are the fields of its class."""
+    try:
+        law: Law = of_kind(settings.table(), LAWS, f"{where}.")
+        law.forward(torch.zeros(1, 1), torch.zeros(1, law.size))
+    except ValueError as error:
+        raise NicestError(f"{where}: {error}") from error
+    return law
 
 
-def _partition(settings: ModelSettings, shape: tuple[int, ...]) -> Partition:
+def _partition(split: str, shape: tuple[int, ...]) -> Partition:
     dim = math.prod(shape)
-    if settings.partition == "halves":
+    if split == "halves":
         return halves(dim)
-    if settings.partition == "checkerboard":
+    if split == "checkerboard":
         if len(shape) not in (2, 3):
             raise NicestError(f"a checkerboard is for images, (H, W) or (C, H, W); these examples are {shape}")
         *channels, height, width = shape
@@ -103,15 +136,10 @@ def _partition(settings: ModelSettings, shape: tuple[int, ...]) -> Partition:
     return odd_even(dim)
 
 
-def _coupling(settings: ModelSettings, partition: Partition, k: int) -> Coupling:
-    kind = LAWS[settings.law]
-    law = kind(**({"bound": settings.bound} if "bound" in {each.name for each in fields(kind)} else {}))  # type: ignore[arg-type]
-    depth = settings.hidden_layers[k if len(settings.hidden_layers) > 1 else 0]
-    network = MLP(
-        len(partition.i1),
-        law.size * len(partition.i2),
-        (settings.width,) * depth,
-        dropout=settings.dropout,
-        initialisation="zero-last" if settings.initialisation == "whitened" else settings.initialisation,
-    )
-    return Coupling(partition, law, network)
+def _mlp(settings: MLPNetwork, partition: Partition, size: int) -> nn.Module:
+    hidden = (settings.width,) * settings.hidden_layers
+    inputs, outputs = len(partition.i1), size * len(partition.i2)
+    return MLP(inputs, outputs, hidden, dropout=settings.dropout, initialisation=settings.initialisation)
+
+
+NETWORKS: dict[str, Callable[[Any, Partition, int], nn.Module]] = {"mlp": _mlp}  # from |I1| numbers to size · |I2|

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nicest.data.splits import IN_MEMORY
+from nicest.errors import NicestError
 from nicest.recipes.recipe import DataSettings, Recipe
 
 FEW = 50  # rows below which nothing is held out and no coupling is trained
@@ -70,6 +71,10 @@ def recipe_for_images(n: int, dim: int, given: Mapping[str, Mapping[str, Any]]) 
 
 def settings_given(recipe: Recipe, overrides: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """What a recipe says of model and training: all that is not the default, and all that overrides name."""
+    if recipe.model.blocks:
+        raise NicestError(
+            "expected model.blocks or a model chosen for the data, got both: set sized=false, or no blocks"
+        )
     named, found = {each.partition("=")[0].strip() for each in overrides}, {}
     for table in ("model", "train"):
         settings, default = getattr(recipe, table), getattr(Recipe(), table)
