@@ -109,12 +109,14 @@ def test_cli_page_has_every_command():
     assert all(f"\n## nicest {name}\n" in page for name in names)
 
 
-def test_the_example_of_the_readme_runs():
+def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(code) == 1
     scope: dict = {}
     exec(code[0], scope)
     assert scope["samples"].shape == (100, 6)
+    assert scope["log_p"].isfinite().all()
 
 
 def test_files_named_in_the_readme_exist():

@@ -15,7 +15,7 @@ from nicest.flows import Additive, Chain, Coupling, DiagonalScaling, Flow, Gauss
 
 pytestmark = pytest.mark.peers
 
-laws = pytest.mark.parametrize("law", LAWS)
+laws = pytest.mark.parametrize("law", ["additive", "multiplicative", "affine"])  # those that the peers have
 dims = pytest.mark.parametrize("dim", [2, 5, 6])
 partitions = pytest.mark.parametrize("partition", ["odd_even", "halves", "irregular"])
 

@@ -89,7 +89,10 @@ def train(
     change: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write curves for TensorBoard, in the run folder (nicest[loggers]).")
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write curves for TensorBoard to RUN/tensorboard; needs the extra `loggers`."
+        ),
     ] = False,
     device: Device = "auto",
     as_json: Json = False,

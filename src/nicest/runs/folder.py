@@ -254,9 +254,8 @@ def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str)
     dim, model = recipe.data.dim, recipe.model
     if not recipe.data.shape:
         raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")
-    layers = sum(model.hidden_layers) * (model.couplings if len(model.hidden_layers) == 1 else 1) + model.couplings
     total = sum(tensor.numel() for tensor in tensors.values())
-    if dim > total or layers > len(tensors):  # else even a sketch of the flow might not fit in memory
+    if dim > total or model.n_layers > len(tensors):  # else even a sketch of the flow might not fit in memory
         raise NicestError(f"{source}: the weights do not fit the recipe: {total} numbers in {len(tensors)} tensors")
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
