@@ -256,7 +256,10 @@ def survived(out: Path, before: int) -> int:
         step = read_tensors(out / LAST)[2]["step"]
         if (out / MODEL).exists():
             read_tensors(out / MODEL)
-        RunFolder(out).verify(LAST, MODEL)
+        kept = RunFolder(out, verify=True)
+        kept.read_state()
+        if (out / MODEL).exists():
+            kept.read_model()
     except NicestError as error:
         raise Lost(str(error)) from error
     if step < before:

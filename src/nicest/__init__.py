@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nicest.recipes.recipe import TrainSettings
     from nicest.runs.folder import RunFolder
     from nicest.runs.run import Run, load
-    from nicest.runs.run import Run as open
+    from nicest.runs.run import Run as open  # noqa: F401
     from nicest.train.fit import fit
 
 __version__ = "0.1.0"
@@ -40,7 +40,6 @@ __all__ = [
     "fit",
     "load",
     "lower",
-    "open",
 ]
 
 # torch is imported when something needs it, not before: `nicest --help` answers at once

@@ -274,7 +274,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         filled, low, high = (np.array(rows) for _ in range(3))
         poor = 0
         for which, own in in_parts(np.isnan(rows), seed):
-            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval or 0.9}
+            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": 0.9 if interval is None else interval}
             try:
                 found = impute_rows(self.flow_, x[which], x[which].isnan(), ascent=0, seed=own, **how)
             except NicestError as error:

@@ -309,7 +309,8 @@ class TestFiles:
 class TestSickness:
     def test_a_nan_of_one_process_takes_all_back(self, jobs: Future, folder: Path):
         assert jobs.result()[2].code == 0, jobs.result()[2].err
-        assert counters(folder / "sick") | {"seconds": 0, "best_nats": 0} == {
+        found = {name: value for name, value in counters(folder / "sick").items() if name != "flow"}
+        assert found | {"seconds": 0, "best_nats": 0} == {
             **{"step": 14, "best_nats": 0, "best_epoch": 2, "seconds": 0, "rolled_back": True, "unscored": False}
         }
         assert jobs.result()[2].err.count(": back to step 7, with new noise") == 2  # and the run that is sick twice

@@ -206,20 +206,46 @@ def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
     return splits if validated else replace(splits, valid=train)
 
 
-def given(train: np.ndarray, valid: np.ndarray | None, levels: int) -> Splits:
-    """Rows (N, ...) that are split already; without validation rows the training rows validate, too."""
-    shape, flat = train.shape[1:], train.reshape(len(train), -1)
+def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Sequence[float]) -> Splits:
+    """Rows (N, ...) that are split already, checked; without validation rows the training rows validate, too.
+
+    They hold grey levels 0..levels-1, or, without levels, numbers that are multiples of their `steps`, where that is
+    not 0. Training rows may have NaN where a value is missing.
+    """
+    shape = train.shape[1:]
     if valid is not None and valid.shape[1:] != shape:
         raise NicestError(f"expected validation rows of the training rows' shape {shape}, got {valid.shape[1:]}")
-    if not len(flat) or (valid is not None and not len(valid)):
+    if not train.size or (valid is not None and not valid.size):
         raise NicestError("expected at least 1 row to train and to validate on, got none")
-    parts = [each.reshape(len(each), -1) for each in (flat, valid) if each is not None]
-    if not levels:
-        parts = [each.astype(np.float32, copy=False) for each in parts]
-    missing = np.isnan(parts[0]).any(1) if parts[0].dtype.kind == "f" else np.zeros(len(flat), dtype=bool)
+    parts = [np.ascontiguousarray(each.reshape(len(each), -1)) for each in (train, valid) if each is not None]
+    parts = [each if levels and each.dtype.kind in "ui" else each.astype(np.float32) for each in parts]
+    if len(steps) != parts[0].shape[1]:
+        raise NicestError(f"expected rows of {len(steps)} numbers, as the flow has dimensions, got {parts[0].shape[1]}")
+    for name, each in zip(("training", "validation"), parts, strict=False):
+        _require_stored(each, name, levels, steps)
+    missing = np.isnan(parts[0]).any(1)
     kept = parts[0][~missing] if missing.any() else parts[0]
-    splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], shape, levels or None)
+    rows = Rows(parts[0], shape, levels or None, tuple(steps))
+    require_varying(rows, IN_MEMORY)
+    require_digits(rows, IN_MEMORY)
+    tail = (shape, levels or None, () if levels else tuple(steps))
+    splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], *tail)
     return with_incomplete(splits, parts[0][missing], 0, 0) if missing.any() else splits
+
+
+def _require_stored(rows: np.ndarray, name: str, levels: int, steps: Sequence[float]) -> None:
+    """Refuse rows that hold what the units of a flow are not of."""
+    if np.isinf(rows).any() or (name == "validation" and np.isnan(rows).any()):
+        raise NicestError(f"expected finite numbers in the {name} rows, got inf or NaN")
+    if levels and not ((rows >= 0) & (rows < levels) & (rows == np.floor(rows)) | np.isnan(rows)).all():
+        got = f"{np.nanmin(rows):g} to {np.nanmax(rows):g}"
+        raise NicestError(f"expected whole levels 0 to {levels - 1} in the {name} rows, got numbers from {got}")
+    if not levels and any(steps):
+        count = rows / np.array([step or 1.0 for step in steps])
+        off = (np.abs(count - np.round(count)) > 1e-3) & (np.array(steps) > 0)
+        if off.any():
+            column = int(off.any(0).argmax())
+            raise NicestError(f"expected multiples of {steps[column]:g} in column {column} of the {name} rows")
 
 
 def _take(rows: Rows, index: np.ndarray | slice) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,8 @@ class Flow(nn.Module):
         """log p(x), (B,) (NICE eq. 1); of discrete data a bound in the mean over the noise, see `Units`."""
         return self.log_density(self.enter(x, noise=noise), context) + self.units_log_det
 
-    forward = log_prob
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        return self.log_prob(*inputs, **options)
 
     def log_density(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         """The log-density of real numbers y = units.enter(x), (B,), in nats of y."""
@@ -134,6 +136,8 @@ class Flow(nn.Module):
         Mean and covariance are carried through the layers in closed form, in float64, dequantisation noise included;
         behind a layer that cannot carry them they are counted anew.
         """
+        training = [module for module in self.modules() if module.training]
+        self.eval()  # dropout is for training
         if self.units.standardise:
             self.units.fit(*mean_and_variance(rows))
         before: list[Bijection] = []
@@ -156,6 +160,8 @@ class Flow(nn.Module):
             elif type(layer).fit is not Bijection.fit:
                 layer.fit(reached(rows[:: -(-len(rows) // FIT_ROWS)]))
             before.append(layer)
+        for module in training:
+            module.training = True
 
     def to_distribution(self, context: Tensor | None = None) -> Distribution:
         """The flow as a `torch.distributions.Distribution` that checks its arguments."""

@@ -108,5 +108,9 @@ class PartPrior(Prior):
     def standard_log_prob(self, e: Tensor) -> Tensor:
         return self.prior.log_prob(self.partition.split(e)[1])
 
+    @property
+    def mode(self) -> Tensor:
+        raise ValueError("this prior is of a part of each row: the mode of that part is that of `prior.prior`")
+
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         raise ValueError("this prior is of a part of each row: draw that part from `prior.prior` and give the rest")

@@ -75,6 +75,8 @@ class Units(nn.Module):
 
     def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
         """Stored rows (B, D) as real numbers: a draw of the noise, or without it the middle of every step."""
+        if x.ndim != 2:
+            raise ValueError(f"expected rows (B, {self.dim}), got shape {tuple(x.shape)}")
         check_features(x, self.dim)
         if not self.discrete:
             return self.place(x)

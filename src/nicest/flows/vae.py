@@ -125,7 +125,15 @@ class VAE(Flow):
         """The bound for one ε of each row, (B,), in nats of the space x lives in."""
         return self.bound(self.units.enter(x, noise=noise)) + self.units.log_det
 
-    forward = log_prob
+    def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
+        """The ledger of the bound; `noise` is -log p(ε)."""
+        pair = self.enter(x)
+        h, terms = self.chain.walk(pair, context)
+        units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms().items()}
+        return units | terms | {"noise": -self.noise.log_prob(pair[:, self.dim :]), "prior": self.prior.log_prob(h)}
+
+    def sample_and_log_prob(self, *_: object, **options: object) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("a VAE has a bound and no log-likelihood: use sample, and log_prob for the bound")
 
     def importance_bound(self, y: Tensor, draws: int) -> Tensor:
         """log 1/k Σ_k p(y, ε_k) / p(ε_k), (B,): a bound that rises to log p(y) with the number of draws k."""

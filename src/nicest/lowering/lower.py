@@ -32,33 +32,43 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
         return flow
     twin = copy.copy(flow)  # of its class, whose methods may be someone's own
     twin._modules = dict(flow._modules)
-    twin.units, twin.chain = LoweredUnits(flow.units), LoweredChain(flow.chain, dtype or flow.units.scale.dtype)
+    twin.chain = LoweredChain(flow.chain, dtype or flow.units.scale.dtype)
+    if type(flow.units) is Units and flow.units.levels and not _hooked(flow.units):
+        twin.units = LoweredUnits(flow.units)  # type: ignore[assignment]
     return twin
 
 
-class LoweredUnits(Units):
-    """Units of a flow, for which pixels enter and leave by one kernel on a GPU."""
+class LoweredUnits(nn.Module):
+    """Units of pixels, which enter and leave by one kernel on a GPU; the rest is that of the plain units."""
 
     def __init__(self, units: Units) -> None:
-        super().__init__(units.step, levels=units.levels, interval=units.interval, standardise=units.standardise)
-        self.step, self.loc, self.scale = units.step, units.loc, units.scale
+        super().__init__()
+        self.plain = units
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("plain"), name)
 
     def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
-        check_features(x, self.dim)
+        units = self.plain
+        check_features(x, units.dim)
         kernels = self._kernels(x)
         if not kernels or not noise:
-            return super().enter(x, noise=noise, generator=generator)
-        u = own(torch.rand(whole(len(x)), self.dim, device=x.device, generator=generator))
-        return kernels.dequantize(x.contiguous(), u, self.loc, self.scale)
+            return units.enter(x, noise=noise, generator=generator)
+        u = own(torch.rand(whole(len(x)), units.dim, device=x.device, generator=generator))
+        return kernels.dequantize(x.contiguous(), u, units.loc, units.scale)
 
     def leave(self, y: Tensor) -> Tensor:
-        check_features(y, self.dim)
+        units = self.plain
+        check_features(y, units.dim)
         kernels = self._kernels(y)
-        return kernels.quantize(y.contiguous(), self.loc, self.scale, self.levels) if kernels else super().leave(y)
+        return kernels.quantize(y.contiguous(), units.loc, units.scale, units.levels) if kernels else units.leave(y)
 
     def _kernels(self, x: Tensor) -> Any:
-        """The kernels for pixels in float32, through which no gradient flows."""
-        fits = self.levels and self.scale.dtype == torch.float32 and not (x.requires_grad and torch.is_grad_enabled())
+        """The kernels for float32, through which no gradient flows."""
+        fits = self.plain.scale.dtype == torch.float32 and not (x.requires_grad and torch.is_grad_enabled())
         return kernels_for(x) if fits else None
 
 

@@ -261,7 +261,9 @@ class Recipe(Settings):
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
-        """Refuse values that have the right type and no meaning."""
+        """Refuse values of other types, which Python does not, and values that have the right type and no meaning."""
+        for table in TABLES:
+            object.__setattr__(self, table, _typed(getattr(self, table), f"{self.name or 'recipe'}: {table}"))
         for name, value, expected in self.broken():
             whose = shown(self.name)[1:-1] or "recipe"
             got = shown(list(value) if isinstance(value, tuple) else value)
@@ -307,6 +309,16 @@ class Recipe(Settings):
         """The recipe as TOML, every setting written out with its meaning."""
         sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in TABLES)
         return "\n".join([*_lines(self), *(line for section in sections for line in section), ""])
+
+
+def _typed(settings: Any, where: str) -> Any:
+    """Settings whose values are of the types they are said to be; numbers of numpy become Python's."""
+    hints = get_type_hints(type(settings))
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+    made = {n: v if n == "blocks" else coerce(v, hints[n], f"{where}.{n}") for n, v in plain.items()}
+    same = made == values and all(type(made[name]) is type(values[name]) for name in made)
+    return settings if same else replace(settings, **made)
 
 
 def names() -> list[str]:

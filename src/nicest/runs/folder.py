@@ -37,11 +37,22 @@ def write_tensors(path: Path, saved: Saved) -> None:
         temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
         mode = temporary.stat().st_mode
         try:
-            save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary, metadata)
+            save_file(_apart(tensors), temporary, metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from error
         temporary.chmod(mode)
         whole(temporary)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, each with memory of its own: layers may share theirs."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        each = tensor.detach().contiguous().cpu()
+        found[name] = each.clone() if each.data_ptr() in taken else each
+        taken.add(each.data_ptr())
+    return found
 
 
 def read_tensors(path: Path) -> Saved:
@@ -125,6 +136,8 @@ class RunFolder:
     @contextmanager
     def open_for_writing(self) -> Iterator[None]:
         """Make the folder if need be, and hold its lock: one process writes at a time."""
+        if self.model != self.path / MODEL:
+            raise NicestError(f"expected a folder to train in, got the name of a file, {self.asked}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
@@ -238,8 +251,9 @@ def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> 
 
 def filled(flow: Flow, tensors: Mapping[str, Tensor], source: str) -> Flow:
     """A flow with stored weights."""
+    own = flow.state_dict()
     for name, tensor in tensors.items():
-        if tensor.dtype not in (torch.float32, torch.float64):
+        if tensor.dtype not in (torch.float32, torch.float64) and (name not in own or tensor.dtype != own[name].dtype):
             raise NicestError(f"{source}: expected weights of float32 or float64, got {shown(name)} of {tensor.dtype}")
     try:
         flow.load_state_dict(dict(tensors))

@@ -45,6 +45,9 @@ class Sink(Protocol):
     def drop_metrics_after(self, step: int) -> None:
         """Forget rows beyond the state that training goes on from."""
 
+    def refuse_existing(self) -> None:
+        """A training is never written over."""
+
     def begin(self, files: Mapping[str, str]) -> None:
         """Keep text files that describe the training."""
 
@@ -89,6 +92,9 @@ class Memory:
 
     def drop_metrics_after(self, step: int) -> None:
         self.rows = [row for row in self.rows if row["step"] <= step]
+
+    def refuse_existing(self) -> None:
+        """A new training in the same memory takes the place of the old one."""
 
     def begin(self, files: Mapping[str, str]) -> None:
         """Nothing describes a training in memory but its recipe."""

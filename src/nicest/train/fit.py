@@ -18,6 +18,7 @@ from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.flows import Flow
+from nicest.inference.engine import Engine
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
 from nicest.recipes.defaults import IN_MEMORY
@@ -50,7 +51,7 @@ def fit(
     valid: np.ndarray | Tensor | None = None,
     settings: TrainSettings = TrainSettings(),
     augment: AugmentSettings = AugmentSettings(),
-    sink: Sink | None = None,
+    sink: Sink | str | Path | None = None,
     callbacks: Sequence[Callback] | None = None,
     device: str = "auto",
     initialise: bool = True,
@@ -59,18 +60,19 @@ def fit(
 
     `valid` are rows that tell when to stop and which weights are best; without them the training rows do. Cells that
     are NaN are missing. With `initialise` the flow's constants are fitted to the rows first (`Flow.fit_constants`).
-    A `sink` keeps metrics, states and the best model: in memory by default; in a `RunFolder` a training that was
-    killed goes on exactly where it stopped, when the same call is made again, and `nicest.open(path, flow=flow)`
-    opens it. Without `callbacks` a progress bar is shown. Under torchrun all processes train together.
+    A `sink` keeps metrics, states and the best model: in memory by default; in a `RunFolder`, or the path of one, a
+    training that was killed goes on exactly where it stopped, when the same call is made again, and
+    `nicest.open(path, flow=flow)` opens it. Without `callbacks` a progress bar is shown. Under torchrun all processes
+    train together.
 
     Training is in float32, with the coupling functions in `settings.precision`; the flow comes back in its own dtype,
-    on the device it was trained on. Ctrl-C saves, and raises KeyboardInterrupt.
+    on the device it was trained on, never worse by validation than it was. Ctrl-C saves, leaves the best weights so far
+    in the flow, and raises KeyboardInterrupt.
     """
     with joined(device) as (world, place):
-        kept: Sink = Memory() if sink is None or world.rank > 0 else sink
-        splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels)
-        if splits.dim != flow.dim:
-            raise NicestError(f"expected rows of {flow.dim} numbers, as the flow has dimensions, got {splits.dim}")
+        kept: Sink = Memory() if world.rank > 0 else _sink(sink)
+        steps = flow.units.step.tolist()
+        splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels, steps)
         data = DataSettings(name=IN_MEMORY)
         recipe = Recipe("own", "a flow built by hand", own_flow=True, data=data, augment=augment, train=settings)
         recipe = describe(recipe, splits)
@@ -88,33 +90,58 @@ def fit_flow(
     world: World = World(),
     *,
     initialise: bool = True,
-    everything: bool = False,
 ) -> Fitted:
-    """Train a flow in place, or go on with what the sink holds; torch's random state stays as it was.
-
-    With `everything`, constants are fitted to training and validation rows together: they do not change while
-    training, so the validation that stops it still compares like with like.
-    """
-    dtype = flow.units.scale.dtype
+    """Train a flow in place, or go on with what the sink holds; torch's random state stays as it was."""
+    dtype, training = flow.units.scale.dtype, flow.training
+    world.require_shares(min(recipe.train.batch, splits.n_training))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.train.seed)
-        saved = read_state(sink, world)
-        flow.double()
-        if saved:
-            recipe = _same_training(saved.recipe, recipe, sink)
-            filled(flow, under("flow.", saved.tensors), str(sink))
-        elif initialise:
-            initialised(flow, splits, device, world, everything=everything)
-        state = State(recipe, flow, device, world)
-        go_on(state, saved, splits, sink) if saved else begin(state, splits, sink)
-        ended = run_loop(state, splits, sink, [ProgressBar()] if callbacks is None else callbacks)
-        if not ended["finished"]:
-            raise KeyboardInterrupt  # everything is saved; the caller wants to know
+        try:
+            saved = read_state(sink, world)
+            flow.double()
+            if saved:
+                recipe = _same_training(saved.recipe, recipe, sink)
+                filled(flow, under("flow.", saved.tensors), str(sink))
+            else:
+                if world.rank == 0:
+                    sink.refuse_existing()
+                prepare(flow, splits, device, world, fitted=initialise)
+            if not any(p.requires_grad for p in flow.parameters()):
+                nats = Engine(flow.to(device).eval()).log_prob(rows_to(splits.validating, device)).double().mean()
+                figures = {"epoch": 0, "step": 0, "valid_nats": float(nats) + flow.units.interval_nats}
+                return Fitted(flow.to(dtype), figures, [], recipe)  # all was fitted in closed form
+            state = State(recipe, flow, device, world)
+            if saved:
+                go_on(state, saved, splits, sink)
+            else:
+                begin(state, splits, sink)
+                keep_start(state, splits, sink)
+            ended = run_loop(state, splits, sink, [ProgressBar()] if callbacks is None else callbacks)
+        except BaseException:
+            flow.to(dtype).train(training)
+            raise
         best = sink.read_model() if world.rank == 0 else None
         tensors = world.sent(best.tensors if best else {})
         figures = world.broadcast(best and best.figures)
-    best_flow = filled(state.whole(state.flow).double(), tensors, str(sink)).to(dtype).eval()
-    return Fitted(best_flow, figures, sink.metrics(), recipe)
+    found = filled(state.whole(state.flow).double(), tensors, str(sink)).to(dtype).eval()
+    if not ended["finished"]:
+        raise KeyboardInterrupt  # everything is saved; the caller wants to know
+    return Fitted(found, figures, sink.metrics(), recipe)
+
+
+def keep_start(state: State, splits: Splits, sink: Sink) -> None:
+    """Take the flow as it is for the best so far: training must do better to replace it."""
+    state.prepare_average()
+    engine = Engine(state.average, share=state.world.share, captured=not state.sharded)
+    nats = state.world.mean(engine.log_prob(rows_to(splits.validating, state.device)))
+    state.flow.train()
+    if math.isfinite(nats):
+        state.counters.best_nats = nats + state.flow.units.interval_nats
+        tensors = state.world.collected(state.average_tensors())
+        if state.world.rank == 0:
+            figures = {"epoch": 0, "step": 0, "valid_nats": state.counters.best_nats}
+            sink.save_model(Saved(state.exact(tensors), state.recipe, figures))
+        state.save(sink)
 
 
 def train(
@@ -161,13 +188,19 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.steps).double()
-    initialised(flow, splits, device, world)
+    prepare(flow, splits, device, world)
     return State(recipe, flow, device, world)
 
 
-def initialised(flow: Flow, splits: Splits, device: torch.device, world: World, *, everything: bool = False) -> None:
-    """Fit the constants of a flow to the training rows; the first process does it for all."""
-    if world.rank == 0:
+def prepare(
+    flow: Flow, splits: Splits, device: torch.device, world: World, *, fitted: bool = True, everything: bool = False
+) -> None:
+    """Before training: fit the constants of a flow to the training rows; all processes start from the same weights.
+
+    With `everything`, constants are fitted to training and validation rows together: they do not change while
+    training, so the validation that stops it still compares like with like.
+    """
+    if world.rank == 0 and fitted:
         rows = splits.training
         if everything and splits.valid is not splits.train:
             rows = np.concatenate([rows, splits.validating])
@@ -176,7 +209,7 @@ def initialised(flow: Flow, splits: Splits, device: torch.device, world: World, 
         except ValueError as error:  # such as columns that depend on each other
             raise NicestError(str(error)) from error
     if world.joined:
-        flow.load_state_dict(world.sent(flow.state_dict()))
+        flow.load_state_dict(world.sent({name: tensor.cpu() for name, tensor in flow.state_dict().items()}))
 
 
 def begin(state: State, splits: Splits, sink: Sink) -> None:
@@ -194,6 +227,8 @@ def described(recipe: Recipe, splits: Splits) -> dict[str, str]:
 
 def go_on(state: State, saved: Saved, splits: Splits, sink: Sink) -> None:
     """Take up a training where it was saved."""
+    if saved.figures.get("flow", state.fingerprint) != state.fingerprint:
+        raise NicestError(f"{sink} holds a run of another flow: other layers, or other weights that train")
     state.restore(saved.tensors, saved.figures, random=True)
     counters, world = state.counters, state.world
     if world.broadcast(world.rank == 0 and counters.best_epoch > 0 and not _has_best(sink, state)):
@@ -257,4 +292,13 @@ def _same_training(stored: Recipe, changed: Recipe, sink: Sink) -> Recipe:
 
 
 def _array(rows: np.ndarray | Tensor) -> np.ndarray:
-    return rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    if isinstance(rows, Tensor):
+        rows = rows.detach().cpu()
+        return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    return np.asarray(rows)
+
+
+def _sink(sink: Sink | str | Path | None) -> Sink:
+    if sink is None:
+        return Memory()
+    return RunFolder(sink) if isinstance(sink, str | Path) else sink

@@ -15,16 +15,15 @@ from nicest.data.arrays import widened
 from nicest.data.splits import WIDEST
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.inference.engine import Engine
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
 from nicest.recipes.defaults import FEW, IN_MEMORY, held_out, recipe_for
 from nicest.recipes.recipe import ModelSettings
 from nicest.recipes.splits import describe
-from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.runtime import choose_device
 from nicest.runs.sinks import Memory
 from nicest.train.distributed import World
-from nicest.train.fit import Fitted, fit_flow, initialised
+from nicest.train.fit import Fitted, fit_flow, prepare
 from nicest.train.initial import UNBENT, choose_start
 
 
@@ -63,22 +62,11 @@ def fit_table(
 def fit_rows(
     recipe: Recipe, splits: Splits, *, device: str = "cpu", quiet: bool = True, flow: Flow | None = None
 ) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64.
-
-    Of the start and all that was validated, the best is kept.
-    """
+    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64."""
     place, recipe = choose_device(device), describe(recipe, splits)
     if flow is None:
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             torch.manual_seed(recipe.train.seed)
             flow = build(recipe).double()
-            initialised(flow, splits, torch.device("cpu"), World(), everything=True)
-    first = copy.deepcopy(flow.cpu().double().eval())
-    scored = copy.deepcopy(first).float().to(place)
-    start = float(Engine(scored).log_prob(rows_to(splits.validating, place)).double().mean())
-    callbacks = () if quiet else None
-    fitted = fit_flow(flow, recipe, splits, Memory(), callbacks, place, initialise=False)
-    if start >= fitted.figures["valid_nats"]:
-        fitted.flow.load_state_dict(first.state_dict())
-        return fitted._replace(figures={"epoch": 0, "step": 0, "valid_nats": start})
-    return fitted
+            prepare(flow, splits, torch.device("cpu"), World(), everything=True)
+    return fit_flow(flow, recipe, splits, Memory(), () if quiet else None, place, initialise=False)

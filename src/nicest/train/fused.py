@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nicest.flows import Flow
 from nicest.lowering import LoweredChain
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers
@@ -85,6 +86,8 @@ class FusedUpdate:
             and all(p.requires_grad for p in inside)
             and all(p.ndim <= 1 for p in other_weights(state, chain))
             and chain.exclusive
+            and type(state.flow).log_prob is Flow.log_prob  # one that uses the chain twice would need sums
+            and type(state.flow).log_density is Flow.log_density
             and kernels_for(inside[0]) is not None
         )
 

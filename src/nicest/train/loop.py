@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -82,13 +82,11 @@ class Training:
     @contextmanager
     def watched(self) -> Iterator[None]:
         begun = Begun(self.state.recipe.name, self.total, self.state.counters.step, self.settings.epochs)
-        try:
+        with ExitStack() as stack:  # each hears of the end, whatever the others do
             for each in self.callbacks:
+                stack.callback(each.ended)
                 each.started(begun)
             yield
-        finally:
-            for each in self.callbacks:
-                each.ended()
 
     def prepare(self) -> None:
         """Make what reads the weights where they lie: at the start, and after a roll-back, which may move them."""
@@ -177,7 +175,7 @@ class Training:
     def validate(self, epoch: int, nats: float, lr: float) -> None:
         """Score the validation rows, keep the model if it is the best, and save the state if it is time."""
         state, counters = self.state, self.state.counters
-        state.average.eval()
+        state.prepare_average()
         scored = None if self.stopped else score(self.engine, self.valid, self.interrupted, self.world)
         state.flow.train()
         if scored is None and not self.world.any(not finite(state.flow)):
@@ -258,9 +256,9 @@ class Saver:
         began = time.perf_counter()
         if self.best is not None:
             tensors, row = self.best
-            model = self.state.world.collected(tensors) | self.state.constants
+            model = self.state.world.collected(tensors)
             if self.state.world.rank == 0:
-                self.sink.save_model(Saved(model, self.state.recipe, row))
+                self.sink.save_model(Saved(self.state.exact(model), self.state.recipe, row))
             self.best = None
         self.state.save(self.sink)
         self.at = time.perf_counter()
@@ -308,7 +306,8 @@ def finite(flow: Flow) -> bool:
 def sick_layer(flow: Flow, x: Tensor) -> str:
     """The first layer whose weights, output or log-det are not finite."""
     x = flow.enter(x)
-    for name, layer in getattr(flow.chain, "layers", {"chain": flow.chain}).items():
+    layers = getattr(flow.chain, "layers", None)
+    for name, layer in layers.items() if isinstance(layers, torch.nn.ModuleDict) else [("chain", flow.chain)]:
         x, log_det = layer(x)
         suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
         for part, tensors in suspects.items():

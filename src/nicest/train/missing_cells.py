@@ -8,7 +8,6 @@ Moulines 1999).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -22,7 +21,6 @@ from nicest.train.state import State
 
 MOVES = 10  # of a chain each time; one in five is a leap
 AT_LEAST = 2000  # rows whose chains move, if there are as many
-ANYWHERE = (-math.inf, math.inf)
 
 
 class MissingCells:
@@ -36,8 +34,8 @@ class MissingCells:
         self.state, self.rows = state, rows
         self.missing = torch.from_numpy(splits.missing).to(state.device)
         self.incomplete = rows[len(rows) - len(self.missing) :]
-        ends = [column.bounds for column in splits.columns] or [ANYWHERE] * splits.dim
-        self.lower, self.upper = torch.tensor(ends, device=state.device).unbind(1)
+        ends = torch.tensor([column.bounds for column in splits.columns], device=state.device)
+        self.bounds = (ends[:, 0], ends[:, 1]) if len(ends) else None
         if len(self.missing) and not len(state.cells):
             state.cells = state.world.sent({"": self.incomplete[self.missing].cpu()})[""].to(state.device)
         self.put()
@@ -63,7 +61,7 @@ class MissingCells:
         with frozen(flow):
             self.seed(generator, epoch, 0)
             some = torch.randint(len(self.rows), (SAMPLES,), generator=generator, device=state.device)
-            chains = Chains(flow, self.rows[some], (self.lower, self.upper), generator)
+            chains = Chains(flow, self.rows[some], self.bounds, generator)
             parts, moved = which.split(chains.at_once()), {}
             for first in range(0, len(parts), world.size):
                 if stopped():
@@ -71,7 +69,7 @@ class MissingCells:
                 i = first + world.rank
                 if i < len(parts):
                     self.seed(generator, epoch, i + 1)  # the same draws, whoever makes them
-                    moved[i] = self.moved(chains, parts[i]).cpu()
+                    moved[i] = chains.moved(self.incomplete[parts[i]], self.missing[parts[i]], MOVES).cpu()
         for found in world.all_gather(moved):
             for i, rows in found.items():
                 self.incomplete[parts[i]] = rows.to(state.device)
@@ -81,7 +79,3 @@ class MissingCells:
     def seed(self, generator: torch.Generator, epoch: int, part: int) -> None:
         numbers = np.random.SeedSequence([self.state.recipe.train.seed, epoch, part])
         generator.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-
-    def moved(self, chains: Chains, part: Tensor) -> Tensor:
-        """Some of the rows, with cells that went on."""
-        return chains.moved(self.incomplete[part], self.missing[part], MOVES)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nicest.errors import NicestError
 from nicest.flows import Flow
+from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.runs.runtime import training_precision
 from nicest.runs.sinks import Saved, Sink
@@ -36,8 +39,11 @@ class State:
 
     def __init__(self, recipe: Recipe, flow: Flow, device: torch.device, world: World = World()) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
-        trained = {name for name, p in flow.named_parameters() if p.requires_grad}
-        self.constants = {name: t.clone() for name, t in flow.state_dict().items() if name not in trained}
+        trained = {name for name, p in flow.named_parameters(remove_duplicate=False) if p.requires_grad}
+        stored = flow.state_dict()
+        if odd := [name for name, t in stored.items() if not isinstance(t, Tensor)]:
+            raise NicestError(f"a layer keeps something that is not a tensor, which cannot be saved: {shown(odd[0])}")
+        self.constants = {n: t.clone() for n, t in stored.items() if n not in trained and t.is_floating_point()}
         self.recipe, self.device, self.world = recipe, device, world
         self.precision = training_precision(recipe.train.precision, device)
         self.sharded = world.joined and recipe.train.sharding == "full"
@@ -56,6 +62,32 @@ class State:
         """A copy of the averaged flow as it is now."""
         return {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
 
+    def exact(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of a flow, to be saved: constants that training left alone in float64, as they were fitted."""
+
+        def kept(name: str, tensor: Tensor) -> Tensor:
+            constant = self.constants.get(name)
+            return constant if constant is not None and torch.equal(constant.to(tensor), tensor) else tensor
+
+        return {name: kept(name, tensor) for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def prepare_average(self) -> None:
+        """Before a validation: buffers are not averaged, and the average takes them as they are."""
+        if self.average is not self.flow:
+            for target, buffer in zip(self.average.buffers(), self.flow.buffers(), strict=True):
+                target.copy_(buffer)
+        self.average.eval()
+
+    @property
+    def fingerprint(self) -> str:
+        """What the flow is made of and which of its weights train: a resumed run keeps it."""
+        laws = {name: getattr(module, "law", None) for name, module in self.entire.named_modules()}
+        said = {name: repr(law) if is_dataclass(law) else type(law).__name__ for name, law in laws.items()}
+        kinds = [(name, type(module).__name__, said[name]) for name, module in self.entire.named_modules()]
+        trained = [(name, tuple(p.shape)) for name, p in self.entire.named_parameters() if p.requires_grad]
+        return hashlib.blake2b(repr((kinds, trained)).encode(), digest_size=8).hexdigest()
+
     def whole(self, flow: Flow) -> Flow:
         """The flow or its average, for a look inside: itself, or a copy of all its parts."""
         if not self.sharded:
@@ -65,7 +97,7 @@ class State:
         return copied.train(flow.training)
 
     def save(self, sink: Sink) -> None:
-        tensors = {f"flow.{name}": t for name, t in (self.flow.state_dict() | self.constants).items()}
+        tensors = {f"flow.{name}": t for name, t in self.flow.state_dict().items()}
         if self.average is not self.flow:
             tensors |= {f"average.{name}": p.clone() for name, p in self.average.named_parameters()}
         for i, values in self.optimizer.state_dict()["state"].items():
@@ -77,7 +109,8 @@ class State:
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         tensors = self.world.collected(tensors)
         if self.world.rank == 0:
-            sink.save_state(Saved(tensors, self.recipe, asdict(self.counters)))
+            tensors |= {f"flow.{name}": t for name, t in self.exact(under("flow.", tensors)).items()}
+            sink.save_state(Saved(tensors, self.recipe, asdict(self.counters) | {"flow": self.fingerprint}))
 
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
         """Go back to a saved state; without `random`, the noise to come is new."""
@@ -99,7 +132,7 @@ class State:
             slots = {i: {name: placed(t, trained[i]) if t.ndim else t for name, t in slots[i].items()} for i in slots}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
-        self.counters = Counters(**counters)
+        self.counters = Counters(**{name: value for name, value in counters.items() if name != "flow"})
         self.losses = tensors["losses"].to(self.device)
         self.cells = tensors.get("cells", self.cells).to(self.device)
         if random:

@@ -126,11 +126,13 @@ def captured_parts(
     """Each part as a CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
 
     def changed() -> list[Tensor]:
+        buffers = [buffer for each in (state.flow, state.average) for buffer in each.buffers() if buffer.numel()]
         if fused:
-            return fused.tensors()
+            return [*fused.tensors(), *buffers]
         slots = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
         return [
             *slots,
+            *buffers,
             *(p.detach() for p in state.flow.parameters()),
             *(p.detach() for p in state.average.parameters()),
         ]

@@ -1,0 +1,276 @@
+"""Flows that others build, each through `fit`, a run folder, `open` and the engine: what is claimed is what is kept."""
+
+import math
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nicest
+from nicest import flows
+from nicest.errors import NicestError
+from nicest.train.callbacks import Callback
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.gamma(2.0, size=(400, 4)) + RNG.normal(size=(400, 1))
+SETTINGS = nicest.TrainSettings(epochs=6, batch=50, lr=1e-2, ema=0.5)
+
+
+def network(inputs: int = 2, outputs: int = 4) -> flows.MLP:
+    return flows.MLP(inputs, outputs, (16,))
+
+
+def couplings(*networks: nn.Module, law: flows.Law = flows.Affine()) -> list[flows.Coupling]:  # noqa: B008
+    parts = [flows.odd_even(4), flows.odd_even(4).swap()] * len(networks)
+    return [flows.Coupling(part, law, m) for part, m in zip(parts, networks, strict=False)]
+
+
+def flow(*layers: flows.Bijection, kind: type[nicest.Flow] = nicest.Flow, units: nicest.Units | None = None) -> Any:
+    return kind(units or nicest.Units.continuous(4), nicest.Chain(*layers), nicest.Gaussian(4))
+
+
+class Permutation(flows.Bijection):
+    """With an index among its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.tensor([2, 0, 3, 1]))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return x[:, self.order], x.new_zeros(len(x))
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return y[:, self.order.argsort()]
+
+
+class Norm(flows.Bijection):
+    """With running statistics, which training moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean + 3, x.new_zeros(len(x))
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return y + self.mean - 3
+
+
+class Twice(nicest.Flow):
+    """Whose log_prob is its own."""
+
+    calls = 0
+
+    def log_prob(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
+        Twice.calls += torch.is_grad_enabled()
+        return (super().log_prob(x, context, noise=noise) + super().log_prob(x, context, noise=noise)) / 2
+
+
+class Halved(nicest.Units):
+    """Units of one's own: half of what is stored."""
+
+    def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
+        return super().enter(x / 2, noise=noise, generator=generator)
+
+    def leave(self, y: Tensor) -> Tensor:
+        return super().leave(y) * 2
+
+    def terms(self, scored: Any = None) -> dict[str, Any]:
+        return super().terms(scored) | {"half": -4 * math.log(2)}
+
+
+def tied() -> nicest.Flow:
+    one = network()
+    return flow(*couplings(one, one, one))
+
+
+def frozen() -> nicest.Flow:
+    layers = couplings(network(), network(), network())
+    layers[1].requires_grad_(False)
+    return flow(*layers)
+
+
+FLOWS: dict[str, Callable[[], nicest.Flow]] = {
+    "tied networks": tied,
+    "one layer twice": lambda: (lambda c: flow(c[0], c[1], c[0]))(couplings(network(), network())),
+    "an index among the buffers": lambda: flow(*couplings(network(), network(), network()), Permutation()),
+    "running statistics": lambda: flow(Norm(), *couplings(network(), network(), network())),
+    "frozen layers": frozen,
+    "a log_prob of its own": lambda: flow(*couplings(network(), network(), network()), kind=Twice),
+    "units of its own": lambda: flow(*couplings(network(), network(), network()), units=Halved([0.0] * 4)),
+    "chains in chains": lambda: flow(nicest.Chain(flows.ZCA(4), nicest.Chain(*couplings(*(network(),) * 3)))),
+    "a single layer": lambda: nicest.Flow(nicest.Units.continuous(4), flows.DiagonalScaling(4), nicest.Gaussian(4)),
+}
+
+
+def fitted(made: nicest.Flow, **options: Any) -> Any:
+    asked = {"valid": ROWS[:100], "settings": SETTINGS, "callbacks": (), "device": "cpu"} | options
+    return nicest.fit(made, asked.pop("rows", ROWS[100:]), **asked)
+
+
+def mean_nats(made: nicest.Flow) -> float:
+    return float(made.eval().log_prob(torch.from_numpy(ROWS[:100]).float()).mean())
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_what_is_claimed_is_what_is_kept_and_a_folder_gives_it_back(tmp_path: Path, name: str):
+    torch.manual_seed(0)
+    made = FLOWS[name]()
+    before = [p.clone() for p in made.parameters() if p.requires_grad]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fitted(made, sink=tmp_path / "run")
+        assert found.flow is made
+        assert found.figures["valid_nats"] == pytest.approx(mean_nats(made), abs=1e-4)
+        assert found.figures["epoch"] > 0
+        assert any(not torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=False))
+        engine = nicest.open(tmp_path / "run", flow=FLOWS[name]()).engine
+        nats = engine.log_prob(torch.from_numpy(ROWS[:100]).float()).mean()
+        assert float(nats) == pytest.approx(found.figures["valid_nats"], abs=1e-4)
+        again = fitted(FLOWS[name](), sink=tmp_path / "run")
+        assert again.figures == found.figures  # it was finished
+
+
+def test_training_calls_the_log_prob_of_a_subclass():
+    Twice.calls = 0
+    fitted(FLOWS["a log_prob of its own"]())
+    assert Twice.calls == 6 * 6  # steps
+
+
+def test_an_engine_that_was_made_before_sees_what_training_did():
+    made = FLOWS["a single layer"]()
+    engine = nicest.Engine(made)
+    fitted(made)
+    x = torch.from_numpy(ROWS[:50]).float()
+    torch.testing.assert_close(engine.log_prob(x), made.log_prob(x).detach())
+
+
+def test_a_flow_is_never_handed_back_worse_than_it_was():
+    made = fitted(FLOWS["frozen layers"]()).flow
+    before = mean_nats(made)
+    wild = nicest.TrainSettings(epochs=1, batch=50, lr=3.0)
+    found = fitted(made, settings=wild, initialise=False)
+    assert found.figures["valid_nats"] == pytest.approx(before, abs=1e-4)
+    assert mean_nats(made) == pytest.approx(before, abs=1e-4)
+
+
+def test_what_is_fitted_in_closed_form_needs_no_training():
+    whitening = flows.TriangularAffine(4).requires_grad_(False)
+    found = fitted(nicest.Flow(nicest.Units.continuous(4), whitening, nicest.Gaussian(4)))
+    covariance = np.cov(ROWS[100:].T, bias=True)
+    away = ROWS[:100] - ROWS[100:].mean(0)
+    gaussian = -0.5 * (np.einsum("ni,ij,nj->n", away, np.linalg.inv(covariance), away))
+    expected = gaussian.mean() - 0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
+    assert found.figures["valid_nats"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_after_ctrl_c_the_flow_has_its_dtype_and_the_best_weights_so_far(dtype: torch.dtype):
+    seen: list[float] = []
+
+    class Stop(Callback):
+        def validated(self, row: Any) -> None:
+            seen.append(row["valid_nats"])
+            if row["epoch"] == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    made = FLOWS["frozen layers"]().to(dtype)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(made, callbacks=[Stop()])
+    assert made.units.scale.dtype == dtype
+    nats = float(made.eval().log_prob(torch.from_numpy(ROWS[:100]).to(dtype)).mean())
+    assert nats == pytest.approx(max(seen), abs=1e-4)
+    assert len(seen) == 3
+
+
+class TestRefused:
+    """One line each, before anything is trained."""
+
+    @pytest.mark.parametrize(
+        ("rows", "words"),
+        [
+            (ROWS[:, :3], "expected rows of 4 numbers, as the flow has dimensions, got 3"),
+            (np.where(np.arange(4) == 2, 5.0, ROWS), "1 of 4 columns are constant"),
+            (np.where(np.arange(4) == 2, np.inf, ROWS), "expected finite numbers in the training rows"),
+            (ROWS + 1e6, "float32 has too few digits"),
+            (ROWS[:0], "expected at least 1 row"),
+        ],
+        ids=["width", "constant", "inf", "far", "none"],
+    )
+    def test_rows(self, rows: np.ndarray, words: str, refusal: Callable[..., str]):
+        valid = None if rows.shape[1] == 3 else ROWS[:100]
+        assert words in refusal(fitted, FLOWS["frozen layers"](), rows=rows, valid=valid)
+
+    def test_validation_rows_with_nan(self, refusal: Callable[..., str]):
+        valid = np.where(np.arange(4) == 1, np.nan, ROWS[:100])
+        assert "expected finite numbers in the validation rows" in refusal(
+            fitted, FLOWS["tied networks"](), valid=valid
+        )
+
+    @pytest.mark.parametrize("rows", [np.random.default_rng(0).random((50, 4)), np.full((50, 4), 16)])
+    def test_pixels_that_are_no_levels(self, rows: np.ndarray, refusal: Callable[..., str]):
+        made = flow(*couplings(network(), network(), network()), units=nicest.Units.pixels(4, 16))
+        assert "expected whole levels 0 to 15" in refusal(fitted, made, rows=rows, valid=None)
+
+    def test_columns_that_are_no_steps(self, refusal: Callable[..., str]):
+        made = flow(*couplings(network(), network(), network()), units=nicest.Units.columns([0.0, 1.0, 0.0, 0.0]))
+        assert "expected multiples of 1 in column 1" in refusal(fitted, made)
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"optimizer": "sgd"}, "train.optimizer is one of adam, rmsprop; got 'sgd'"),
+            ({"clip": math.inf}, "train.clip must be a finite number"),
+            ({"precision": "bf16"}, "train.precision is one of"),
+            ({"epochs": 0}, "train.epochs must be at least 1"),
+            ({"epochs": 2.5}, "train.epochs is of type int"),
+        ],
+        ids=lambda each: str(each) if isinstance(each, dict) else "",
+    )
+    def test_settings(self, settings: dict[str, Any], words: str, tmp_path: Path, refusal: Callable[..., str]):
+        asked = nicest.TrainSettings(**settings)
+        assert words in refusal(fitted, FLOWS["tied networks"](), settings=asked, sink=tmp_path / "run")
+        assert not (tmp_path / "run" / "model.safetensors").exists()
+
+    def test_another_flow_in_the_same_folder(self, tmp_path: Path, refusal: Callable[..., str]):
+        fitted(FLOWS["frozen layers"](), sink=tmp_path / "run")
+        free = flow(*couplings(network(), network(), network()))
+        assert "holds a run of another flow" in refusal(fitted, free, sink=tmp_path / "run")
+
+    def test_a_model_that_is_there_is_not_written_over(self, tmp_path: Path, refusal: Callable[..., str]):
+        nicest.NICE(epochs=1, random_state=0).fit(ROWS).save(tmp_path / "run")
+        before = (tmp_path / "run" / "model.safetensors").read_bytes()
+        assert "holds a run already" in refusal(fitted, FLOWS["frozen layers"](), sink=tmp_path / "run")
+        assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+    def test_a_file_as_a_folder(self, tmp_path: Path, refusal: Callable[..., str]):
+        line = refusal(fitted, FLOWS["frozen layers"](), sink=tmp_path / "mine.safetensors")
+        assert "expected a folder to train in" in line
+
+
+def test_numbers_of_numpy_are_settings_too(tmp_path: Path):
+    settings = nicest.TrainSettings(epochs=np.int64(2), batch=50, lr=np.float64(1e-2), seed=np.int64(3))  # type: ignore[arg-type]
+    fitted(FLOWS["frozen layers"](), settings=settings, sink=tmp_path / "run")
+    assert nicest.open(tmp_path / "run", flow=FLOWS["frozen layers"]()).recipe.train.epochs == 2
+
+
+def test_rows_of_images_and_of_missing_values_train():
+    images = np.random.default_rng(0).integers(0, 16, (200, 2, 2), dtype=np.uint8)
+    made = flow(*couplings(network(), network(), network()), units=nicest.Units.pixels(4, 16))
+    assert fitted(made, rows=images, valid=images[:50]).figures["valid_nats"] < 0
+    holes = np.where(np.random.default_rng(1).random(ROWS.shape) < 0.1, np.nan, ROWS)
+    assert math.isfinite(fitted(FLOWS["frozen layers"](), rows=holes[100:]).figures["valid_nats"])
+
+
+def test_bad_names_are_refused():
+    with pytest.raises(NicestError):
+        nicest.open("no/such/run", flow=FLOWS["frozen layers"]())
