@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +29,20 @@ def capture(
         graph.register_generator_state(generator)
     # with other processes, a thread of NCCL looks at the device meanwhile
     mode = "thread_local" if torch.distributed.is_available() and torch.distributed.is_initialized() else "global"
-    with torch.cuda.graph(graph, capture_error_mode=mode):
+    with _undisturbed(), torch.cuda.graph(graph, capture_error_mode=mode):
         output = function()
     return graph, output
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection: it may free an older graph, which would spoil the one that is being captured."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # when memory runs out at its first step
+            yield
+    finally:
+        if collects:
+            gc.enable()
