@@ -30,7 +30,7 @@ def test_every_library_does_everything_at_every_batch(result: dict):
     libraries = ("nicest", "floor", *installed())
     expected = [(lib, what) for lib in libraries for what in whats]
     expected += [("nicest + average", "training step")]
-    expected += [(f"{way}, after noise", "log_prob") for way in ("nicest", "nicest lowered", "by hand")]
+    expected += [(f"{way}, after noise", "log_prob") for way in ("nicest", "nicest plain", "by hand")]
     assert seen == {(lib, what, batch) for lib, what in expected for batch in (16, 32)}
     assert len(result["rows"]) == len(seen)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nicest.flows import MLP, Additive, Bijection, Chain, Coupling, Flow, Partition, Units
 from nicest.flows.bijection import check_features
-from nicest.flows.shares import Dropout, own, whole
+from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
 
@@ -94,10 +95,22 @@ class FastMLP:
         return FastMLP(network, dtype) if kinds == made and biased and len(rates) < 2 else None
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x_I1 as the network reads it, and the output at it."""
+        """x_I1 as the network reads it, and the output at it, in the dtype of x_I1."""
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
+        if self.dtype == x.dtype:
+            return x1, self.call(x)
         x, b = rectified(x, *self.weights(), self.dtype, dropout=self.rate, buffers=self.buffers)
         return x[:, : x1.shape[1]], b
+
+    def call(self, x: Tensor) -> Tensor:
+        """The network without the calls of its modules, each of which costs as much as a small product."""
+        *hidden, last = self.linears
+        rate = self.rate
+        for layer in hidden:
+            x = functional.linear(x, layer.weight, layer.bias).relu_()
+            if rate:
+                x = dropout(x, rate)
+        return functional.linear(x, last.weight, last.bias)
 
     def shift(self, x: Tensor, partition: Partition, sign: int) -> Tensor:
         """A whole additive coupling with this network, on a GPU."""
@@ -136,6 +149,8 @@ class FastCoupling:
         self.layer, self.dtype = layer, dtype
         self.partition, self.law = layer.partition, layer.law
         self.network = FastMLP.of(layer.network, dtype)
+        if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
+            self.network = None  # the plain one says what is wrong
         self.additive = type(layer.law) is Additive
 
     def at_once(self, x: Tensor, context: Tensor | None) -> bool:
@@ -160,13 +175,12 @@ class FastCoupling:
         return y1, self.law.inverse(y2, b)
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.network is not None:
+            return self.network.read(x1, context)
         if self.dtype == x1.dtype:
             return x1, self.layer.m(x1, context)
-        if self.network is not None:
-            x1, b = self.network.read(x1, context)
-        else:
-            with torch.autocast(x1.device.type, self.dtype):
-                b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
+        with torch.autocast(x1.device.type, self.dtype):
+            b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
         return x1, self.layer.checked(x1, b)
 
 
