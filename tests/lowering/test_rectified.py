@@ -21,7 +21,11 @@ def linears(network: MLP) -> list[nn.Linear]:
 
 
 def read(network: MLP, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return FastMLP(network, torch.float64).read(x, context)
+    """By hand, in float64: a `FastMLP` in its own dtype would not."""
+    fast = FastMLP(network, torch.float64)
+    both = x if context is None else torch.cat((x, context), -1)
+    found, b = rectified(both, *fast.weights(), torch.float64, dropout=fast.rate)
+    return found[:, : x.shape[1]], b
 
 
 def gradients(b: Tensor, x: Tensor, network: nn.Module) -> list[Tensor]:

@@ -186,13 +186,13 @@ class TestOnGpu:
         x = torch.randint(0, 17, (2000, 64), device="cuda", dtype=torch.uint8)
         expected = flow(x, noise=False).detach()
         rows = x.repeat(200, 1)
+        engine = Engine(flow, batch=len(rows))
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**30) / total)
         try:
             with pytest.warns(UserWarning, match="out of memory with .* rows at once: going on with"):
-                parts = Engine(flow, batch=len(rows)).each("log_prob", rows, noise=False)
-                scores = torch.cat([part.clone() for part in parts])
+                scores = torch.cat([part.clone() for part in engine.each("log_prob", rows, noise=False)])
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         torch.testing.assert_close(scores[-2000:], expected, rtol=1e-4, atol=1e-2)
