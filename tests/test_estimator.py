@@ -187,7 +187,8 @@ class TestInScikitLearn:
         x = gaussian_rows(200)
         model = NICE(random_state=0, epochs=5, warm_start=True).fit(x)
         before, marginals = model.history_[-1]["valid_nats"], model.recipe_.model.marginals
-        model.set_params(marginals="sinh-arcsinh" if marginals == "none" else "none").fit(x)
+        with pytest.warns(UserWarning, match="marginals stays"):
+            model.set_params(marginals="sinh-arcsinh" if marginals == "none" else "none").fit(x)
         assert model.recipe_.model.marginals == marginals
         assert model.history_[0]["valid_nats"] == pytest.approx(before, abs=0.05)
 
@@ -470,3 +471,11 @@ class TestImpute:
     def test_interval_out_of_range(self, model: NICE):
         with pytest.raises(ValueError, match="between 0 and 1"):
             model.impute(np.array([[0.5, np.nan, 0.0]]), interval=1.5)
+
+
+def test_a_warm_start_says_which_parameters_it_ignores():
+    rows = np.random.default_rng(0).normal(size=(80, 3))
+    model = NICE(epochs=1, couplings=4, hidden_layers=1, random_state=0, warm_start=True).fit(rows)
+    model.fit(rows)  # the same: nothing is said
+    with pytest.warns(UserWarning, match="goes on with the flow that is there: couplings stays"):
+        model.set_params(couplings=3).fit(rows)

@@ -181,6 +181,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError(f"expected values up to {LARGEST:g}, got {largest:g}: rescale that column")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         warm = self.warm_start and self._fits(rows)
+        if warm and (ignored := [name for name, value in self._given(MODEL).items() if self._had(name) != value]):
+            warnings.warn(f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2)
         origin = self.origin_ if warm else origins(rows)
         try:
             fitted = fit_table(
@@ -366,6 +368,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         """The parameters that are not None, by their names in the recipe."""
         values = {name: _plain(getattr(self, ours)) for ours, name in names.items()}
         return {name: value for name, value in values.items() if value is not None}
+
+    def _had(self, name: str) -> Any:
+        """A setting of the model that was fitted, as a parameter gives it."""
+        value = getattr(self.recipe_.model, name)
+        return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
     def _fits(self, rows: np.ndarray) -> bool:
         return hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]

@@ -73,6 +73,9 @@ class Affine(Law):
     bound: float = 2.0
     size = 2
 
+    def __post_init__(self) -> None:
+        Multiplicative(self.bound)  # which refuses a bound that is not positive
+
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         b1, b2 = b.chunk(2, dim=-1)
         y, log_det = Multiplicative(self.bound).forward(a, b1)
