@@ -43,7 +43,7 @@ def needed(name: str, extras: frozenset[str], seen: Found, exact: set[str]) -> F
 
 def test_every_dependency_of_every_extra_is_pinned_to_what_is_installed():
     extras = frozenset(metadata.metadata("nicest").get_all("Provides-Extra"))
-    assert extras == {"bench", "dev", "studio", "tables"}
+    assert extras == {"bench", "dev", "loggers", "studio", "tables"}
     exact: set[str] = set()
     found = {name: version for (name, _), version in needed("nicest", extras, {}, exact).items() if name != "nicest"}
     assert len(found) > 50
