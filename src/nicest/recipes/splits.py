@@ -18,7 +18,7 @@ def load_splits(recipe: Recipe) -> Splits:
     """The data of a recipe; where a run was trained on it before, it must still be the same."""
     data = recipe.data
     if data.name == IN_MEMORY:
-        raise NicestError("this model was fitted to rows in memory, by nicest.NICE, and keeps none of them: bring data")
+        raise NicestError("this model was fitted to rows in memory, which a run does not keep: bring data")
     if not data.shape:  # nothing was trained yet
         _require_kind(data)
     found = load(

@@ -73,8 +73,10 @@ def bench(
             for what, run in runs.items():
                 took = measure(run, place, windows, seconds)
                 rows.append(_row(what, library, net, batch, took, floors[what]))
-        for what, library, run in variants(recipe, place):
-            rows.append(_row(what, library, net, batch, measure(run, place, windows, seconds), floors[what]))
+        for group in variants(recipe, place):
+            took_each = measure_in_turn([run for *_, run in group], place, windows, seconds)
+            for (what, library, _), took in zip(group, took_each, strict=True):
+                rows.append(_row(what, library, net, batch, took, floors[what]))
         rows += [_row(what, "floor", net, batch, took, took) for what, took in floors.items()]
     result = {
         "device": describe_device(place),
@@ -129,25 +131,30 @@ def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device, *, precis
     }
 
 
-def variants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, str, Callable[[], object]]]:
-    """What more a step may do and what it costs; scoring in full precision; a small flow beside the same by hand."""
+def variants(recipe: Recipe, device: torch.device) -> Iterator[list[tuple[str, str, Callable[[], object]]]]:
+    """What more a step may do and what it costs; scoring in full precision; a small flow beside the same by hand.
+
+    Each group is measured in turn, so that its figures compare where the speed of the machine varies.
+    """
     batch, shape = recipe.train.batch, recipe.data.shape
     levels = np.random.default_rng(0).integers(0, 256, (4 * batch, recipe.data.dim), dtype=np.uint8)
     averaged = recipe.override("train.ema=0.999")
-    yield "training step", "nicest + average", our_runs(averaged, levels, device)["training step"]
+    yield [("training step", "nicest + average", our_runs(averaged, levels, device)["training step"])]
     if len(shape) > 1:
         warped = averaged.override(*(f"augment.{each}" for each in WARPS))
-        yield "training step", "nicest + average, warps", our_runs(warped, levels, device)["training step"]
+        yield [("training step", "nicest + average, warps", our_runs(warped, levels, device)["training step"])]
     if device.type == "cuda":
         runs = our_runs(recipe, levels, device, precision=torch.float32)
-        yield "log_prob", "nicest, float32", runs["log_prob"]
-        yield "sample", "nicest, float32", runs["sample"]
+        yield [(what, "nicest, float32", runs[what]) for what in ("log_prob", "sample")]
     if len(shape) == 1:
         flow, y = build(recipe).to(device).eval(), torch.rand(batch, recipe.data.dim, device=device)
         fast = lower(flow)
-        yield "log_prob", "nicest, after noise", torch.inference_mode()(lambda: fast.log_density(y))
-        yield "log_prob", "nicest plain, after noise", torch.inference_mode()(lambda: flow.log_density(y))
-        yield "log_prob", "by hand, after noise", torch.inference_mode()(by_hand(flow, y))
+        ways = {
+            "nicest": lambda: fast.log_density(y),
+            "nicest plain": lambda: flow.log_density(y),
+            "by hand": by_hand(flow, y),
+        }
+        yield [("log_prob", f"{way}, after noise", torch.inference_mode()(run)) for way, run in ways.items()]
 
 
 def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
@@ -227,21 +234,31 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
 
 def measure(run: Callable[[], object], device: torch.device, windows: int, seconds: float) -> float:
     """Microseconds of one run: the median of some windows, after a warm-up that also says how many fill a window."""
-    run()
-    wait(device)
-    began = time.perf_counter()
-    for _ in range(3):
+    return measure_in_turn([run], device, windows, seconds)[0]
+
+
+def measure_in_turn(
+    runs: Sequence[Callable[[], object]], device: torch.device, windows: int, seconds: float
+) -> list[float]:
+    """Microseconds of each of several runs, which take turns window by window."""
+    repeats = []
+    for run in runs:
         run()
-    wait(device)
-    repeats = max(1, round(3 * seconds / (time.perf_counter() - began)))
-    took = []
-    for _ in range(windows):
+        wait(device)
         began = time.perf_counter()
-        for _ in range(repeats):
+        for _ in range(3):
             run()
         wait(device)
-        took.append((time.perf_counter() - began) / repeats * 1e6)
-    return statistics.median(took)
+        repeats.append(max(1, round(3 * seconds / (time.perf_counter() - began))))
+    took: list[list[float]] = [[] for _ in runs]
+    for _ in range(windows):
+        for run, count, times in zip(runs, repeats, took, strict=True):
+            began = time.perf_counter()
+            for _ in range(count):
+                run()
+            wait(device)
+            times.append((time.perf_counter() - began) / count * 1e6)
+    return [statistics.median(times) for times in took]
 
 
 def wait(device: torch.device) -> None:
