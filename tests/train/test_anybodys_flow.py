@@ -206,8 +206,9 @@ class TestRefused:
             (np.where(np.arange(4) == 2, np.inf, ROWS), "expected finite numbers in the training rows"),
             (ROWS + 1e6, "float32 has too few digits"),
             (ROWS[:0], "expected at least 1 row"),
+            (np.where(np.arange(4) == 2, np.nan, ROWS), "got only NaN in column 2"),
         ],
-        ids=["width", "constant", "inf", "far", "none"],
+        ids=["width", "constant", "inf", "far", "none", "empty"],
     )
     def test_rows(self, rows: np.ndarray, words: str, refusal: Callable[..., str]):
         valid = None if rows.shape[1] == 3 else ROWS[:100]
