@@ -84,6 +84,7 @@ def test_a_walk_gives_y_and_terms_that_sum_to_the_log_det(name: str, dim: int):
 def test_carried_moments_are_those_of_the_output(name: str):
     layer, x = ZOO[name](5), inputs(name, 400, 5)
     known = layer.carry(*moments(x))
+    assert known is not None or name not in ("zca", "diagonal-scaling")
     if known is not None:  # then the layer is linear
         for found, expected in zip(known, moments(layer(x)[0].detach()), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -29,6 +29,10 @@ class DiagonalScaling(Bijection):
         check_features(y, len(self.s))
         return y * torch.exp(-self.s)
 
+    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self.s.exp().to(mean)
+        return mean * scale, scale[:, None] * covariance * scale
+
     @property
     def sigma(self) -> Tensor:
         return torch.exp(-self.s.detach())
@@ -118,6 +122,10 @@ class ZCA(Whitening):
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.mean))
         return (x - self.mean) @ self.whiten, self.log_det.expand(x.shape[0]).clone()
+
+    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        whiten = self.whiten.to(mean)
+        return (mean - self.mean.to(mean)) @ whiten, whiten.mT @ covariance @ whiten
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.mean))
