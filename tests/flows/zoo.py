@@ -22,11 +22,15 @@ from nicest.flows import (
     Chain,
     Coupling,
     DiagonalScaling,
+    Elementwise,
     Law,
     Logit,
+    Mixing,
     Multiplicative,
     Partition,
+    ResidualMLP,
     SinhArcsinh,
+    Spline,
     Standardise,
     TriangularAffine,
     Within,
@@ -70,9 +74,16 @@ def randomised(module: Module, std: float = 0.3) -> Module:
 
 
 def coupling(partition: Partition, law: Law, context_dim: int = 0) -> Coupling:
-    """A coupling layer with a random rectified network."""
-    outputs = law.size * len(partition.i2)
-    return randomised(Coupling(partition, law, MLP(len(partition.i1), outputs, (16, 16), context_dim=context_dim)))
+    """A coupling layer with a random rectified network; a spline, of logits, takes smaller numbers than a shift."""
+    network = MLP(len(partition.i1), law.size * len(partition.i2), (16, 16), context_dim=context_dim)
+    return randomised(Coupling(partition, law, network), std=0.15 if isinstance(law, Spline) else 0.3)
+
+
+def residual(dim: int) -> Coupling:
+    """An affine coupling layer with a random residual network."""
+    partition = odd_even(dim)
+    network = ResidualMLP(len(partition.i1), 2 * len(partition.i2), 16, dropout=0.1)
+    return randomised(Coupling(partition, Affine(), network)).eval()
 
 
 def couplings(dim: int, law: Law, n: int, partition: Callable[[int], Partition] = odd_even, **options: int) -> Chain:
@@ -120,6 +131,10 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     },
     "multiplicative-bound": lambda dim: coupling(halves(dim), Multiplicative(bound=0.5)),
     "affine-bound": lambda dim: coupling(halves(dim), Affine(bound=5.0)),
+    "spline-bins": lambda dim: coupling(halves(dim), Spline(bins=3, bound=1.5)),
+    "residual": residual,
+    "elementwise": lambda dim: randomised(Elementwise(Spline(bins=16), dim)),
+    "mixing": lambda dim: randomised(Mixing(dim)),
     "diagonal-scaling": scaling,
     "triangular": lambda dim: randomised(TriangularAffine(dim)),
     "triangular-fitted": lambda dim: TriangularAffine(dim).double().fit(correlated(20 * dim, dim)),

@@ -305,10 +305,13 @@ class TestRefused:
             ('[{kind="coupling", law={kind="affine", bound=[[1]]}}]', "law.bound is of type bool or int"),
             ('[{kind="coupling", law={kind="affine", "a b"=1}}]', "block 1: law: unknown key 'a b'"),
             ('[{kind="coupling", law={kind="affine", "é"=1}}]', "block 1: law: unknown key 'é'"),
-            ('[{kind="coupling", network="mlp"}]', "block 1: network is a table with a kind, one of mlp; got 'mlp'"),
+            (
+                '[{kind="coupling", network="mlp"}]',
+                "block 1: network is a table with a kind, one of mlp, residual; got 'mlp'",
+            ),
             (
                 '[{kind="coupling", network={kind="mpl"}}]',
-                "network.kind is one of mlp; got 'mpl' (did you mean 'mlp'?)",
+                "network.kind is one of mlp, residual; got 'mpl' (did you mean 'mlp'?)",
             ),
             (
                 '[{kind="coupling", network={kind="mlp", widht=3}}]',
@@ -341,7 +344,7 @@ class TestRefused:
         [
             (
                 {"kind": "afine"},
-                "law.kind is one of additive, multiplicative, affine; got 'afine' (did you mean 'affine'?)",
+                "law.kind is one of additive, multiplicative, affine, spline; got 'afine' (did you mean 'affine'?)",
             ),
             ({"kind": "affine", "bond": 1.0}, "law: unknown key 'bond' of kind affine (did you mean 'bound'?)"),
             ({"kind": "additive", "bound": 1.0}, "law: unknown key 'bound' of kind additive"),

@@ -4,10 +4,10 @@ from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling, Partition, checkerboard, halves, odd_even
 from nicest.flows.flow import Flow
-from nicest.flows.laws import LAWS, Additive, Affine, Law, Multiplicative
-from nicest.flows.linear import ZCA, DiagonalScaling, TriangularAffine, moments
-from nicest.flows.marginals import Logit, SinhArcsinh
-from nicest.flows.networks import MLP
+from nicest.flows.laws import LAWS, Additive, Affine, Law, Multiplicative, Spline
+from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, moments
+from nicest.flows.marginals import Elementwise, Logit, SinhArcsinh
+from nicest.flows.networks import MLP, ResidualMLP
 from nicest.flows.priors import Gaussian, Logistic, PartPrior, Prior
 from nicest.flows.units import Units, bits_per_dim
 from nicest.flows.vae import VAE, Standardise
@@ -24,16 +24,20 @@ __all__ = [
     "Chain",
     "Coupling",
     "DiagonalScaling",
+    "Elementwise",
     "Flow",
     "Gaussian",
     "Law",
     "Logistic",
     "Logit",
+    "Mixing",
     "Multiplicative",
     "PartPrior",
     "Partition",
     "Prior",
+    "ResidualMLP",
     "SinhArcsinh",
+    "Spline",
     "Standardise",
     "TriangularAffine",
     "Units",

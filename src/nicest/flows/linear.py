@@ -1,4 +1,4 @@
-"""Linear layers: diagonal scaling (NICE §3.3), approximate whitening (NICE App. B), exact ZCA (NICE §5.1)."""
+"""Linear layers: diagonal scaling (NICE §3.3), learned mixing, whitening (NICE App. B) and exact ZCA (NICE §5.1)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,46 @@ class DiagonalScaling(Bijection):
     @property
     def sigma(self) -> Tensor:
         return torch.exp(-self.s.detach())
+
+
+class Mixing(Bijection):
+    """y = W x + b with W = L U P, learned; log det = Σ log U_ii (Oliva et al. 2018, "Transformation autoregressive
+    networks"). P is a permutation, drawn once and then fixed; L and U are triangular, L with ones on its diagonal and U
+    with positive numbers, and start at the identity.
+    """
+
+    order: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.randperm(dim))  # P as an index
+        self.lu = nn.Parameter(torch.zeros(dim, dim))  # L below the diagonal, U above it
+        self.log_diagonal = nn.Parameter(torch.zeros(dim))
+        self.b = nn.Parameter(torch.zeros(dim))
+
+    @property
+    def upper(self) -> Tensor:
+        """U."""
+        return self.lu.triu(1) + self.log_diagonal.exp().diag()
+
+    @property
+    def matrix(self) -> Tensor:
+        """W."""
+        upper = self.upper
+        return torch.addmm(upper, self.lu.tril(-1), upper)[:, self.order]
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, len(self.b))
+        return torch.addmm(self.b, x, self.matrix.mT), self.log_diagonal.sum().expand(x.shape[0]).clone()
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.b))
+        inner = torch.linalg.solve_triangular(self.lu, (y - self.b).mT, upper=False, unitriangular=True)
+        return torch.linalg.solve_triangular(self.upper, inner, upper=True).mT[:, self.order]
+
+    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = self.matrix.to(mean)
+        return matrix @ mean + self.b.to(mean), matrix @ covariance @ matrix.mT
 
 
 class Whitening(Bijection):

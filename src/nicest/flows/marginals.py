@@ -6,10 +6,11 @@ import math
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.laws import Law
 
 STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
 NARROWEST = 3.0  # largest |log(scale / standard deviation)|
@@ -107,3 +108,26 @@ def bend(x: Tensor, loc: Tensor, log_scale: Tensor, skew: Tensor, log_tail: Tens
 
 def bounded(free: Tensor, most: float) -> Tensor:
     return most * torch.tanh(free / most)
+
+
+class Elementwise(Bijection):
+    """y_d = g(x_d; b_d): a coupling law in every dimension, whose b is learned and the same for all x.
+
+    With a `Spline` of many bins each dimension gets a marginal law of its own, as far as the bins resolve it.
+    """
+
+    def __init__(self, law: Law, dim: int) -> None:
+        super().__init__()
+        self.law, self.dim = law, dim
+        self.b = nn.Parameter(torch.zeros(law.size * dim))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, self.dim)
+        return self.law.forward(x, self.b.expand(len(x), -1))
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, self.dim)
+        return self.law.inverse(y, self.b.expand(len(y), -1))
+
+    def extra_repr(self) -> str:
+        return str(self.law)

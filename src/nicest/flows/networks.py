@@ -1,4 +1,4 @@
-"""Coupling functions m (NICE §5.1): deep rectified networks with linear output units."""
+"""Coupling functions m: deep rectified networks with linear output units (NICE §5.1), plain and residual."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ class MLP(nn.Module):
         initialisation: Initialisation = "torch",
     ) -> None:
         super().__init__()
-        if initialisation not in get_args(Initialisation):
-            raise ValueError(f"initialisation is one of {get_args(Initialisation)}, got {initialisation!r}")
         layers: list[nn.Module] = []
         width = inputs + context_dim
         for units in hidden:
@@ -41,13 +39,53 @@ class MLP(nn.Module):
             width = units
         last = nn.Linear(width, outputs)
         self.layers = nn.Sequential(*layers, last)
-        if initialisation == "uniform":
-            for name, parameter in self.named_parameters():
-                nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.uniform_(parameter, -0.01, 0.01)
-        elif initialisation == "zero-last":
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+        _initialise(self, last, initialisation)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         x: Tensor = self.layers(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
         return x
+
+
+class ResidualMLP(nn.Module):
+    """m: R^inputs -> R^outputs, `blocks` blocks h + W₂ relu(W₁ relu(h)) between two linear layers (He et al. 2016).
+
+    `dropout` stands before W₂. The other settings are those of `MLP`.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        width: int = 128,
+        blocks: int = 2,
+        *,
+        context_dim: int = 0,
+        dropout: float = 0.0,
+        initialisation: Initialisation = "zero-last",
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs + context_dim, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU(), Dropout(dropout), nn.Linear(width, width))
+            for _ in range(blocks)
+        )
+        self.last = nn.Linear(width, outputs)
+        _initialise(self, self.last, initialisation)
+
+    def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
+        h = self.first(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
+        for block in self.blocks:
+            h = h + block(h)
+        b: Tensor = self.last(h.relu())
+        return b
+
+
+def _initialise(network: nn.Module, last: nn.Linear, initialisation: Initialisation) -> None:
+    if initialisation not in get_args(Initialisation):
+        raise ValueError(f"initialisation is one of {get_args(Initialisation)}, got {initialisation!r}")
+    if initialisation == "uniform":
+        for name, parameter in network.named_parameters():
+            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.uniform_(parameter, -0.01, 0.01)
+    elif initialisation == "zero-last":
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)

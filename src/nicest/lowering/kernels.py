@@ -278,3 +278,126 @@ def _store(weights, copy, average, weight, i, inside, p, averages: tl.constexpr)
     if averages:
         mean = tl.load(average + i, mask=inside)
         tl.store(average + i, mean + tl.load(weight) * (p - mean), mask=inside)
+
+
+def spline(a: Tensor, b: Tensor, bins: int, bound: float, least: float, steepest: float) -> tuple[Tensor, Tensor]:
+    """`spline._value` where a lies within the bound; a and 0 outside."""
+    y, log_slope = (a.new_empty(a.shape) for _ in range(2))
+    _spline[(triton.cdiv(a.numel(), _SPLINES.value),)](
+        a, *a.stride(), b.contiguous(), y, log_slope, a.shape[1], a.numel(), bound, least, steepest,
+        bins=bins, padded=triton.next_power_of_2(bins),
+    )  # fmt: skip
+    return y, log_slope
+
+
+def spline_backward(
+    a: Tensor, b: Tensor, gy: Tensor, gl: Tensor, bins: int, bound: float, least: float, steepest: float
+) -> tuple[Tensor, Tensor]:
+    """`spline._backward`."""
+    ga, gb = a.new_empty(a.shape), b.new_empty(b.shape)
+    _spline_backward[(triton.cdiv(a.numel(), _SPLINES.value),)](
+        a, *a.stride(), b.contiguous(), gy, *gy.stride(), gl, *gl.stride(), ga, gb, a.shape[1], a.numel(), bound, least,
+        steepest, bins=bins, padded=triton.next_power_of_2(bins),
+    )  # fmt: skip
+    return ga, gb
+
+
+_SPLINES = tl.constexpr(128)  # numbers that a program sees to
+
+
+@triton.jit
+def _shares(b, i, inside, at, bins: tl.constexpr, padded: tl.constexpr):
+    """softmax of `bins` logits from place `at` on of every number i."""
+    j = tl.arange(0, padded)[None, :]
+    there = inside[:, None] & (j < bins)
+    logits = tl.load(b + i[:, None] * (3 * bins - 1) + at + j, mask=there, other=-float("inf")).to(tl.float32)
+    logits = tl.where(inside[:, None], logits, 0.0)
+    risen = tl.exp(logits - tl.max(logits, 1)[:, None])
+    return risen / tl.sum(risen, 1)[:, None]
+
+
+@triton.jit
+def _slope(b, i, inside, knot, steepest, bins: tl.constexpr):
+    """The slope at a knot between two bins, and its derivative; 1 and 0 at the first and the last knot."""
+    there = inside & (knot >= 0) & (knot < bins - 1)
+    v = tl.load(b + i * (3 * bins - 1) + 2 * bins + knot, mask=there, other=0.0).to(tl.float32) / steepest
+    tanh = 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(v, 20.0)) + 1.0)
+    d = tl.exp(steepest * tanh)
+    return d, tl.where(there, d * (1.0 - tanh * tanh), 0.0)
+
+
+@triton.jit
+def _bin(a, b, i, inside, bound, least, steepest, bins: tl.constexpr, padded: tl.constexpr):
+    j = tl.arange(0, padded)[None, :]
+    wide, high = _shares(b, i, inside, 0, bins, padded), _shares(b, i, inside, bins, bins, padded)
+    inner = tl.minimum(tl.maximum(a, -bound), bound) + bound
+    factor, floor = 2.0 * bound * (1.0 - least * bins), 2.0 * bound * least
+    widths, heights = tl.where(j < bins, wide * factor + floor, 0.0), tl.where(j < bins, high * factor + floor, 0.0)
+    k = tl.sum(((tl.cumsum(widths, 1) <= inner[:, None]) & (j < bins - 1)).to(tl.int32), 1)
+    here, before = j == k[:, None], j < k[:, None]
+    w, h = tl.sum(tl.where(here, widths, 0.0), 1), tl.sum(tl.where(here, heights, 0.0), 1)
+    x, y = tl.sum(tl.where(before, widths, 0.0), 1), tl.sum(tl.where(before, heights, 0.0), 1)
+    t = tl.minimum(tl.maximum((inner - x) / w, 0.0), 1.0)
+    d0, u0 = _slope(b, i, inside, k - 1, steepest, bins)
+    d1, u1 = _slope(b, i, inside, k, steepest, bins)
+    return wide, high, k, t, y - bound, w, h, d0, u0, d1, u1
+
+
+@triton.jit
+def _spline(
+    a, a_rows, a_columns, b, out, log_slope, columns, total, bound, least, steepest,
+    bins: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * _SPLINES + tl.arange(0, _SPLINES)
+    inside = i < total
+    v = tl.load(a + (i // columns) * a_rows + (i % columns) * a_columns, mask=inside, other=0.0)
+    _, _, _, t, y, w, h, d0, _, d1, _ = _bin(v, b, i, inside, bound, least, steepest, bins, padded)
+    s, past = h / w, 1.0 - t
+    middle = t * past
+    below = s + (d0 + d1 - 2.0 * s) * middle
+    slopes = d1 * t * t + 2.0 * s * middle + d0 * past * past
+    within = tl.abs(v) < bound
+    tl.store(out + i, tl.where(within, y + h * (s * t * t + d0 * middle) / below, v), mask=inside)
+    tl.store(log_slope + i, tl.where(within, tl.log(slopes * (s / below) * (s / below)), 0.0), mask=inside)
+
+
+@triton.jit
+def _spline_backward(
+    a, a_rows, a_columns, b, gy, gy_rows, gy_columns, gl, gl_rows, gl_columns, ga, gb, columns, total, bound, least,
+    steepest, bins: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * _SPLINES + tl.arange(0, _SPLINES)
+    inside = i < total
+    row, column = i // columns, i % columns
+    v = tl.load(a + row * a_rows + column * a_columns, mask=inside, other=0.0)
+    y_gradient = tl.load(gy + row * gy_rows + column * gy_columns, mask=inside, other=0.0)
+    l_gradient = tl.load(gl + row * gl_rows + column * gl_columns, mask=inside, other=0.0)
+    wide, high, k, t, _, w, h, d0, u0, d1, u1 = _bin(v, b, i, inside, bound, least, steepest, bins, padded)
+    within = tl.abs(v) < bound
+    y_inner, l_inner = tl.where(within, y_gradient, 0.0), tl.where(within, l_gradient, 0.0)
+    s, past = h / w, 1.0 - t
+    middle, turn = t * past, 1.0 - 2.0 * t
+    above, below = s * t * t + d0 * middle, s + (d0 + d1 - 2.0 * s) * middle
+    slopes = d1 * t * t + 2.0 * s * middle + d0 * past * past
+    ry, rl, rb = y_inner * h / (below * below), l_inner / slopes, 2.0 * l_inner / below
+    bend = (d0 + d1 - 2.0 * s) * turn
+    gt = ry * ((2.0 * s * t + d0 * turn) * below - above * bend)
+    gt = (gt + rl * 2.0 * (d1 * t + s * turn - d0 * past) - rb * bend) / w
+    gs = ry * (t * t * below - above * (1.0 - 2.0 * middle)) + 2.0 * l_inner / s
+    gs = (gs + rl * 2.0 * middle - rb * (1.0 - 2.0 * middle)) / w
+    g0 = (ry * middle * (below - above) + rl * past * past - rb * middle) * u0
+    g1 = (-ry * middle * above + rl * t * t - rb * middle) * u1
+    tl.store(ga + i, tl.where(within, gt, y_gradient), mask=inside)
+    factor = 2.0 * bound * (1.0 - least * bins)
+    first = gb + i[:, None] * (3 * bins - 1)
+    j = tl.arange(0, padded)[None, :]
+    there = inside[:, None] & (j < bins)
+    here, before = j == k[:, None], j < k[:, None]
+    of_wide = tl.where(before, -gt[:, None], tl.where(here, (-gt * t - gs * s)[:, None], 0.0))
+    of_wide = factor * wide * (of_wide - tl.sum(of_wide * wide, 1)[:, None])
+    of_high = tl.where(before, y_inner[:, None], tl.where(here, (gs + y_inner * above / below)[:, None], 0.0))
+    of_high = factor * high * (of_high - tl.sum(of_high * high, 1)[:, None])
+    tl.store(first + j, of_wide, mask=there)
+    tl.store(first + bins + j, of_high, mask=there)
+    of_slopes = tl.where(j == (k - 1)[:, None], g0[:, None], tl.where(here, g1[:, None], 0.0))
+    tl.store(first + 2 * bins + j, of_slopes, mask=inside[:, None] & (j < bins - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -12,11 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows import MLP, Additive, Bijection, Chain, Coupling, Flow, Partition, Units
+from nicest.flows import (
+    MLP,
+    Additive,
+    Bijection,
+    Chain,
+    Coupling,
+    Elementwise,
+    Flow,
+    Mixing,
+    Partition,
+    ResidualMLP,
+    Units,
+)
 from nicest.flows.bijection import check_features
 from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
+from nicest.lowering.spline import fast_law
 
 
 def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
@@ -142,15 +156,45 @@ class FastMLP:
             b[: len(layer.bias)] = layer.bias
 
 
+class FastResidual:
+    """A residual network in `dtype`, without the calls of its modules."""
+
+    def __init__(self, network: ResidualMLP, dtype: torch.dtype) -> None:
+        self.network, self.dtype = network, dtype
+        self.pairs = [(block[1], block[4], block[3]) for block in network.blocks]  # type: ignore[index]
+
+    @staticmethod
+    def of(network: nn.Module, dtype: torch.dtype) -> FastResidual | None:
+        """The fast form of a network, None where it has none: one whose parts are those it was made with."""
+        if type(network) is not ResidualMLP or _hooked(network):
+            return None
+        block = [nn.ReLU, nn.Linear, nn.ReLU, Dropout, nn.Linear]
+        made = [ResidualMLP, nn.Linear, nn.ModuleList, *[nn.Sequential, *block] * len(network.blocks), nn.Linear]
+        biased = all(each.bias is not None for each in network.modules() if isinstance(each, nn.Linear))
+        return FastResidual(network, dtype) if [type(each) for each in network.modules()] == made and biased else None
+
+    def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x_I1, and the output at it, in the dtype of x_I1."""
+        x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
+        with reduced(x, self.dtype):
+            h = functional.linear(x, self.network.first.weight, self.network.first.bias)
+            for first, second, drop in self.pairs:
+                inner = functional.linear(h.relu(), first.weight, first.bias).relu_()
+                inner = dropout(inner, drop.p) if drop.training and drop.p else inner
+                h = h + functional.linear(inner, second.weight, second.bias)
+            return x1, functional.linear(h.relu_(), self.network.last.weight, self.network.last.bias).to(x1.dtype)
+
+
 class FastCoupling:
     """A coupling layer by its parts x_I1 and x_I2, or, where there is a kernel for it, at once."""
 
     def __init__(self, layer: Coupling, dtype: torch.dtype) -> None:
         self.layer, self.dtype = layer, dtype
-        self.partition, self.law = layer.partition, layer.law
+        self.partition, self.law = layer.partition, fast_law(layer.law)
         self.network = FastMLP.of(layer.network, dtype)
         if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
             self.network = None  # the plain one says what is wrong
+        self.residual = FastResidual.of(layer.network, dtype)
         self.additive = type(layer.law) is Additive
 
     def at_once(self, x: Tensor, context: Tensor | None) -> bool:
@@ -177,9 +221,10 @@ class FastCoupling:
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.network is not None:
             return self.network.read(x1, context)
-        if self.dtype == x1.dtype:
-            return x1, self.layer.m(x1, context)
-        with torch.autocast(x1.device.type, self.dtype):
+        if self.residual is not None:
+            x1, b = self.residual.read(x1, context)
+            return x1, self.layer.checked(x1, b)
+        with reduced(x1, self.dtype):
             b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
         return x1, self.layer.checked(x1, b)
 
@@ -191,10 +236,7 @@ class LoweredChain(Bijection):
         super().__init__()
         self.plain = chain
         self.dtype = dtype
-        self.fast: list[tuple[str, FastCoupling | Bijection]] = [
-            (name, FastCoupling(layer, dtype) if type(layer) is Coupling and not _hooked(layer, deep=False) else layer)
-            for name, layer in _flattened("", chain)
-        ]
+        self.fast = [(name, _fast_layer(layer, dtype)) for name, layer in _flattened("", chain)]
 
     @property
     def networks(self) -> list[FastMLP]:
@@ -213,10 +255,16 @@ class LoweredChain(Bijection):
     def plain_layers(self) -> list[str]:
         """What has parameters to train and no fast form, by name."""
         return [
-            name or type(part.layer if isinstance(part, FastCoupling) else part).__name__
+            name or type(getattr(part, "layer", part)).__name__
             for name, part in self.fast
-            if (part.network is None if isinstance(part, FastCoupling) else any(p.ndim > 1 for p in part.parameters()))
+            if not self._has_fast_form(part)
         ]
+
+    @staticmethod
+    def _has_fast_form(part: FastCoupling | Bijection) -> bool:
+        if isinstance(part, FastCoupling):
+            return part.network is not None or part.residual is not None
+        return isinstance(part, Mixing) or not any(p.ndim > 1 for p in part.parameters())
 
     def copy_weights(self) -> None:
         """Let every network keep a copy of its weights as they are now, for inference."""
@@ -287,6 +335,22 @@ class _Stream:
 
     def whole(self) -> Tensor:
         return self.x if self.partition is None else self.partition.merge(*self.parts)
+
+
+def reduced(x: Tensor, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Where products are in `dtype`, if that is one to which autocast leads."""
+    halved = dtype in (torch.bfloat16, torch.float16) and dtype != x.dtype
+    return torch.autocast(x.device.type, dtype) if halved else nullcontext()
+
+
+def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijection:
+    """A coupling in its fast form, a law without a network with its fast law, and any other layer as it is."""
+    if type(layer) is Coupling and not _hooked(layer, deep=False):
+        return FastCoupling(layer, dtype)
+    if type(layer) is Elementwise:
+        layer = copy.copy(layer)
+        layer.law = fast_law(layer.law)
+    return layer
 
 
 def _is_fast(part: FastCoupling | Bijection) -> bool:

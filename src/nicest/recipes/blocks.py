@@ -101,6 +101,19 @@ class MLPNetwork(Network):
         return self.hidden_layers + 1
 
 
+@dataclass(frozen=True)
+class ResidualNetwork(Network):
+    kind = "residual"
+    blocks: int = setting(2, "residual blocks, of two linear layers each", NOT_NEGATIVE)
+    width: int = setting(128, "units of every hidden layer", at_least(1))
+    dropout: float = setting(0.0, "dropout inside every block", BELOW_ONE)
+    initialisation: Literal["torch", "uniform", "zero-last"] = setting("zero-last", "as of mlp")
+
+    @property
+    def n_layers(self) -> int:  # type: ignore[override]
+        return 2 * self.blocks + 2
+
+
 class Block(Kind):
     """One layer of a flow, or several alike.
 
@@ -148,6 +161,17 @@ class CouplingBlock(Block):
 
 
 @dataclass(frozen=True)
+class ElementwiseBlock(Block):
+    kind = "elementwise"
+    law: LawSettings = setting(LawSettings("spline", (("bins", 32),)), "the law in every dimension")  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class MixingBlock(Block):
+    kind = "mixing"
+
+
+@dataclass(frozen=True)
 class ScalingBlock(Block):
     kind = "scaling"
     initialisation: Literal["identity", "prior"] = setting(
@@ -159,8 +183,10 @@ def _by_kind(*classes: type[Kind]) -> dict[str, type[Kind]]:
     return {each.kind: each for each in classes}
 
 
-BLOCKS = _by_kind(LogitBlock, SinhArcsinhBlock, ZCABlock, TriangularBlock, CouplingBlock, ScalingBlock)
-NETWORKS = _by_kind(MLPNetwork)
+BLOCKS = _by_kind(
+    LogitBlock, SinhArcsinhBlock, ZCABlock, TriangularBlock, ElementwiseBlock, CouplingBlock, MixingBlock, ScalingBlock
+)
+NETWORKS = _by_kind(MLPNetwork, ResidualNetwork)
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:

@@ -19,13 +19,16 @@ from nicest.flows import (
     Chain,
     Coupling,
     DiagonalScaling,
+    Elementwise,
     Flow,
     Gaussian,
     Law,
     Logistic,
     Logit,
+    Mixing,
     Partition,
     Prior,
+    ResidualMLP,
     SinhArcsinh,
     TriangularAffine,
     Units,
@@ -35,9 +38,12 @@ from nicest.flows import (
 )
 from nicest.recipes.blocks import (
     CouplingBlock,
+    ElementwiseBlock,
     LawSettings,
     LogitBlock,
+    MixingBlock,
     MLPNetwork,
+    ResidualNetwork,
     ScalingBlock,
     SinhArcsinhBlock,
     TriangularBlock,
@@ -107,6 +113,10 @@ def _layers(recipe: Recipe, prior: Prior) -> Iterator[tuple[str, Bijection]]:
                     partition = partitions[split].swap() if split in partitions else _partition(split, data.shape)
                     partitions[split] = partition
                     yield "coupling", Coupling(partition, law, NETWORKS[network.kind](network, partition, law.size))
+            case ElementwiseBlock(law_settings):
+                yield "elementwise", Elementwise(_law(law_settings, f"model.blocks, block {i}: law"), dim)
+            case MixingBlock():
+                yield "mixing", Mixing(dim)
             case ScalingBlock(initialisation):
                 scaling = DiagonalScaling(dim)
                 if initialisation == "prior":
@@ -142,4 +152,11 @@ def _mlp(settings: MLPNetwork, partition: Partition, size: int) -> nn.Module:
     return MLP(inputs, outputs, hidden, dropout=settings.dropout, initialisation=settings.initialisation)
 
 
-NETWORKS: dict[str, Callable[[Any, Partition, int], nn.Module]] = {"mlp": _mlp}  # from |I1| numbers to size · |I2|
+def _residual(settings: ResidualNetwork, partition: Partition, size: int) -> nn.Module:
+    inputs, outputs = len(partition.i1), size * len(partition.i2)
+    options = {"dropout": settings.dropout, "initialisation": settings.initialisation}
+    return ResidualMLP(inputs, outputs, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
+
+
+# coupling functions from |I1| numbers to size · |I2|
+NETWORKS: dict[str, Callable[[Any, Partition, int], nn.Module]] = {"mlp": _mlp, "residual": _residual}

@@ -1,0 +1,67 @@
+"""Random inversions of the spline law, with parameters from tame to absurd: how many fail, and by how much.
+
+python tests/inversions.py 100000000 --out results/spline-inversions.json
+"""
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+from nicest.flows import Spline
+
+SIZES = (0.1, 1.0, 3.0, 10.0, 100.0, 1e4, 1e30)
+LAWS = (Spline(), Spline(bins=2), Spline(bins=32, bound=3.0))
+STEPS = 64  # roundings of y, and of what a rounding of x does to y, that an inversion may be off by
+
+
+def worst_inversions(count: int, dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, float]:
+    """y -> g⁻¹(y) -> g for `count` draws of y and of parameters: an inversion fails if it does not lead back to y.
+
+    x is a number of `dtype`, so that y can be met only up to what the next such number would give.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    done = failed = not_finite = 0
+    worst = 0.0
+    eps = torch.finfo(dtype).eps
+    while done < count:
+        law, size = LAWS[done % len(LAWS)], SIZES[(done // 7) % len(SIZES)]
+        n = min(count - done, 100_003)
+        b = size * torch.randn(n, law.size, generator=generator, device=device, dtype=dtype)
+        if size > 3:  # tame and absurd parameters side by side
+            b *= torch.rand(b.shape, generator=generator, device=device, dtype=dtype) ** 8
+        y = law.bound * 1.1 * (2 * torch.rand(n, 1, generator=generator, device=device, dtype=dtype) - 1)
+        x = law.inverse(y, b)
+        again, log_slope = law.forward(x, b)
+        off = (again - y).abs()[:, 0] / (eps * law.bound * (1 + log_slope.exp()))
+        not_finite += int((~(x.isfinite()[:, 0] & again.isfinite()[:, 0] & log_slope.isfinite())).sum())
+        failed += int((~(off <= STEPS)).sum())
+        worst = max(worst, float(off.nan_to_num(nan=torch.inf).max()))
+        done += n
+    return {"inversions": done, "failed": failed, "not_finite": not_finite, "worst": worst}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
+    found = {
+        str(dtype).removeprefix("torch."): worst_inversions(options.count, dtype, device, seed=0)
+        for dtype in (torch.float32, torch.float64)
+    }
+    report = {
+        "command": " ".join(sys.argv),
+        "device": machine,
+        "torch": torch.__version__,
+        "allowed": STEPS,
+        **found,
+    }
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+    sys.exit(any(each["failed"] or each["not_finite"] for each in found.values()))
