@@ -62,7 +62,7 @@ class Mixing(Bijection):
     def matrix(self) -> Tensor:
         """W."""
         upper = self.upper
-        return torch.addmm(upper, self.lu.tril(-1), upper)[:, self.order]
+        return torch.addmm(upper, self.lu.tril(-1), upper).index_select(1, self.order)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.b))

@@ -40,30 +40,33 @@ class _Spline(torch.autograd.Function):
             ctx.save_for_backward(a, b)
             return kernels.spline(a, b, law.bins, law.bound, law.LEAST, law.STEEPEST.bound)
         found = _find(law, a, b)
-        ctx.save_for_backward(a, *found)
+        ctx.save_for_backward(*found)
         y, log_slope, _ = _value(found)
-        inside = found.inside
-        return torch.where(inside, y, a), torch.where(inside, log_slope, 0.0)
+        inside = found.inside.view(a.shape)
+        return torch.where(inside, y.view(a.shape), a), torch.where(inside, log_slope.view(a.shape), 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor, None]:
         law: Spline = ctx.law
-        a, *saved = ctx.saved_tensors
         kernels = kernels_for(gy)
         if kernels:
-            (b,) = saved
+            a, b = ctx.saved_tensors
             return *kernels.spline_backward(a, b, gy, gl, law.bins, law.bound, law.LEAST, law.STEEPEST.bound), None
-        return *_backward(law, _Found(*saved), gy, gl), None
+        return *_backward(law, _Found(*ctx.saved_tensors), gy, gl), None
 
 
 class _Found(NamedTuple):
-    """The bins that numbers lie in: `shares` (B, n, 2, bins) of either axis, `k` (B, n, 1) which bin, and of that bin
-    what `nicest.flows.laws.Bin` holds, with t where in it a number lies and u0, u1 the slopes' derivatives."""
+    """The bins that M numbers lie in, M last, so that every pass runs along memory.
 
-    shares: Tensor
-    k: Tensor
+    `shares` (2, bins, M) of either axis, `past` (bins - 1, M) whether a knot between bins lies below; of its own bin
+    what `nicest.flows.laws.Bin` holds, with t where in it a number lies, d (2, M) the slopes at its ends and u (2, M)
+    their derivatives.
+    """
+
     inside: Tensor
+    shares: Tensor
+    past: Tensor
     t: Tensor
     y: Tensor
     w: Tensor
@@ -73,67 +76,67 @@ class _Found(NamedTuple):
 
 
 def _find(law: Spline, a: Tensor, b: Tensor) -> _Found:
-    bins, width = law.bins, 2 * law.bound
-    b = b.unflatten(-1, (a.shape[-1], law.size))
-    inner = a.clamp(-law.bound, law.bound)
-    shares = b[..., : 2 * bins].unflatten(-1, (2, bins)).softmax(-1)
-    sizes = shares * (width * (1 - law.LEAST * bins)) + width * law.LEAST
-    ends = sizes.cumsum(-1)
-    k = (ends[..., 0, :-1] <= (inner + law.bound)[..., None]).sum(-1, keepdim=True)
-    here = k[..., None].expand(*k.shape[:-1], 2, 1)
-    w, h = (size := sizes.gather(-1, here)[..., 0]).unbind(-1)
-    x, y = (ends.gather(-1, here)[..., 0] - size).unbind(-1)
-    t = ((inner + law.bound - x) / w).clamp_(0, 1)
-    knots = torch.cat((k - 1, k), -1)  # of those between bins; the outermost two have slope 1
-    bound = law.STEEPEST.bound
-    tanh = (b[..., 2 * bins :].gather(-1, knots.clamp(0, bins - 2)) / bound).tanh_()
-    tanh.masked_fill_((knots < 0) | (knots > bins - 2), 0)
-    d = (bound * tanh).exp_()
-    return _Found(shares, k, a.abs() < law.bound, t, y - law.bound, w, h, d, d * (1 - tanh.square()))
+    bins, bound, steepest = law.bins, law.bound, law.STEEPEST.bound
+    b = b.reshape(-1, law.size).mT.contiguous()
+    inner = a.clamp(-bound, bound).flatten().add_(bound)
+    logits = b[: 2 * bins].unflatten(0, (2, bins))
+    shares = (logits - logits.amax(1, keepdim=True)).exp_()
+    shares /= shares.sum(1, keepdim=True)
+    sizes = shares * (2 * bound * (1 - law.LEAST * bins)) + 2 * bound * law.LEAST
+    sums = torch.ones(bins - 1, bins, dtype=b.dtype, device=b.device).tril_()
+    past = (sums @ sizes[0] <= inner).to(b.dtype)
+    here = _here(past)
+    w, h = (sizes * here).sum(1)
+    x, y = (sizes[:, :-1] * past).sum(1)
+    slopes = b[2 * bins :]
+    tanh = torch.stack(((slopes * here[1:]).sum(0), (slopes * here[:-1]).sum(0))).div_(steepest).tanh_()
+    d = (steepest * tanh).exp_()  # 1 at the outermost two knots, which have no parameter
+    t = ((inner - x) / w).clamp_(0, 1)
+    inside = (a.abs() < bound).flatten()
+    return _Found(inside, shares, past, t, y - bound, w, h, d, d * (1 - tanh.square()))
+
+
+def _here(past: Tensor) -> Tensor:
+    """(bins, M): 1 for the bin that a number lies in, else 0."""
+    ones, zeros = past.new_ones(1, past.shape[1]), past.new_zeros(1, past.shape[1])
+    return torch.cat((ones, past)) - torch.cat((past, zeros))
 
 
 def _value(found: _Found) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """g, log g', and the parts of the formula that its derivatives have too."""
-    t, (d0, d1) = found.t, found.d.unbind(-1)
-    s, past = found.h / found.w, 1 - t
-    middle, square = t * past, t.square()
+    t, (d0, d1) = found.t, found.d
+    s, rest = found.h / found.w, 1 - t
+    middle, square = t * rest, t.square()
     above, below = s * square + d0 * middle, s + (d0 + d1 - 2 * s) * middle
-    slopes = d1 * square + 2 * s * middle + d0 * past.square()
+    slopes = d1 * square + 2 * s * middle + d0 * rest.square()
     log_slope = torch.log(slopes * (s / below).square())
-    return found.y + found.h * above / below, log_slope, (s, middle, square, past, above, below, slopes)
+    return found.y + found.h * above / below, log_slope, (s, middle, square, rest, above, below, slopes)
 
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of a and b from those of g and log g'."""
+    shape, bins = gy.shape, law.bins
+    gy, gl = gy.flatten(), gl.flatten()
     outside = ~found.inside
-    ga = gy.masked_fill(found.inside, 0)
+    direct = gy.masked_fill(found.inside, 0)
     gy, gl = gy.masked_fill(outside, 0), gl.masked_fill(outside, 0)
-    t, w, h, (d0, d1) = found.t, found.w, found.h, found.d.unbind(-1)
-    _, _, (s, middle, square, past, above, below, slopes) = _value(found)
-    ry, rl, rb = gy * h / below.square(), gl / slopes, 2 * gl / below
-    bend = (d0 + d1 - 2 * s) * (past - t)
-    gt = ry * ((2 * s * t + d0 * (past - t)) * below - above * bend)
-    gt = (gt + rl * 2 * (d1 * t + s * (past - t) - d0 * past) - rb * bend) / w
-    gs = ry * (square * below - above * (1 - 2 * middle)) + 2 * gl / s + rl * 2 * middle - rb * (1 - 2 * middle)
-    gs = gs / w
-    gd = torch.stack(
-        (
-            ry * middle * (below - above) + rl * past.square() - rb * middle,
-            -ry * middle * above + rl * square - rb * middle,
-        ),
-        -1,
-    )
-    # of where the bin begins and how large it is, on either axis
-    begins, size = torch.stack((-gt, gy), -1), torch.stack((-gt * t - gs * s, gs + gy * above / below), -1)
-    bins = law.bins
-    out = gy.new_zeros(*gy.shape, law.size)
-    position = torch.arange(bins, device=gy.device)
-    k = found.k[..., None]
-    of_shares = torch.where(position < k, begins[..., None], torch.where(position == k, size[..., None], 0.0))
-    of_shares -= (of_shares * found.shares).sum(-1, keepdim=True)
-    of_shares *= found.shares
-    torch.mul(of_shares, 2 * law.bound * (1 - law.LEAST * bins), out=out[..., : 2 * bins].unflatten(-1, (2, bins)))
-    knots = torch.cat((found.k - 1, found.k), -1)
-    gd = (gd * found.u).masked_fill_((knots < 0) | (knots > bins - 2), 0)
-    out[..., 2 * bins :].scatter_add_(-1, knots.clamp_(0, bins - 2), gd)
-    return ga + gt, out.flatten(-2)
+    t, w, h, (d0, d1) = found.t, found.w, found.h, found.d
+    _, _, (s, middle, square, rest, above, below, slopes) = _value(found)
+    ry, rl, rb, turn = gy * h / below.square(), gl / slopes, 2 * gl / below, rest - t
+    bend, twice = (d0 + d1 - 2 * s) * turn, 1 - 2 * middle
+    gt = ry * ((2 * s * t + d0 * turn) * below - above * bend)
+    gt = (gt + rl * 2 * (d1 * t + s * turn - d0 * rest) - rb * bend) / w
+    gs = (ry * (square * below - above * twice) + 2 * gl / s + rl * 2 * middle - rb * twice) / w
+    g0 = (ry * middle * (below - above) + rl * rest.square() - rb * middle) * found.u[0]
+    g1 = (rl * square - rb * middle - ry * middle * above) * found.u[1]
+    here = _here(found.past)
+    out = gy.new_empty(law.size, len(gy))
+    # of where the bin begins, and of how large it is, on either axis
+    begins, size = torch.stack((-gt, gy)), torch.stack((-gt * t - gs * s, gs + gy * above / below))
+    of_shares = out[: 2 * bins].unflatten(0, (2, bins))
+    torch.mul(size[:, None], here, out=of_shares)
+    of_shares[:, :-1].addcmul_(begins[:, None], found.past)
+    of_shares -= (of_shares * found.shares).sum(1, keepdim=True)
+    of_shares *= found.shares * (2 * law.bound * (1 - law.LEAST * bins))
+    torch.mul(here[1:], g0, out=out[2 * bins :]).addcmul_(here[:-1], g1)
+    return (direct + gt).view(shape), out.mT.reshape(shape[0], -1)
