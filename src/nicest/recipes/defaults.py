@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from nicest.data.splits import IN_MEMORY
 from nicest.errors import NicestError
-from nicest.recipes.recipe import DataSettings, Recipe
+from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
 
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
@@ -17,10 +17,11 @@ WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
 
-def recipe_for(n: int, dim: int, given: Given) -> Recipe:
+def recipe_for(n: int, dim: int, given: Given, work: float = math.inf) -> Recipe:
     """The recipe for n rows of D columns, with what is `given` in place of what would be chosen.
 
-    Width, batch and steps grow with the rows; dropout is for tables with few rows for their columns.
+    Width, batch and steps grow with the rows; dropout is for tables with few rows for their columns. `work` bounds the
+    multiplications in the coupling functions, forward, of all steps: there are fewer steps then, but 1,000 at least.
     """
     model = {
         "preprocess": "zca" if dim <= WIDEST_WHITENING else "none",
@@ -34,6 +35,8 @@ def recipe_for(n: int, dim: int, given: Given) -> Recipe:
 
     def train(recipe: Recipe) -> dict[str, Any]:
         steps = min(10_000, round(1_500 * max(1.0, n / 1_000) ** 0.4)) if recipe.model.couplings else 1
+        if steps > 1_000:
+            steps = round(min(steps, max(1_000, work / (recipe.train.batch * _multiplications(recipe.model, dim)))))
         rates = {"lr": 3e-3 if n < 10_000 else 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
         per_epoch = round(n * (1 - held_out(n))) // recipe.train.batch
         return rates | {"clip": 1.0, "precision": "float32"} | _steps(steps, per_epoch, warmup=50, every=20)
@@ -74,6 +77,12 @@ def _chosen(
     """The recipe with what is chosen, and `given` in its place; how it trains is chosen for its batch and couplings."""
     recipe = recipe.changed({"model": model, "train": {"batch": batch}}, "").changed(given, "NICE")
     return recipe.changed({"train": train(recipe)}, "").changed(given, "NICE")
+
+
+def _multiplications(model: ModelSettings, dim: int) -> int:
+    """About how many the coupling functions take for one row."""
+    depths = model.hidden_layers if len(model.hidden_layers) > 1 else model.hidden_layers * model.couplings
+    return sum(dim * model.width + max(0, depth - 1) * model.width**2 for depth in depths)
 
 
 def _steps(steps: int, per_epoch: int, *, warmup: int, every: int) -> dict[str, Any]:
