@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,46 +23,37 @@ from sklearn.base import (
     TransformerMixin,
 )
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from nicest.data.arrays import origins
-from nicest.data.columns import Column, columns_to_json
+from nicest.data.arrays import widened
+from nicest.data.cells import cell_values, codes_of
+from nicest.data.columns import Column, columns_from_json, columns_to_json
+from nicest.data.scan import LARGEST, SMALLEST, Tally
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
-from nicest.inference.impute import impute_rows, in_parts
+from nicest.inference.impute import MIXED
 from nicest.messages import listed
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, RunFolder
-from nicest.runs.run import Run
+from nicest.runs.run import DRAWS, Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.runs.sinks import Saved
+from nicest.tasks.impute_table import fill
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.fit_table import fit_table
 
 FILE = "estimator.json"
-LARGEST = 1e100  # beyond it squares overflow
-MODEL = {
-    "couplings": "couplings",
-    "hidden_layers": "hidden_layers",
-    "width": "width",
-    "dropout": "dropout",
-    "law": "law",
-    "prior": "prior",
-    "marginals": "marginals",
-    "whitening": "preprocess",
-    "shrinkage": "shrinkage",
-}
-TRAIN = {
-    "epochs": "epochs",
-    "batch_size": "batch",
-    "learning_rate": "lr",
-    "weight_decay": "weight_decay",
-    "patience": "patience",
-}
+SAME = ("couplings", "hidden_layers", "width", "dropout", "law", "prior", "marginals", "shrinkage")
+MODEL = {name: name for name in SAME} | {"whitening": "preprocess"}  # parameters, and their names in a recipe
+TRAIN = {name: name for name in ("epochs", "weight_decay", "patience")} | {"batch_size": "batch", "learning_rate": "lr"}
+WORK = 1e12  # multiplications in the coupling functions: a minute or two of one core
+SCORED = 100_000  # training rows that are enough to set the threshold by
+COPIES = 4  # of a row in the mean, where weights are not whole numbers
+FARTHEST = 1e305  # beyond it differences overflow
 
 
 class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -73,7 +68,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     The flow: columns standardised, bent to a Gaussian's skew and tails, whitened, additive couplings, a scaling, a
     factorial prior. Untrained it is a copula of a shrunk covariance; training goes on from there while validation
-    improves. None means chosen from the data, as `docs/estimator.md` tells.
+    improves. Columns of integers, and of few different numbers, are discrete: the model has their probability. None
+    means chosen from the data, as `docs/estimator.md` tells.
 
     Parameters
     ----------
@@ -85,7 +81,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     marginals : "sinh-arcsinh" or "none"; chosen likewise, and "none" below 50 rows.
     whitening : "zca", "triangular" or "none"; zca up to 1,000 columns.
     shrinkage : share of the correlations that whitening disbelieves, 0 to 1; chosen likewise.
-    epochs : most passes over the rows; 1,500 to 10,000 steps in all.
+    epochs : most passes over the rows; 1,500 to 10,000 steps in all, fewer for large models, so that a fit takes a
+        minute or two of one core at most.
     batch_size : rows in a step; a tenth of the rows, between 64 and 1,024.
     learning_rate, weight_decay : of Adam; 0.003, or 0.001 from 10,000 rows, and 0.01.
     patience : epochs without a better validation after which training ends; those of 10 validations.
@@ -97,7 +94,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     warm_start : let the next fit go on from the flow of the last one.
     device : "cpu", "cuda" or "auto".
     random_state : of the split, the initialisation, the order of rows, the dropout.
-    verbose : whether to show the progress.
+    verbose : 1 for a progress bar.
 
     Attributes
     ----------
@@ -107,9 +104,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     typical_nats_ : median log-density of the training rows.
     history_ : a row of figures for each validation.
     n_epochs_ : epochs until the model that was kept; 0 if training did not improve on the start.
-    origin_ : what is taken off every column before the flow: 0, but for columns far from 0, of which float32 would
-        lose the digits, and for models that `nicest train` made of a table.
-    range_ : smallest and largest number of every column in training, (2, D).
+    columns_ : a `Column` for each: its `kind` ("real", "steps" or "values"), `low` and `high` in training, and the
+        `origin` that is taken off it before the flow.
     """
 
     flow_: Flow
@@ -117,8 +113,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     n_features_in_: int
     offset_: float
     typical_nats_: float
-    origin_: np.ndarray
-    range_: np.ndarray
+    columns_: tuple[Column, ...]
 
     def __init__(
         self,
@@ -142,7 +137,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         warm_start: bool = False,
         device: str = "cpu",
         random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
+        verbose: int = 0,
     ) -> None:
         self.couplings = couplings
         self.hidden_layers = hidden_layers
@@ -165,49 +160,71 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: ArrayLike, y: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the density to the rows of X; y is ignored.
 
-        Cells that are NaN are missing: their rows train with cells that are drawn from the model while it learns.
+        Cells that are NaN are missing: their rows train with cells that are drawn from the model while it learns. A
+        row of `sample_weight` 2 counts as if it came twice, one of 0 as if it were not there.
         """
         self._check_shares()
         options = {"dtype": [np.float64, np.float32], "ensure_min_samples": 2, "ensure_all_finite": "allow-nan"}
-        rows = validate_data(self, X, **options)
-        missing = np.isnan(rows)
-        if (few := np.flatnonzero((~missing).sum(0) < 2)).size:
-            name = getattr(self, "feature_names_in_", range(rows.shape[1]))[few[0]]
-            raise ValueError(f"expected 2 numbers or more in every column, got hardly any but NaN in column {name}")
-        if (largest := float(np.nanmax(np.abs(rows)))) > LARGEST:
-            raise ValueError(f"expected values up to {LARGEST:g}, got {largest:g}: rescale that column")
+        rows = validate_data(self, X, **options).astype(np.float64, copy=False)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        warm = self.warm_start and self._fits(rows)
-        if warm and (ignored := [name for name, value in self._given(MODEL).items() if self._had(name) != value]):
-            warnings.warn(f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2)
-        origin = self.origin_ if warm else origins(rows)
-        try:
+        copies = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+            copies = repetitions(weight, seed)
+            rows, copies = rows[copies > 0], copies[copies > 0]
+            if len(rows) < 2:
+                raise ValueError(f"expected 2 rows or more of a positive sample_weight, got {len(rows)}")
+        self._require_numbers(rows)
+        warm = self.warm_start and hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
+        varied = rows if warm else widened(rows, seed)
+        columns = self.columns_ if warm else columns_of(varied, self._names(rows.shape[1]))
+        codes, unknown = encoded(varied, columns)
+        if warm:
+            given = self._given(MODEL)
+            if ignored := [ours for ours, name in MODEL.items() if name in given and self._had(name) != given[name]]:
+                warnings.warn(
+                    f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2
+                )
+            if unknown.any():
+                raise ValueError(
+                    f"expected values that the first fit saw, got others in row {int(unknown.argmax())}: fit without"
+                    " warm_start"
+                )
+        unit = extremes(codes)
+        with in_words_of_parameters():
             fitted = fit_table(
-                rows - origin if origin.any() else rows,
+                codes / unit,
                 seed=seed,
                 given={"model": self._given(MODEL), "train": self._given(TRAIN)},
                 valid=self.validation_fraction,
                 device=self.device,
                 quiet=not self.verbose,
-                warm=(self.flow_, self.recipe_.model) if warm else None,
+                warm=(rescaled(copy.deepcopy(self.flow_), 1 / unit), self.recipe_.model) if warm else None,
+                columns=columns if any(column.discrete for column in columns) else (),
+                copies=copies,
+                work=WORK,
             )
-        except NicestError as error:
-            raise ValueError(str(error)) from error
-        self.flow_, self.recipe_, self.history_ = fitted.flow, fitted.recipe, fitted.metrics
-        self.n_epochs_ = int(fitted.figures["epoch"])
-        self.origin_ = origin
-        self.range_ = np.stack([np.nanmin(rows, 0), np.nanmax(rows, 0)]).astype(np.float64)
-        whole = rows[~missing.any(1)]
-        enough = len(whole) >= FEW or len(whole) == len(rows)
-        self._set_offset(self._log_prob(whole if enough else self.sample(10_000, random_state=0)))
+        self.flow_, self.recipe_, off = rescaled(fitted.flow, unit), fitted.recipe, float(np.log(unit).sum())
+        self.history_ = [
+            row | {name: row[name] - off for name in ("train_nats", "valid_nats")} for row in fitted.metrics
+        ]
+        self.n_epochs_, self.columns_ = int(fitted.figures["epoch"]), columns
+        complete = np.flatnonzero(~np.isnan(rows).any(1))
+        if len(complete) < min(FEW, len(rows)):
+            self._set_offset(self._log_prob(self.sample(10_000, random_state=0)))
+            return self
+        some = complete if len(complete) <= SCORED else np.random.default_rng(seed).permutation(complete)[:SCORED]
+        nats = self._log_prob(rows[some])
+        self._set_offset(nats if copies is None else nats.repeat(copies[some]))
         return self
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """The log-density of every row, in nats of the units of X; -inf for rows too far out for any number.
 
+        For discrete columns it is the log-probability, from below; -inf where a value is none of those in training.
         Rows with NaN have none: NaN.
         """
         return self._log_prob(self._rows(X))
@@ -227,11 +244,16 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         engine = self._engine()
         generator = torch.Generator(engine.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        return engine.sample(n_samples, generator=generator).cpu().numpy() + self.origin_
+        return self._values(engine.sample(n_samples, generator=generator).cpu().numpy())
 
     def transform(self, X: ArrayLike) -> np.ndarray:
-        """The latent coordinates h = f(x) of every row: independent, each of the law of the prior; NaN of NaN."""
-        return self._each("encode", self._rows(X) - self.origin_)
+        """The latent coordinates h = f(x) of every row: independent, each of the law of the prior.
+
+        Discrete columns are taken at the middle of their steps. NaN of NaN, and of values that training never saw.
+        """
+        codes, unknown = encoded(self._rows(X), self.columns_)
+        codes[unknown] = np.nan
+        return self._each("encode", codes, noise=False)
 
     def inverse_transform(self, X: ArrayLike) -> np.ndarray:
         """The rows x = f⁻¹(h) of latent coordinates."""
@@ -239,7 +261,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         h = check_array(X, dtype=np.float64)
         if h.shape[1] != self.n_features_in_:
             raise ValueError(f"expected {self.n_features_in_} latent coordinates, got {h.shape[1]}")
-        return self._each("decode", h) + self.origin_
+        return self._values(self._each("decode", h))
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """The log-density less `offset_`: negative for outliers."""
@@ -268,25 +290,22 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         """X with its NaN cells filled in by the mean of draws from the model, given the other cells of their row.
 
         With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
-        Cells that are there come back as they are. Chains that do not agree are warned of; `steps` is their length.
+        Cells that are there come back as they are. A discrete cell gets its most frequent draw. Chains that do not
+        agree are warned of; `steps` is their length.
         """
         rows = self._rows(X)
-        x = torch.from_numpy(rows.astype(np.float64) - self.origin_).to(self.flow_.device)
+        codes, unknown = encoded(rows, self.columns_)
+        hidden = np.isnan(rows) & ~unknown[:, None]
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        filled, low, high = (np.array(rows) for _ in range(3))
-        poor = 0
-        for which, own in in_parts(np.isnan(rows), seed):
-            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": 0.9 if interval is None else interval}
-            try:
-                found = impute_rows(self.flow_, x[which], x[which].isnan(), ascent=0, seed=own, **how)
-            except NicestError as error:
-                raise ValueError(str(error)) from error
-            poor += int((~found.mixed).sum())
-            for target, each in zip((filled, low, high), (found.mean, found.low, found.high), strict=True):
-                target[which] = np.where(np.isnan(rows[which]), each.cpu().numpy() + self.origin_, rows[which])
-        if poor:
+        how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": 0.9 if interval is None else interval}
+        with in_words_of_parameters():
+            found = fill(self.flow_, codes, hidden, self.columns_, seed=seed, **how)
+        value, low, high = (np.where(hidden, self._values(each), rows).astype(rows.dtype) for each in found[:3])
+        if poor := int((np.nan_to_num(found.r_hat).max(1) >= MIXED).sum()):
             warnings.warn(f"the chains of {poor} rows do not agree: take more steps", stacklevel=2)
-        return filled if interval is None else (filled, low, high)
+        if left := int((unknown & np.isnan(rows).any(1)).sum()):
+            warnings.warn(f"{left} rows hold values that training never saw, and stay as they are", stacklevel=2)
+        return value if interval is None else (value, low, high)
 
     def save(self, path: str | Path) -> None:
         """Write a run folder, as `nicest train` does: `nicest sample` and the others take it; no pickle."""
@@ -294,7 +313,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         run = RunFolder(path)
         if run.model.exists():
             raise NicestError(f"{path} holds a run already: choose another folder")
-        names = getattr(self, "feature_names_in_", None)
+        scale = self.flow_.units.scale
+        if not bool(((scale > SMALLEST) & (scale < LARGEST)).all()):
+            raise NicestError(
+                f"expected columns whose spread is from {SMALLEST:g} to {LARGEST:g}: rescale X to save it"
+            )
         figures = {"offset": self.offset_, "typical_nats": self.typical_nats_, "epoch": self.n_epochs_}
         with run.open_for_writing():
             write_text(run.path / "recipe.toml", self.recipe_.to_toml())
@@ -302,52 +325,45 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             write_text(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history_))
             kept = figures | {
                 "quantiles": self._quantiles.tolist(),
-                "columns": None if names is None else list(names),
+                "columns": columns_to_json(self.columns_),
+                "named": hasattr(self, "feature_names_in_"),
                 "params": self._plain_params(),
             }
             write_text(run.path / FILE, to_json(kept))
-            write_text(run.path / COLUMNS, to_json(columns_to_json(self._columns())))
+            write_text(run.path / COLUMNS, to_json(columns_to_json(self.columns_)))
             run.save_model(Saved(self.flow_.state_dict(), self.recipe_, figures))
-            keep_quantiles(run.path, self._quantiles)
+            keep_quantiles(run.path, self._quantiles, DRAWS if self.flow_.units.discrete else 1)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The estimator of a run folder: one that `save` wrote, or `nicest train` on rows or columns of real numbers.
+        """The estimator of a run folder: one that `save` wrote, or `nicest train` on rows or columns of numbers.
 
         The latter knows no training rows, so that `offset_` is by 10,000 draws of the model.
         """
         run = Run(path, dtype=torch.float64)
-        recipe, columns = run.recipe, run.columns
+        recipe, file = run.recipe, run.path / FILE
         if recipe.data.levels or len(recipe.data.shape) != 1:
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
-        if discrete := [column.name for column in columns if column.discrete]:
-            of = f"whole numbers or few values in {listed(discrete)}"
-            raise NicestError(f"{path}: expected a model of real numbers, got {of}: use `nicest score` and its like")
-        file = run.path / FILE
-        kept: dict[str, Any] = {"params": _params_of(recipe)}
-        if file.is_file():
-            kept = json.loads(file.read_text("utf-8"))
+        if texts := [column.name for column in run.columns if isinstance(next(iter(column.values), 0), str)]:
+            of = f"strings in {listed(texts)}"
+            raise NicestError(f"{path}: expected a model of numbers, got {of}: use `nicest score` and its like")
+        kept: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {"params": _params_of(recipe)}
         model = cls(**kept["params"])
         model.flow_, model.recipe_, model.history_ = run.flow, recipe, run.metrics
         model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(run.figures.get("epoch", 0))
-        model.origin_ = np.array([column.taken_off for column in columns] or np.zeros(recipe.data.dim))
-        if names := kept.get("columns", [column.name for column in columns]):
-            model.feature_names_in_ = np.asarray(names, dtype=object)
+        model.columns_ = columns_from_json(kept["columns"], str(file)) if "named" in kept else run.columns
+        if kept.get("named", bool(run.columns)):
+            model.feature_names_in_ = np.asarray([column.name for column in model.columns_], dtype=object)
+        if not model.columns_:  # of plain rows, whose range is not known
+            drawn = run.engine.sample(10_000, generator=torch.Generator().manual_seed(0)).numpy()
+            ranges = zip(model._names(recipe.data.dim), drawn.min(0).tolist(), drawn.max(0).tolist(), strict=True)
+            model.columns_ = tuple(Column(name, "double", "real", low, high, origin=0.0) for name, low, high in ranges)
         if "offset" in kept:
             model.offset_, model.typical_nats_ = kept["offset"], kept["typical_nats"]
             model._quantiles = np.array(kept["quantiles"])
-        drawn = model.sample(10_000, random_state=0) if "offset" not in kept or not columns else np.zeros((1, 1))
-        if "offset" not in kept:
-            model._set_offset(model._log_prob(drawn))
-        ends = [(column.low, column.high) for column in columns]
-        model.range_ = np.array(ends).T if ends else np.stack([drawn.min(0), drawn.max(0)])
+        else:
+            model._set_offset(model._log_prob(model.sample(10_000, random_state=0)))
         return model
-
-    def _columns(self) -> tuple[Column, ...]:
-        """The columns as the command line knows them."""
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
-        each = zip(names, self.range_[0].tolist(), self.range_[1].tolist(), self.origin_.tolist(), strict=True)
-        return tuple(Column(name, "double", "real", low, high, origin=origin) for name, low, high, origin in each)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -374,8 +390,15 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         value = getattr(self.recipe_.model, name)
         return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
-    def _fits(self, rows: np.ndarray) -> bool:
-        return hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
+    def _names(self, dim: int) -> Sequence[str]:
+        return list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(dim)]))
+
+    def _require_numbers(self, rows: np.ndarray) -> None:
+        if (few := np.flatnonzero((~np.isnan(rows)).sum(0) < 2)).size:
+            name = getattr(self, "feature_names_in_", range(rows.shape[1]))[few[0]]
+            raise ValueError(f"expected 2 numbers or more in every column, got hardly any but NaN in column {name}")
+        if (largest := float(np.nanmax(np.abs(rows)))) > FARTHEST:
+            raise ValueError(f"expected values up to {FARTHEST:g}, got {largest:g}: rescale that column")
 
     def _check_shares(self) -> None:
         if not (self.contamination == "auto" or _within(self.contamination, 0, 0.5, low_open=True)):
@@ -389,17 +412,32 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return validate_data(self, X, **options)
 
     def _log_prob(self, rows: np.ndarray) -> np.ndarray:
-        nats = self._each("log_prob", rows - self.origin_)
-        return np.where(np.isnan(nats) & ~np.isnan(rows).any(1), -np.inf, nats)
+        """The log of the mean density over a few points of every step, the same for all rows; reals have one each."""
+        codes, unknown = encoded(rows, self.columns_)
+        whole = ~np.isnan(codes).any(1) & ~unknown
+        nats = np.where(np.isnan(codes).any(1), np.nan, -np.inf)
+        if whole.any():
+            x, units = torch.from_numpy(codes[whole]).to(self.flow_.device), self.flow_.units
+            points = torch.from_numpy(hypercube(DRAWS if units.discrete else 1, units.dim)).to(units.scale)
+            each = [self._run("log_density", units.enter(x, noise=point)) for point in points]
+            found = np.logaddexp.reduce(each) - math.log(len(each)) + float(self.flow_.units_log_det)
+            nats[whole] = np.where(np.isnan(found), -np.inf, found)
+        return nats
 
-    def _each(self, method: str, rows: np.ndarray) -> np.ndarray:
+    def _each(self, method: str, rows: np.ndarray, **options: bool) -> np.ndarray:
         """What the flow makes of rows; NaN of those that hold NaN."""
         whole = ~np.isnan(rows).any(1)
-        found = np.full(rows.shape[:1] if method == "log_prob" else rows.shape, np.nan)
+        found = np.full(rows.shape, np.nan)
         if whole.any():
-            parts = self._engine().each(method, torch.from_numpy(rows[whole]))
-            found[whole] = np.concatenate([part.cpu().numpy() for part in parts])
+            found[whole] = self._run(method, torch.from_numpy(rows[whole]), **options)
         return found
+
+    def _run(self, method: str, rows: torch.Tensor, **options: bool) -> np.ndarray:
+        return np.concatenate([part.cpu().numpy() for part in self._engine().each(method, rows, **options)])
+
+    def _values(self, codes: np.ndarray) -> np.ndarray:
+        """The model's numbers in the units of X."""
+        return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, self.columns_, strict=True)])
 
     def _engine(self) -> Engine:
         """One engine for as long as the flow is the same, since on a GPU each captures its own graphs."""
@@ -420,6 +458,71 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         """The parameters as JSON has them; a generator of random numbers is not kept."""
         plain = {name: _plain(value) for name, value in self.get_params().items()}
         return plain if isinstance(plain["random_state"], int) else plain | {"random_state": None}
+
+
+def columns_of(rows: np.ndarray, names: Sequence[str]) -> tuple[Column, ...]:
+    """What the columns of rows (N, D) hold: whole steps and few values as `nicest train` finds them, or reals.
+
+    The origin of reals is one of them: so rows that are the same but for an offset stay the same, to the bit.
+    """
+    found = []
+    for name, cells in zip(names, rows.T, strict=True):
+        there = cells[~np.isnan(cells)]
+        tally = Tally(name, "double", seen=len(there))
+        tally.add_numbers(there)
+        middle = float(np.partition(there, len(there) // 2)[len(there) // 2])
+        real = Column(name, "double", "real", tally.low, tally.high, origin=middle)
+        found.append(tally.discrete("double") or real)
+    return tuple(found)
+
+
+def encoded(rows: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray, np.ndarray]:
+    """The model's numbers, (N, D) in float64, NaN where a cell is; and which rows hold values unknown in training."""
+    pairs = [codes_of(cells.astype(np.float64), column) for cells, column in zip(rows.T, columns, strict=True)]
+    return np.column_stack([codes for codes, _ in pairs]), np.any([new for _, new in pairs], axis=0)
+
+
+def extremes(codes: np.ndarray) -> np.ndarray:
+    """For every column 1, or where it is too large or small for float32 the power of 2 to divide it by in training."""
+    largest = np.nanmax(np.abs(codes), axis=0)
+    return np.where((largest > 1e-20) & (largest < 1e20), 1.0, np.ldexp(1.0, np.frexp(largest)[1]))
+
+
+@torch.no_grad()
+def rescaled(flow: Flow, unit: np.ndarray) -> Flow:
+    """The flow, in place, for numbers that are `unit` times as large."""
+    for each in (flow.units.loc, flow.units.scale):
+        each.mul_(torch.from_numpy(unit).to(each))
+    return flow
+
+
+def hypercube(n: int, dim: int) -> np.ndarray:
+    """n points of the unit cube, (n, D): in every dimension one in the middle of each n-th part of it."""
+    return (np.random.default_rng(0).random((n, dim)).argsort(0) + 0.5) / n
+
+
+def repetitions(weight: np.ndarray, seed: int) -> np.ndarray:
+    """How often to take each row: its weight if all are integers, or integer multiples of the least that is not 0.
+
+    Otherwise, and for integers too large for it, in proportion to the weights, in the mean over seeds.
+    """
+    for each in (weight, weight / weight[weight > 0].min()):
+        if np.allclose(each, each.round(), rtol=1e-9, atol=0) and each.sum() <= 10 * len(each):
+            return each.round().astype(int)
+    ends = np.cumsum(weight) * (COPIES * len(weight) / weight.sum())
+    return np.diff(np.floor(ends + np.random.default_rng(seed).random()), prepend=0).astype(int)
+
+
+@contextmanager
+def in_words_of_parameters() -> Iterator[None]:
+    """Errors inside as ValueError, in which settings of recipes and options of commands are the parameters of NICE."""
+    ours = {name: ours for ours, name in (MODEL | TRAIN).items()}
+    try:
+        yield
+    except NicestError as error:
+        text = re.sub(r"^(NICE|recipe|table): | or set train\.clip \([^)]*\)|; the last good state.*", "", str(error))
+        text = re.sub(r"(?:--set )?\b(?:model|train)\.(\w+)", lambda found: ours.get(found[1], found[1]), text)
+        raise ValueError(re.sub(r"--device (\w+)", r"device='\1'", text)) from error
 
 
 def _plain(value: Any) -> Any:

@@ -201,8 +201,10 @@ def test_other_tables_get_one_line(mixed_run: Run, plain_run: Run, in_tmp: Path,
     write_table(in_tmp / "t.parquet", table.set_column(2, "kind", pa.array(range(5))))
     assert "expected texts in column 'kind', as in training, got int64" in refusal(score, mixed_run, ["t.parquet"])
     assert "found no gone.csv" in refusal(score, plain_run, ["gone.csv"])
-    np.save("rows.npy", np.zeros((3, 4)))
-    assert "the model is of a table; expected .csv" in refusal(score, plain_run, ["rows.npy"])
+    np.savez("rows.npz", np.zeros((3, 4)))
+    assert "the model is of a table; expected .csv" in refusal(score, plain_run, ["rows.npz"])
+    np.save("rows.npy", np.zeros((3, len(mixed_run.columns))))
+    assert "expected texts in column 'kind', as in training, got double" in refusal(score, mixed_run, ["rows.npy"])
     assert "end in .csv or .parquet, got 's.txt'" in refusal(score, plain_run, ["t.parquet"], out="s.txt")
     assert not list(in_tmp.glob("*.tmp")) + list(in_tmp.glob(".*"))
 

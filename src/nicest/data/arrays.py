@@ -12,7 +12,6 @@ from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
 
 ARRAY_KEYS = ("images", "x", "data", "X")
-CONSTANT = 1e-12  # spread over largest number of a column, below which it is constant
 
 
 class Rows(NamedTuple):
@@ -127,20 +126,13 @@ def _stepped(rows: Rows) -> np.ndarray:
     return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
 
 
-def origins(rows: np.ndarray) -> np.ndarray:
-    """What to take off the columns before float32 rounds them: 0, or the mean where it has too few digits for them."""
-    largest, spread = np.nanmax(np.abs(rows), axis=0), np.nanstd(rows, axis=0, dtype=np.float64)
-    far = (np.finfo(np.float32).eps * largest > 1e-4 * spread) & (spread > CONSTANT * largest)
-    return np.where(far, np.nanmean(rows, axis=0, dtype=np.float64), 0.0)
-
-
 def widened(rows: np.ndarray, seed: int) -> np.ndarray:
     """Rows whose constant columns vary by noise of a thousandth of their value: the density of one is infinite.
 
-    A column counts as constant if its spread is below 10^-12 of its largest value.
+    A column counts as constant if it varies by no more than rounding does.
     """
     largest = np.nanmax(np.abs(rows), axis=0)
-    constant = np.flatnonzero(np.nanstd(rows, axis=0, dtype=np.float64) <= CONSTANT * largest)
+    constant = np.flatnonzero(np.nanmax(rows, axis=0) - np.nanmin(rows, axis=0) <= 4 * np.spacing(largest))
     if not constant.size:
         return rows
     rows = rows.astype(np.float64)

@@ -161,7 +161,11 @@ def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
         if is_text(cells.type) or (types.is_boolean(cells.type) and not texts):
             return by_entry(cells, lambda entries: _places(entries, column, texts))
         raise NotANumber(brief(cells.type, 60))
-    numbers = as_in_training(cells, column)
+    return codes_of(as_in_training(cells, column), column)
+
+
+def codes_of(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarray]:
+    """The model's numbers of a column of numbers, NaN where they are; and which are values that training never saw."""
     if column.values:
         return _nearest(numbers, column)
     codes = numbers - column.taken_off
@@ -248,6 +252,9 @@ def _decoded(numbers: np.ndarray, column: Column) -> Any:
 
 def cell_values(numbers: np.ndarray, column: Column) -> np.ndarray:
     """The model's numbers of a column of numbers, in its own unit; whole steps stay within what training saw."""
+    if column.values:
+        places = np.nan_to_num(numbers).round().clip(0, len(column.values) - 1).astype(int)
+        return np.where(np.isnan(numbers), np.nan, np.array(column.values, dtype=np.float64)[places])
     if not column.step:
         return numbers + column.taken_off
     return column.low + numbers.round().clip(0, (column.high - column.low) / column.step) * column.step

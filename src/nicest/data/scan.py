@@ -85,12 +85,8 @@ class Tally:
         kind = str(self.type)
         if is_text(self.type):  # all of whose cells are numbers, as in a .csv file
             kind = dates.pop() if dates else "int64" if self.whole and not self.missing else "double"
-        if self.whole:
-            step = float(self.divisor or 1)
-            if (self.high - self.low) / step <= FINEST:
-                return Column(self.name, kind, "steps", self.low, self.high, step)
-        elif len(self.numbers) <= FEW and self.seen >= 10 * len(self.numbers):
-            return Column(self.name, kind, "values", 0, len(self.numbers) - 1, 1.0, tuple(sorted(self.numbers)))
+        if column := self.discrete(kind):
+            return column
         if self.low == self.high:
             raise NicestError(
                 f"{path}: {where} is constant, {self.low:g}: its density is infinite; {leave_out(self.name)}"
@@ -99,6 +95,16 @@ class Tally:
             spread = f"has numbers from {self.low:g} to {self.high:g}, of which no density is made"
             raise NicestError(f"{path}: {where} {spread}; give it another unit, or {leave_out(self.name)}")
         return Column(self.name, kind, "real", self.low, self.high)
+
+    def discrete(self, kind: str) -> Column | None:
+        """The column if its numbers are whole steps or few values; None if they are continuous."""
+        if self.whole:
+            step = float(self.divisor or 1)
+            if (self.high - self.low) / step <= FINEST:
+                return Column(self.name, kind, "steps", self.low, self.high, step)
+        elif len(self.numbers) <= FEW and self.seen >= 10 * len(self.numbers):
+            return Column(self.name, kind, "values", 0, len(self.numbers) - 1, 1.0, tuple(sorted(self.numbers)))
+        return None
 
     def _of_texts(self, path: Path) -> Column:
         what = ""

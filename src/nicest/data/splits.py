@@ -192,16 +192,32 @@ def by_seed(
     return splits if incomplete is None else with_incomplete(splits, incomplete, seed, round(n * wanted))
 
 
-def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
-    """Rows (N, D) of continuous numbers, without a test part; with `valid` = 0 the training rows validate, too."""
+def in_memory(
+    name: str,
+    rows: np.ndarray,
+    seed: int,
+    valid: float,
+    columns: Sequence[Column] = (),
+    copies: np.ndarray | None = None,
+) -> Splits:
+    """Rows (N, D) of numbers, without a test part; with `valid` = 0 the training rows validate, too.
+
+    `copies` says how often to take each row: all of them go to the same part.
+    """
     missing = np.isnan(rows).any(1)
-    complete, incomplete, wanted = rows[~missing], rows[missing], max(1, round(len(rows) * valid)) if valid else 0
+    complete, incomplete = np.flatnonzero(~missing), np.flatnonzero(missing)
+    wanted = max(1, round(len(rows) * valid)) if valid else 0
     n_valid = min(wanted, len(complete) // 4 if len(incomplete) else len(complete) - 1)
-    order = np.random.default_rng(seed).permutation(len(complete))
-    train = complete[order[n_valid:]]
-    splits = Splits(name, train, complete[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
+    order = complete[np.random.default_rng(seed).permutation(len(complete))]
+
+    def taken(which: np.ndarray) -> np.ndarray:
+        return rows[which if copies is None else np.repeat(which, copies[which])]
+
+    train, steps = taken(order[n_valid:]), tuple(float(column.discrete) for column in columns)
+    held_out = taken(order[:n_valid]) if wanted else train
+    splits = Splits(name, train, held_out, rows[:0], rows.shape[1:], None, steps, tuple(columns))
     if len(incomplete):
-        splits = with_incomplete(splits, incomplete, seed, wanted)
+        splits = with_incomplete(splits, taken(incomplete), seed, wanted)
     validated = len(splits.valid) or (splits.incomplete and splits.incomplete.n_valid)
     return splits if validated else replace(splits, valid=train)
 

@@ -104,16 +104,9 @@ class Flow(nn.Module):
         return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator), context)
 
     @torch.no_grad()
-    def sample(
-        self,
-        n: int,
-        context: Tensor | None = None,
-        *,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """n draws of x = f⁻¹(h), h ~ p_H, the prior that was trained (NICE eq. 2)."""
-        return self.rsample(n, context, temperature=temperature, generator=generator)
+    def sample(self, *inputs: Any, **options: Any) -> Tensor:
+        """What `rsample` gives, without gradients."""
+        return self.rsample(*inputs, **options)
 
     def sample_and_log_prob(
         self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None

@@ -73,17 +73,18 @@ class Units(nn.Module):
         """Real numbers, standardised by `fit` unless told otherwise; log-densities stay in the units of the data."""
         return cls([0.0] * dim, standardise=standardise)
 
-    def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
-        """Stored rows (B, D) as real numbers: a draw of the noise, or without it the middle of every step."""
+    def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
+        """Stored rows (B, D) as real numbers: a draw of the noise, a given one, or without it the middle of a step."""
         if x.ndim != 2:
             raise ValueError(f"expected rows (B, {self.dim}), got shape {tuple(x.shape)}")
         check_features(x, self.dim)
         if not self.discrete:
             return self.place(x)
         stored, x = x, x.to(self.scale.dtype)
-        shape = (whole(len(x)), self.dim)
-        u = own(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator)) if noise else 0.5
-        y = self.place(x + self.step * u)
+        if noise is True:
+            shape = (whole(len(x)), self.dim)
+            noise = own(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator))
+        y = self.place(x + self.step * (0.5 if noise is False else noise))
         # rounding may take y across an edge of its step, which is where `leave` looks for it
         count = (x.detach() / self._unit).round()
         low, high = self.place(count * self._unit), self.place((count + 1) * self._unit)

@@ -143,8 +143,8 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
             for group in range(file.groups):
                 yield Part(i, path, file, group, first)
                 first += file.counts[group] or 0
-        elif columns:
-            raise NicestError(f"{path}: the model is of a table; expected {', '.join(SUFFIXES)}")
+        elif columns and path.suffix != ".npy":
+            raise NicestError(f"{path}: the model is of a table; expected {', '.join(SUFFIXES)} or .npy")
         else:
             yield Part(i, path, None, 0, 0)
 
@@ -169,8 +169,26 @@ def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Ch
         for batch in part.table.batches([column.name for column in columns], part.group):
             yield Chunk(*encode(batch, columns, part.path))
         return
+    if columns:
+        yield Chunk(*encode(_read_columns(part.path, columns), columns, part.path))
+        return
     values = _read_rows(part.path, recipe)
     yield Chunk(values, np.zeros(len(values), dtype=bool))
+
+
+def _read_columns(path: Path, columns: Sequence[Column]) -> Any:
+    """An array (N, D) of numbers as a table, whose columns are those of training in their order."""
+    import pyarrow as pa
+
+    values = read_npy(path)
+    if values.ndim != 2 or values.shape[1] != len(columns) or values.dtype.kind not in "biuf":
+        got = f"{values.shape} of {values.dtype}"
+        raise NicestError(f"{path}: expected rows of {len(columns)} numbers, the columns of training, got {got}")
+    cells = []
+    for each, column in zip(values.T, columns, strict=True):
+        yes_and_no = column.type == "bool" and np.isin(each, (0, 1)).all()
+        cells.append(each.astype(bool if yes_and_no else np.float64))
+    return pa.table(cells, [column.name for column in columns])
 
 
 def _read_rows(path: Path, recipe: Recipe) -> np.ndarray:
