@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from nicest.data.arrays import most_unpacked, read_members, require_modest
+from nicest.data.arrays import read_members
+from nicest.data.reading import most_unpacked, read_bytes, reading, require_file, require_modest
 from nicest.errors import NicestError
 from nicest.messages import brief, listed
 
@@ -39,7 +39,10 @@ hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 with contextlib.suppress(ValueError):  # where the system refuses a limit
     resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
 found = scipy.io.loadmat(path, variable_names=names)
-numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names if name in found})
+missing = [name for name in names if name not in found]
+if missing:
+    sys.exit(f"it lacks {' and '.join(missing)}")
+numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names})
 """
 AGAIN = "the file is damaged or cut short: get it again"
 
@@ -69,27 +72,13 @@ def _inflated(path: Path) -> tuple[bytes | bytearray, bool]:
     raw = read_bytes(path)
     if raw[:2] != b"\x1f\x8b":
         return raw, True
-    data = bytearray()
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-            while part := file.read1(1 << 20):
-                data += part
-                require_modest(path, len(data), "gunzip it")
-    except EOFError:
-        return data, False
-    except (OSError, zlib.error) as error:
-        raise NicestError(f"{path}: expected a whole gzip file, got {len(raw)} bytes ({error}); {AGAIN}") from error
-    return data, True
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a whole file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except MemoryError as error:
-        raise NicestError(f"{path}: its {path.stat().st_size} bytes do not fit in memory") from error
+    data, whole = bytearray(), False
+    with reading(path, "a whole gzip file", AGAIN), suppress(EOFError), gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+        while part := file.read1(1 << 20):
+            data += part
+            require_modest(path, len(data), "gunzip it")
+        whole = True
+    return data, whole
 
 
 def read_cifar10(path: Path) -> np.ndarray:
@@ -132,31 +121,23 @@ def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
 
     A child process reads it, with memory in proportion to the file: scipy's reader crashes on damaged files.
     """
-    size = path.stat().st_size
-    memory = MAT_MEMORY + 2 * most_unpacked(size)
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", MAT_TO_NPZ, path, str(memory), *names],
-        capture_output=True,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each of its threads would take from that memory
-    )
-    try:
+    what = f"a MATLAB file with {' and '.join(names)} of numbers"
+    with reading(path, what, "get it again, or save it with -v7"):
+        memory = MAT_MEMORY + 2 * most_unpacked(path.stat().st_size)
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", MAT_TO_NPZ, path, str(memory), *names],
+            capture_output=True,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each of its threads would take from that memory
+        )
         if child.returncode:
             raise ValueError(child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "the reader crashed")
         with np.load(io.BytesIO(child.stdout)) as found:
-            arrays = {name: found[name] for name in names if name in found}
-    except Exception as error:
-        raise NicestError(
-            f"{path}: expected a MATLAB file with {' and '.join(names)} of numbers, got {size} bytes that cannot be"
-            f" read ({brief(error)}); get it again, or save it with -v7"
-        ) from error
-    for name in names:
-        if name not in arrays:
-            raise NicestError(f"{path}: expected the variable {name}, found none in its {size} bytes; {AGAIN}")
-    return arrays
+            return {name: found[name] for name in names}
 
 
 def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read FER2013, Kaggle's .csv or a .npz: images (N, 48, 48) uint8, and the usage (N,) of each in words."""
+    require_file(path)
     images, usage = (_read_fer2013_npz if path.suffix == ".npz" else _read_fer2013_csv)(path)
     if not len(images):
         raise NicestError(f"{path}: expected images, found none; {AGAIN}")
@@ -171,20 +152,12 @@ def _require_usage(usage: str, where: str) -> None:
 
 def _read_fer2013_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the arrays images and usage, which hold no Python objects."""
-    try:
-        data = read_members(path, lambda keys: _fer2013_keys(keys, path))
-        images, usage = data["images"], data["usage"]
-        _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
-        _require_array(path, "usage", usage, (len(images),), str)
-        for each in np.unique(usage):
-            _require_usage(str(each), str(path))
-    except NicestError:
-        raise
-    except Exception as error:  # broken bytes lead numpy and zipfile to errors of every kind
-        size = path.stat().st_size
-        raise NicestError(
-            f"{path}: expected a .npz file, got {size} bytes that do not parse ({brief(error)})"
-        ) from error
+    data = read_members(path, _fer2013_keys)
+    images, usage = data["images"], data["usage"]
+    _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
+    _require_array(path, "usage", usage, (len(images),), str)
+    for each in np.unique(usage):
+        _require_usage(str(each), str(path))
     return images, usage
 
 
@@ -309,21 +282,16 @@ def _read_image(file: Path, fit: Fit) -> np.ndarray:
     """Read one image in its own mode, upright; one with a palette is RGB, or grey where it holds nothing else."""
     from PIL import Image
 
-    try:
-        with Image.open(file, formats=IMAGE_FORMATS) as image:
-            mode = image.mode
-            bands = 3 if mode == "P" else len(image.getbands())
-            require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
-            if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, and what cameras add to it
-                raise NicestError(
-                    f"{file}: expected one picture, got an animation or several pages; save one of them, or remove it"
-                )
-            turn_upright(image)
-            values = np.asarray(_fitted(image.convert("RGB") if mode == "P" else image, fit, file))
-    except NicestError:
-        raise
-    except Exception as error:  # broken bytes lead Pillow to errors of every kind
-        raise NicestError(f"{file}: cannot be read as an image ({brief(error)}); remove it or save it again") from error
+    with reading(file, "an image", "remove it or save it again"), Image.open(file, formats=IMAGE_FORMATS) as image:
+        mode = image.mode
+        bands = 3 if mode == "P" else len(image.getbands())
+        require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
+        if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, and what cameras add to it
+            raise NicestError(
+                f"{file}: expected one picture, got an animation or several pages; save one of them, or remove it"
+            )
+        turn_upright(image)
+        values = np.asarray(_fitted(image.convert("RGB") if mode == "P" else image, fit, file))
     if mode not in ("1", "L", "I;16", "I;16B", "P", "RGB"):
         raise NicestError(f"{file}: expected a grey or RGB image, got mode {mode}; convert it to L or RGB")
     if mode == "P" and (values == values[..., :1]).all():

@@ -6,15 +6,15 @@ import csv
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nicest.data.arrays import require_modest
+from nicest.data.reading import reading, require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
-from nicest.messages import brief, listed
+from nicest.messages import listed
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
@@ -39,11 +39,12 @@ class TableFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.suffix = path, path.suffix.lower()
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
+        require_pyarrow()
         self.counts: tuple[int | None, ...] = (None,)
         self.footer: Any = None  # of a Parquet file
-        with reading(path):
+        with self._reading():
             self.schema = self._schema()
             self.names: list[str] = self.schema.names
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
@@ -51,6 +52,9 @@ class TableFile:
         if not self.names:
             raise NicestError(f"{path}: expected columns, got an empty table")
         require_narrow(path, len(self.names))
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(self.path, f"a whole {self.path.suffix} table")
 
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
@@ -111,7 +115,7 @@ class TableFile:
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
         """Record batches of the named columns, of all rows or of one part; their bytes are checked."""
         rows = max(1, min(BATCH, CELLS // max(1, len(names))))
-        with reading(self.path):
+        with self._reading():
             for batch in self._batches(list(names), group, rows):
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
@@ -228,24 +232,6 @@ def _unpacked(message: Any, columns: int) -> int:
             if length >= 8 and 0 <= at <= len(body) - 8:
                 total += max(length, int(struct.unpack_from("<q", body, at)[0]))
     return max(total, rows * (columns if message.type == "record batch" else 1))
-
-
-class reading:
-    """Turns what a reader throws at broken bytes into one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        require_pyarrow()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, NicestError):
-            size = self.path.stat().st_size if self.path.exists() else 0
-            raise NicestError(
-                f"{self.path}: expected a whole {self.path.suffix} table, got {size} bytes that do not parse;"
-                f" {brief(error)}"
-            ) from error
 
 
 def require_pyarrow() -> None:
