@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +25,17 @@ class Batch(NamedTuple):
     unknown: np.ndarray
 
 
+def _inner(kind: Any) -> Any:
+    """The type of the cells; of a dictionary, that of its entries."""
+    from pyarrow import types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
 def is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    inner = kind.value_type if types.is_dictionary(kind) else kind
+    inner = _inner(kind)
     return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
 
 
@@ -56,9 +62,9 @@ def by_entry(cells: Any, function: Codes) -> tuple[np.ndarray, np.ndarray]:
     return np.append(numbers, np.nan)[places], np.append(flags, False)[places]
 
 
-def as_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The cells as float64, NaN where they are missing or words; and which are words."""
-    return by_entry(cells, _plain_numbers)
+def as_numbers(cells: Any, kind: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """The cells, of a kind if one is given, as float64, NaN where they are missing or words; and which are words."""
+    return by_entry(cells, lambda entries: _plain_numbers(entries.cast(kind) if kind else entries))
 
 
 def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -80,10 +86,6 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     return _floats(cells), words
 
 
-def _cast_numbers(kind: Any, cells: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _plain_numbers(cells.cast(kind))
-
-
 def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     """Texts as dates or moments, in numbers, and their type; no type where they are something else."""
     import pyarrow as pa
@@ -91,7 +93,7 @@ def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     stamps = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
     for kind in (pa.date32(), *stamps):
         try:
-            return by_entry(cells, partial(_cast_numbers, kind))[0], str(kind)
+            return as_numbers(cells, kind)[0], str(kind)
         except pa.ArrowInvalid:
             continue
     return np.empty(0), ""
@@ -168,8 +170,7 @@ def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
     if not column.step:
         return codes, np.zeros(len(codes), dtype=bool)
     whole = np.floor(codes / column.step)
-    between = whole * column.step != codes
-    between &= ~np.isnan(codes)
+    between = (whole * column.step != codes) & ~np.isnan(codes)
     return np.where(between, 0.0, whole), between
 
 
@@ -177,13 +178,10 @@ def as_in_training(cells: Any, column: Column) -> np.ndarray:
     """Numbers in the unit of training: moments may come in another, or as text."""
     from pyarrow import types
 
-    kind = arrow_type(column.type)
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    found = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+    kind, found = _inner(arrow_type(column.type)), _inner(cells.type)
     if types.is_temporal(kind):
         if types.is_temporal(found) or is_text(found):
-            return by_entry(cells, partial(_cast_numbers, kind))[0]
+            return as_numbers(cells, kind)[0]
         raise NotANumber(brief(found, 60))
     if types.is_temporal(found) or types.is_boolean(found) or not (holds_numbers(found) or is_text(found)):
         raise NotANumber(brief(found, 60))
@@ -232,7 +230,7 @@ def _decoded(numbers: np.ndarray, column: Column) -> Any:
     import pyarrow as pa
 
     kind, missing = arrow_type(column.type), np.isnan(numbers)
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    inner = _inner(kind)
     if column.values:
         places = np.where(missing, 0, numbers).round().clip(0, len(column.values) - 1).astype(int)
         cells = pa.array(column.values).take(pa.array(places, mask=missing)).cast(inner, safe=False)
@@ -266,7 +264,7 @@ def _of_type(values: np.ndarray, missing: np.ndarray, kind: Any) -> Any:
         return pa.array(values, mask=missing).cast(kind, safe=False)
     narrow = types.is_date32(kind) or types.is_time32(kind)
     whole = pa.int32() if narrow else kind if types.is_integer(kind) else pa.int64()
-    bounds = np.iinfo(whole.to_pandas_dtype())
+    bounds = np.iinfo(str(whole))
     low, high = float(bounds.min), np.nextafter(float(bounds.max) + 1, 0)
     if types.is_time(kind):
         low, high = 0.0, 86400.0 * {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit] - 1

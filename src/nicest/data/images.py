@@ -9,10 +9,9 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +26,6 @@ CIFAR10_ROW = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
 FER2013_SIDE = 48
 FER2013_USAGES = ("Training", "PublicTest", "PrivateTest")
 FER2013_LEVELS = {str(level): level for level in range(256)}
-FER2013_LINE = 1 << 15  # characters; a line of 2304 pixels has at most 9240
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IDX_RANK = 8
 MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
@@ -171,7 +169,7 @@ def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the columns pixels, 2304 numbers with blanks between them, and Usage, line by line."""
     pixels, usage = bytearray(), []
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        rows = csv.reader(_short_lines(path, file))
+        rows = csv.reader(file)
         try:
             columns = [name.strip() for name in next(rows, [])]
             if not {"pixels", "Usage"} <= set(columns):
@@ -182,32 +180,18 @@ def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
                 where = f"{path}: line {rows.line_num}"
                 if len(row) != len(columns):
                     raise NicestError(f"{where}: expected {len(columns)} columns, got {len(row)}; {AGAIN}")
-                pixels += _fer2013_pixels(row[at_pixels], where)
+                words = row[at_pixels].split()
+                if len(words) != FER2013_SIDE**2:
+                    raise NicestError(f"{where}: expected {FER2013_SIDE**2} pixels, got {len(words)}; {AGAIN}")
+                if wrong := set(words) - FER2013_LEVELS.keys():
+                    raise NicestError(f"{where}: expected pixels in 0..255, got {min(wrong)[:40]!r}")
+                pixels += bytes(map(FER2013_LEVELS.__getitem__, words))
                 usage.append(row[at_usage].strip())
                 _require_usage(usage[-1], where)
         except csv.Error as error:
             raise NicestError(f"{path}: line {rows.line_num}: expected a line of a .csv file ({error})") from error
     images = np.frombuffer(pixels, np.uint8)
     return images.reshape(-1, FER2013_SIDE, FER2013_SIDE), np.array(usage, dtype=str)
-
-
-def _short_lines(path: Path, file: TextIO) -> Iterator[str]:
-    """The lines of a text file, none of which may be long: what is no text may have no line ends."""
-    for number, line in enumerate(iter(lambda: file.readline(FER2013_LINE), ""), start=1):
-        if len(line) == FER2013_LINE:
-            raise NicestError(f"{path}: line {number}: expected fewer than {FER2013_LINE} characters: not FER2013")
-        yield line
-
-
-def _fer2013_pixels(text: str, where: str) -> bytes:
-    """The pixels of one image."""
-    words = text.split()
-    if len(words) != FER2013_SIDE**2:
-        raise NicestError(f"{where}: expected {FER2013_SIDE**2} pixels, got {len(words)}; {AGAIN}")
-    try:
-        return bytes(map(FER2013_LEVELS.__getitem__, words))
-    except KeyError as error:
-        raise NicestError(f"{where}: expected pixels in 0..255, got {error.args[0][:40]!r}") from None
 
 
 def _require_array(path: Path, name: str, array: np.ndarray, shape: tuple[int | str, ...], kind: type) -> None:
@@ -239,23 +223,26 @@ def read_images(files: list[Path], fit: Fit = Fit()) -> np.ndarray:  # noqa: B00
         for file in files[1:]:
             images.append(_read_image(file, fit))
             if (images[-1].dtype, images[-1].shape) != (images[0].dtype, images[0].shape):
-                raise _unlike(files[0], images[0], file, images[-1])
+                raise _unlike((files[0], images[0]), (file, images[-1]))
     return np.stack(images)
 
 
-def _unlike(one: Path, first: np.ndarray, other: Path, second: np.ndarray) -> NicestError:
+def _unlike(*images: tuple[Path, np.ndarray]) -> NicestError:
     """What to say of two images that are not of one mode and size."""
-    got = f"got {one} of {_size(first)} {_mode(first)} and {other} of {_size(second)} {_mode(second)}"
+    modes = {"bool": "black and white", "uint8": "grey", "uint16": "16-bit grey"}
+    words = [
+        f"{file} of {pixels.shape[1]}x{pixels.shape[0]} {'RGB' if pixels.ndim == 3 else modes[pixels.dtype.name]}"
+        for file, pixels in images
+    ]
+    (_, first), (_, second) = images
     if first.ndim != second.ndim:
-        return NicestError(
-            f"expected images of one mode, {got}: some are grey and some in colour; convert them all to L or all to RGB"
-        )
-    if first.dtype != second.dtype:
-        return NicestError(f"expected images of one mode, {got}; convert them all to 8-bit grey, mode L")
-    return NicestError(
-        f'expected images of one size, {got}; resize them all, for example by --set "data.resize=[32,32]"'
-        " (height, width), or keep the middle of each by data.crop"
-    )
+        what, advice = "mode", ": some are grey and some in colour; convert them all to L or all to RGB"
+    elif first.dtype != second.dtype:
+        what, advice = "mode", "; convert them all to 8-bit grey, mode L"
+    else:
+        what, advice = "size", '; resize them all, for example by --set "data.resize=[32,32]" (height, width)'
+        advice += ", or keep the middle of each by data.crop"
+    return NicestError(f"expected images of one {what}, got {' and '.join(words)}{advice}")
 
 
 def _fitted(image: Any, fit: Fit, file: Path) -> Any:
@@ -306,15 +293,3 @@ def turn_upright(image: Any) -> None:
     image.load()
     with suppress(Exception):  # broken EXIF leads Pillow to errors of every kind
         ImageOps.exif_transpose(image, in_place=True)
-
-
-def _size(pixels: np.ndarray) -> str:
-    """Width and height of an image, in words."""
-    return f"{pixels.shape[1]}x{pixels.shape[0]}"
-
-
-def _mode(pixels: np.ndarray) -> str:
-    """The mode of an image, in words."""
-    if pixels.ndim == 3:
-        return "RGB"
-    return {"bool": "black and white", "uint8": "grey"}.get(pixels.dtype.name, "16-bit grey")

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -145,28 +144,26 @@ def load(
     archives with the keys train, valid and test have a split of their own and ignore all three; an archive without
     valid has that carved from its train. Nothing is downloaded.
     """
-    _require_fractions(seed, valid, test)
+    if seed < 0:
+        raise NicestError(f"expected a seed of 0 or more, got {seed}")
+    if not (valid > 0 and test > 0 and valid + test < 1):
+        raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
     try:
         if name_or_path == "digits":
-            return by_seed("digits", _digits(), seed, valid, test)
+            from sklearn.datasets import load_digits
+
+            digits = as_rows(load_digits().images.astype(np.uint8), "digits")._replace(levels=17)
+            return by_seed("digits", digits, seed, valid, test)
         if name_or_path in PUBLISHED:
             return PUBLISHED[name_or_path]()
         path = Path(name_or_path).expanduser()
-        if path.exists() or path.suffix or os.sep in name_or_path or "/" in name_or_path:
+        if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
                 return _load_table(path, seed, valid, test, drop)
             return _load_path(path, seed, valid, test, fit)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
     raise download.unknown(name_or_path)
-
-
-def _require_fractions(seed: int, valid: float, test: float) -> None:
-    """Refuse a seed or fractions that no split can have."""
-    if seed < 0:
-        raise NicestError(f"expected a seed of 0 or more, got {seed}")
-    if not (valid > 0 and test > 0 and valid + test < 1):
-        raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
 
 
 def by_seed(
@@ -270,12 +267,6 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.nd
     return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
 
 
-def _digits() -> Rows:
-    from sklearn.datasets import load_digits
-
-    return as_rows(load_digits().images.astype(np.uint8), "digits")._replace(levels=17)
-
-
 def _mnist() -> Splits:
     """MNIST, 50,000 / 10,000 / 10,000."""
     paths = download.locate("mnist", ["train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"])
@@ -287,8 +278,12 @@ def _mnist() -> Splits:
 
 def _mnist_layout(name: str, train_file: Path, test_file: Path) -> Splits:
     """A training file whose last sixth validates, and a test file."""
-    train, test = _read_idx([train_file]), _read_idx([test_file])
-    start = len(train.values) - len(train.values) // 6
+    return _last_validates(name, _read_idx([train_file]), _read_idx([test_file]), 6)
+
+
+def _last_validates(name: str, train: Rows, test: Rows, parts: int) -> Splits:
+    """The last of so many parts of the training rows validates, and is not trained on."""
+    start = len(train.values) - len(train.values) // parts
     return _assemble(name, _take(train, slice(start)), _take(train, slice(start, None)), test)
 
 
@@ -302,11 +297,10 @@ def _cifar10() -> Splits:
 
 
 def _svhn() -> Splits:
-    """SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates, and is not trained on."""
+    """SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates."""
     paths = download.locate("svhn", ["train_32x32.mat", "test_32x32.mat"])
     train, test = (as_rows(images.read_svhn(path), str(path)) for path in paths)
-    start = len(train.values) - len(train.values) // 10
-    return _assemble("svhn", _take(train, slice(start)), _take(train, slice(start, None)), test)
+    return _last_validates("svhn", train, test, 10)
 
 
 def _tfd() -> Splits:
@@ -344,15 +338,20 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
         raise NicestError(f"expected a file or folder of data, found no {path}; looked from {Path.cwd()}")
     name = path.resolve().stem
     if path.is_dir():
-        train_file, test_file = _first(path, "train-images*"), _first(path, "t10k-images*")
-        if train_file and test_file:
-            return _mnist_layout(name, train_file, test_file)
-    if path.suffix == ".npz":
-        parts = {part: as_rows(array, f"{path} [{part}]") for part, array in read_npz(path).items()}
-        if "all" not in parts:
-            return _from_parts(name, parts, seed, valid)
+        found = [sorted(filter(Path.is_file, path.glob(f"{part}-images*"))) for part in ("train", "t10k")]
+        if all(found):
+            return _mnist_layout(name, *(files[0] for files in found))
+    if path.suffix != ".npz":
+        return by_seed(name, read_rows(path, fit), seed, valid, test)
+    parts = {part: as_rows(array, f"{path} [{part}]") for part, array in read_npz(path).items()}
+    if "all" in parts:
         return by_seed(name, parts["all"], seed, valid, test)
-    return by_seed(name, read_rows(path, fit), seed, valid, test)
+    train = parts["train"]
+    if "valid" not in parts:  # it is carved from the training rows
+        order = np.random.default_rng(seed).permutation(len(train.values))
+        chosen, rest = np.split(order, [max(1, round(len(order) * valid))])
+        parts |= {"train": _take(train, rest), "valid": _take(train, chosen)}
+    return _assemble(name, parts["train"], parts["valid"], parts["test"])
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
@@ -370,17 +369,16 @@ def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence
             f" {len(values)} of {len(values) + len(incomplete)}; most are missing in column {shown(worst)}:"
             f" {leave_out(worst)}"
         )
-    wide = len(columns) > WIDEST
-    if len(incomplete) and wide:
+    beside = incomplete if len(incomplete) and len(columns) <= WIDEST else None
+    if len(incomplete) and beside is None:
         share = f"{len(incomplete)} of {len(values) + len(incomplete)}"
         warnings.warn(
             f"{path}: {share} rows have missing values and are not trained on, as in all tables of more than {WIDEST}"
             " columns",
             stacklevel=2,
         )
-    rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
-    rows = rows._replace(names=tuple(column.name for column in columns))
-    beside = None if wide or not len(incomplete) else incomplete
+    steps, names = zip(*((float(column.discrete), column.name) for column in columns), strict=True)
+    rows = Rows(values, (len(columns),), None, steps, names)
     return replace(by_seed(path.resolve().stem, rows, seed, valid, test, beside), columns=columns)
 
 
@@ -394,24 +392,17 @@ def with_incomplete(splits: Splits, rows: np.ndarray, seed: int, valid: int) -> 
     return replace(splits, incomplete=Incomplete(rows, splits.train, discrete, n_valid))
 
 
-def _from_parts(name: str, parts: dict[str, Rows], seed: int, valid: float) -> Splits:
-    """The splits of an archive, with a validation part carved from its training rows where there is none."""
-    if "valid" in parts:
-        return _assemble(name, parts["train"], parts["valid"], parts["test"])
-    train = parts["train"]
-    order = np.random.default_rng(seed).permutation(len(train.values))
-    n_valid = max(1, round(len(order) * valid))
-    return _assemble(name, _take(train, order[n_valid:]), _take(train, order[:n_valid]), parts["test"])
-
-
-def _first(folder: Path, pattern: str) -> Path | None:
-    return min((file for file in folder.glob(pattern) if file.is_file()), default=None)
-
-
 def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
     """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
     if path.is_dir():
-        return _read_folder(path, fit)
+        if idx := _idx_files(path):
+            return _read_idx(idx)
+        if files := images.image_files(path):
+            return as_rows(images.read_images(files, fit), str(path))
+        kinds = ", ".join(images.IMAGE_SUFFIXES)
+        raise NicestError(
+            f"{path}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"
+        )
     if any(fit):
         raise NicestError(f"{path}: data.crop and data.resize are for folders of images")
     if path.suffix == ".npy":
@@ -420,18 +411,6 @@ def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
         return _read_idx([path])
     kinds = ", ".join(SUFFIXES)
     raise NicestError(f"{path}: expected {kinds}, .npy, .npz, an idx file, or a folder of idx files or of images")
-
-
-def _read_folder(folder: Path, fit: images.Fit) -> Rows:
-    """The idx files of a folder if it has any, else its images."""
-    if idx := _idx_files(folder):
-        return _read_idx(idx)
-    if files := folder_images(folder):
-        return as_rows(images.read_images(files, fit), str(folder))
-    kinds = ", ".join(images.IMAGE_SUFFIXES)
-    raise NicestError(
-        f"{folder}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"
-    )
 
 
 def folder_images(folder: Path) -> list[Path]:

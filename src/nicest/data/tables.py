@@ -42,11 +42,13 @@ class TableFile:
         if not path.exists() or path.is_dir():
             raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
         require_pyarrow()
-        self.counts: tuple[int | None, ...] = (None,)
+        self.counts: tuple[int | None, ...] = (None,)  # rows of each part that can be read alone, where they are known
         self.footer: Any = None  # of a Parquet file
         with self._reading():
             self.schema = self._schema()
             self.names: list[str] = self.schema.names
+        self.groups = len(self.counts)
+        self.count = None if None in self.counts else sum(each or 0 for each in self.counts)
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
             raise NicestError(f"{path}: expected columns of different names, got {listed(twice)} twice; rename one")
         if not self.names:
@@ -101,16 +103,6 @@ class TableFile:
         import pyarrow as pa
 
         return pa.ipc.open_stream(_messages(self.path))
-
-    @property
-    def groups(self) -> int:
-        """Parts that can be read alone: the row groups of Parquet, else one."""
-        return len(self.counts)
-
-    @property
-    def count(self) -> int | None:
-        """Rows, where the file says it."""
-        return None if None in self.counts else sum(each or 0 for each in self.counts)
 
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
         """Record batches of the named columns, of all rows or of one part; their bytes are checked."""
