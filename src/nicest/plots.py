@@ -266,14 +266,13 @@ def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, titl
     return figure
 
 
-def save_animation(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 80, hold: int = 1500) -> None:
-    """Write pictures of one size as a GIF that loops, and holds its last picture a while."""
-    write_bytes(path, animation(frames, milliseconds=milliseconds, hold=hold))
+def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
+    write_bytes(path, animation(frames))
 
 
-def animation(frames: Sequence[Image.Image], *, milliseconds: int = 80, hold: int = 1500) -> bytes:
-    """Pictures of one size as the bytes of such a GIF."""
-    durations = [milliseconds] * (len(frames) - 1) + [hold]
+def animation(frames: Sequence[Image.Image], *, milliseconds: int = 80) -> bytes:
+    """Pictures of one size as a GIF that loops, and holds its last picture a while."""
+    durations = [milliseconds] * (len(frames) - 1) + [1500]
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
     return buffer.getvalue()

@@ -90,42 +90,27 @@ def _require_finite(rows: np.ndarray, source: str) -> None:
         )
 
 
-def require_varying(rows: Rows, source: str) -> None:
-    """Refuse continuous columns that are constant: the density there is infinite."""
+def require_density(rows: Rows, source: str) -> None:
+    """Refuse continuous columns that are constant, whose density is infinite, or too far from 0 for float32."""
     if rows.levels is not None:
         return
-    constant = np.flatnonzero((np.nanmin(rows.values, 0) == np.nanmax(rows.values, 0)) & ~_stepped(rows))
+    values, names = rows.values, rows.names or range(rows.values.shape[1])
+    continuous = np.array(rows.steps or [0.0] * len(names)) == 0
+    constant = np.flatnonzero((np.nanmin(values, 0) == np.nanmax(values, 0)) & continuous)
     if constant.size:
-        named = listed([_name(rows, each) for each in constant.tolist()])
         raise NicestError(
-            f"{source}: {constant.size} of {rows.values.shape[1]} columns are constant over the {len(rows.values)} "
-            f"training rows (columns {named}): their density is infinite; drop them, or give integer levels as uint8"
+            f"{source}: {constant.size} of {len(names)} columns are constant over the {len(values)} training rows"
+            f" (columns {listed([names[each] for each in constant])}): their density is infinite; drop them, or give"
+            " integer levels as uint8"
         )
-
-
-def require_digits(rows: Rows, source: str) -> None:
-    """Refuse continuous columns so far from 0 that float32 has no digits left for their spread."""
-    if rows.levels is not None:
-        return
-    spacing = np.spacing(np.nanmax(np.abs(rows.values), axis=0))
-    coarse = np.flatnonzero((spacing > 1e-3 * np.nanstd(rows.values, axis=0, dtype=np.float64)) & ~_stepped(rows))
+    spread = np.nanstd(values, axis=0, dtype=np.float64)
+    coarse = np.flatnonzero((np.spacing(np.nanmax(np.abs(values), axis=0)) > 1e-3 * spread) & continuous)
     if coarse.size:
-        cells = rows.values[:, coarse[0]]
+        first = coarse[0]
         raise NicestError(
-            f"{source}: column {shown(_name(rows, int(coarse[0])))} has values near {np.nanmax(cells):g} and a spread"
-            f" of {np.nanstd(cells, dtype=np.float64):.2g}, for which float32 has too few digits;"
-            " subtract an offset from it"
+            f"{source}: column {shown(names[first])} has values near {np.nanmax(values[:, first]):g} and a spread of"
+            f" {spread[first]:.2g}, for which float32 has too few digits; subtract an offset from it"
         )
-
-
-def _name(rows: Rows, column: int) -> str | int:
-    """The name of a column, or its number if it has none."""
-    return rows.names[column] if rows.names else column
-
-
-def _stepped(rows: Rows) -> np.ndarray:
-    """Which columns hold whole steps."""
-    return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
 
 
 def origins(rows: np.ndarray) -> np.ndarray:

@@ -25,30 +25,27 @@ class Batch(NamedTuple):
     unknown: np.ndarray
 
 
-def _inner(kind: Any) -> Any:
-    """The type of the cells; of a dictionary, that of its entries."""
-    from pyarrow import types
+def family(kind: Any) -> str:
+    """What cells of a type are: "text", "number", "moment" (or a span of time), "bool", "null", or "", something else.
 
-    return kind.value_type if types.is_dictionary(kind) else kind
-
-
-def is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    inner = _inner(kind)
-    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
-
-
-def holds_numbers(kind: Any) -> bool:
-    """Whether the cells are numbers, moments, spans of time, or yes and no."""
+    A dictionary is what its entries are, unless these are booleans.
+    """
     from pyarrow import types
 
     if types.is_dictionary(kind):
-        return not types.is_boolean(kind.value_type) and holds_numbers(kind.value_type)
-    if types.is_interval(kind):
-        return False
-    kinds = (types.is_integer, types.is_floating, types.is_decimal, types.is_temporal, types.is_boolean, types.is_null)
-    return any(holds(kind) for holds in kinds)
+        return family(kind.value_type).replace("bool", "")
+    if str(kind) in ("string", "large_string", "string_view"):
+        return "text"
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return "moment"
+    return str(kind) if str(kind) in ("bool", "null") else ""
+
+
+def _inner(kind: Any) -> Any:
+    """The type of the cells; of a dictionary, that of its entries."""
+    return kind.value_type if hasattr(kind, "index_type") else kind
 
 
 def by_entry(cells: Any, function: Codes) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +72,7 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     words = np.zeros(len(cells), dtype=bool)
     if types.is_temporal(kind):
         cells = cells.cast(pa.int32() if types.is_date32(kind) or types.is_time32(kind) else pa.int64())
-    elif is_text(kind):
+    elif family(kind) == "text":
         cells = compute.utf8_trim_whitespace(cells.cast(pa.large_string()))
         try:
             return _floats(cells), words
@@ -135,17 +132,13 @@ def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
 
 def is_moment(column: Column) -> bool:
     """Whether a column is of dates or times."""
-    from pyarrow import types
-
-    return not column.values and bool(types.is_temporal(arrow_type(column.type)))
+    return not column.values and family(arrow_type(column.type)) == "moment"
 
 
 def _wanted(column: Column) -> str:
-    from pyarrow import types
-
     if column.values and isinstance(column.values[0], str):
         return "texts"
-    return column.type if is_moment(column) or types.is_boolean(arrow_type(column.type)) else "numbers"
+    return column.type if is_moment(column) or column.type == "bool" else "numbers"
 
 
 class NotANumber(Exception):
@@ -154,13 +147,12 @@ class NotANumber(Exception):
 
 def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
     """The model's numbers of cells, NaN where they are missing; and which hold a value that training never saw."""
-    from pyarrow import types
-
-    if types.is_null(cells.type):
+    found = family(cells.type)
+    if found == "null":
         return np.full(len(cells), np.nan), np.zeros(len(cells), dtype=bool)
     if column.values and isinstance(column.values[0], str | bool):
         texts = isinstance(column.values[0], str)
-        if is_text(cells.type) or (types.is_boolean(cells.type) and not texts):
+        if found == "text" or (found == "bool" and not texts):
             return by_entry(cells, lambda entries: _places(entries, column, texts))
         raise NotANumber(brief(cells.type, 60))
     numbers = as_in_training(cells, column)
@@ -176,15 +168,11 @@ def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
 
 def as_in_training(cells: Any, column: Column) -> np.ndarray:
     """Numbers in the unit of training: moments may come in another, or as text."""
-    from pyarrow import types
-
-    kind, found = _inner(arrow_type(column.type)), _inner(cells.type)
-    if types.is_temporal(kind):
-        if types.is_temporal(found) or is_text(found):
-            return as_numbers(cells, kind)[0]
-        raise NotANumber(brief(found, 60))
-    if types.is_temporal(found) or types.is_boolean(found) or not (holds_numbers(found) or is_text(found)):
-        raise NotANumber(brief(found, 60))
+    wanted, found = arrow_type(column.type), family(cells.type)
+    if family(wanted) == "moment" and found in ("moment", "text"):
+        return as_numbers(cells, _inner(wanted))[0]
+    if family(wanted) == "moment" or found not in ("number", "text"):
+        raise NotANumber(brief(_inner(cells.type), 60))
     numbers, words = as_numbers(cells)
     if words.any():
         raise NotANumber(repr(brief(cells[int(words.argmax())].as_py(), 60)))

@@ -38,7 +38,6 @@ class DataSet:
 
     @property
     def folder(self) -> Path:
-        """The folder of the data home that holds the set."""
         return data_home() / self.name
 
 
@@ -145,14 +144,12 @@ def data_home() -> Path:
 
 
 def find_set(name: str) -> DataSet:
-    """The data set of a name."""
     if name not in SETS:
         raise unknown(name)
     return SETS[name]
 
 
 def unknown(name: str) -> NicestError:
-    """The error for a name that no data set has."""
     known = ", ".join(sorted(SETS))
     return NicestError(
         f"unknown data set {shown(name)}{nearest(name, SETS)}; known are {known}; for your own data, give its path"

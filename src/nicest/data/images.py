@@ -143,7 +143,6 @@ def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _require_usage(usage: str, where: str) -> None:
-    """Refuse a usage that FER2013 does not have."""
     if usage not in FER2013_USAGES:
         raise NicestError(f"{where}: expected a usage of {', '.join(FER2013_USAGES)}, got {usage[:40]!r}")
 
@@ -195,7 +194,6 @@ def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _require_array(path: Path, name: str, array: np.ndarray, shape: tuple[int | str, ...], kind: type) -> None:
-    """Require of a variable its published shape and type."""
     fits = array.ndim == len(shape) and all(w in ("N", n) for w, n in zip(shape, array.shape, strict=True))
     if not fits or not np.issubdtype(array.dtype, kind):
         wanted = f"({', '.join(map(str, shape))}) {kind.__name__}"
@@ -219,8 +217,8 @@ def read_images(files: list[Path], fit: Fit = Fit()) -> np.ndarray:  # noqa: B00
     """Read image files of one size and mode as (N, H, W), grey, or (N, H, W, 3), colour."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Corrupt EXIF")  # an image is read as if it had none
-        images = [_read_image(files[0], fit)]
-        for file in files[1:]:
+        images: list[np.ndarray] = []
+        for file in files:
             images.append(_read_image(file, fit))
             if (images[-1].dtype, images[-1].shape) != (images[0].dtype, images[0].shape):
                 raise _unlike((files[0], images[0]), (file, images[-1]))
@@ -246,7 +244,6 @@ def _unlike(*images: tuple[Path, np.ndarray]) -> NicestError:
 
 
 def _fitted(image: Any, fit: Fit, file: Path) -> Any:
-    """The middle of an image, resized."""
     from PIL import Image
 
     if fit.resize and image.mode not in ("L", "RGB"):

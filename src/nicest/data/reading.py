@@ -33,7 +33,6 @@ def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a whole file."""
     require_file(path)
     try:
         return path.read_bytes()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nicest.data.cells import NUMBER, as_moments, as_numbers, encode, holds_numbers, is_text
+from nicest.data.cells import NUMBER, as_moments, as_numbers, encode, family
 from nicest.data.columns import Column, leave_out
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
@@ -83,7 +83,7 @@ class Tally:
                 " or leave the cells empty"
             )
         kind = str(self.type)
-        if is_text(self.type):  # all of whose cells are numbers, as in a .csv file
+        if family(self.type) == "text":  # all of whose cells are numbers, as in a .csv file
             kind = dates.pop() if dates else "int64" if self.whole and not self.missing else "double"
         if self.whole:
             step = float(self.divisor or 1)
@@ -133,7 +133,7 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
         )
     tallies = [Tally(name, file.schema.field(name).type) for name in file.names if name not in dropped]
     for tally in tallies:
-        if not holds_numbers(tally.type) and not is_text(tally.type):
+        if not family(tally.type):
             raise NicestError(
                 f"{path}: expected numbers or texts in column {shown(tally.name)}, got {brief(tally.type, 60)};"
                 f" {leave_out(tally.name)}"
@@ -158,7 +158,7 @@ def _look(tally: Tally, cells: Any) -> None:
         tally.seen += len(cells)
         return
     numbers, words = as_numbers(cells)
-    if is_text(cells.type):
+    if family(cells.type) == "text":
         if len(tally.texts) <= MOST_VALUES:
             tally.texts |= set(cells.unique().slice(0, MOST_VALUES + 1).to_pylist()) - {None}
         if words.any():

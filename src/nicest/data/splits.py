@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from nicest.data import copula, download, images
-from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
+from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_density
 from nicest.data.columns import Column, leave_out
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
@@ -43,11 +43,6 @@ class Incomplete:
         """The rows with initial values in place of the missing ones."""
         return copula.fill(self.complete, self.rows, self.discrete)
 
-    @property
-    def missing(self) -> np.ndarray:
-        """Which values are missing in the rows that train."""
-        return np.isnan(self.rows[self.n_valid :])
-
 
 @dataclass(frozen=True)
 class Splits:
@@ -71,7 +66,6 @@ class Splits:
 
     @property
     def dim(self) -> int:
-        """Features of one row, D."""
         return int(self.train.shape[1])
 
     def digest(self) -> str:
@@ -106,13 +100,13 @@ class Splits:
 
     @property
     def n_training(self) -> int:
-        """How many rows train."""
         return len(self.train) + len(self.missing)
 
     @property
     def missing(self) -> np.ndarray:
         """Which values are missing in the incomplete rows that train, which are the last of `training`."""
-        return self.incomplete.missing if self.incomplete else np.empty((0, self.dim), bool)
+        rows = self.incomplete.rows[self.incomplete.n_valid :] if self.incomplete else np.empty((0, self.dim))
+        return np.isnan(rows)
 
     @property
     def fewest_observed(self) -> int:
@@ -120,7 +114,6 @@ class Splits:
         return self.n_training - int(self.missing.sum(0).max())
 
     def split(self, name: str) -> np.ndarray:
-        """The rows of one split."""
         if name not in PARTS:
             raise NicestError(f"expected a split of {', '.join(PARTS)}, got '{name}'")
         rows: np.ndarray = getattr(self, name)
@@ -222,9 +215,7 @@ def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Seque
         _require_stored(each, name, levels, steps)
     missing = np.isnan(parts[0]).any(1)
     kept = parts[0][~missing] if missing.any() else parts[0]
-    rows = Rows(parts[0], shape, levels or None, tuple(steps))
-    require_varying(rows, IN_MEMORY)
-    require_digits(rows, IN_MEMORY)
+    require_density(Rows(parts[0], shape, levels or None, tuple(steps)), IN_MEMORY)
     tail = (shape, levels or None, () if levels else tuple(steps))
     splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], *tail)
     return with_incomplete(splits, parts[0][missing], 0, 0) if missing.any() else splits
@@ -262,8 +253,7 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.nd
                 f"{part} of shape {rows.shape} and levels {rows.levels}"
             )
     training = train if incomplete is None else train._replace(values=np.concatenate([train.values, incomplete]))
-    require_varying(training, name)
-    require_digits(training, name)
+    require_density(training, name)
     return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
 
 

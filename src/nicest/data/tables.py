@@ -132,19 +132,17 @@ class TableFile:
     def _row_group(self, names: list[str], group: int, rows: int) -> Iterator[Any]:
         texts = [name for name in names if str(self.schema.field(name).type) in ("string", "large_string")]
         done = 0
-        try:
-            with self._parquet(texts) as file:
-                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
-                    yield batch.select(names)
-                    done += batch.num_rows
-        except OSError as error:
-            if not texts or "Not yet implemented" not in str(error):
-                raise
-            with self._parquet() as file:  # encoded in a way that Arrow cannot keep as a dictionary
-                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
-                    skipped = min(done, batch.num_rows)
-                    done -= skipped
-                    yield batch.select(names).slice(skipped)
+        for kept in (texts, []):
+            try:
+                with self._parquet(kept) as file:
+                    skip, done = done, 0
+                    for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
+                        yield batch.select(names).slice(min(max(0, skip - done), batch.num_rows))
+                        done += batch.num_rows
+                return
+            except OSError as error:  # encoded in a way that Arrow cannot keep as a dictionary: read it without
+                if not kept or "Not yet implemented" not in str(error):
+                    raise
 
 
 def require_narrow(path: Path, columns: int) -> None:
