@@ -334,7 +334,7 @@ def check_splits(path: Path) -> None:
         require(rows.dtype in dtypes and rows.dtype.isnative, "dtype of rows")
         require(splits.levels is None or rows.max() < splits.levels, "level beyond levels")
         require(splits.levels is not None or np.isfinite(rows).all(), "not finite")
-    if splits.incomplete:
+    if splits.incomplete is not None:
         require(all(np.isfinite(each).all() for each in (splits.training, splits.validating)), "not filled in")
 
 

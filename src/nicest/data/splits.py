@@ -26,32 +26,14 @@ IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
 
 
 @dataclass(frozen=True)
-class Incomplete:
-    """The rows of a table with missing values, which are NaN; those with the fewest come first.
-
-    The first `n_valid` of them validate, where there are too few complete rows for that; the others train. Initial
-    values for what is missing are drawn given the `complete` rows that train; `discrete` are columns of whole steps.
-    """
-
-    rows: np.ndarray
-    complete: np.ndarray
-    discrete: np.ndarray
-    n_valid: int = 0
-
-    @functools.cached_property
-    def filled(self) -> np.ndarray:
-        """The rows with initial values in place of the missing ones."""
-        return copula.fill(self.complete, self.rows, self.discrete)
-
-
-@dataclass(frozen=True)
 class Splits:
     """Train, validation and test rows of one data set, each (N, D), uint8/uint16 levels or float32.
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
     of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
     its numbers are whole: 1, or 0 of a continuous one. `train`, `valid` and `test` are complete rows; a table may
-    have `incomplete` ones beside them.
+    have `incomplete` ones beside them, with NaN where a value is missing, those with the fewest NaN first. The first
+    `n_incomplete_valid` of these validate, where there are too few complete rows for that; the others train.
     """
 
     name: str
@@ -62,7 +44,8 @@ class Splits:
     levels: int | None
     steps: tuple[float, ...] = ()
     columns: tuple[Column, ...] = ()
-    incomplete: Incomplete | None = None
+    incomplete: np.ndarray | None = None
+    n_incomplete_valid: int = 0
 
     @property
     def dim(self) -> int:
@@ -72,12 +55,19 @@ class Splits:
         """A fingerprint of all rows and of the part each is in."""
         fingerprint = hashlib.blake2b(digest_size=8)
         parts = {part: self.split(part) for part in PARTS}
-        if self.incomplete:
-            parts["holed"] = self.incomplete.rows  # the word is in the fingerprints of stored runs
+        if self.incomplete is not None:
+            parts["holed"] = self.incomplete  # the word is in the fingerprints of stored runs
         for part, rows in parts.items():
             fingerprint.update(f"{part} {rows.shape} {rows.dtype}".encode())
             fingerprint.update(np.ascontiguousarray(rows).data)
         return fingerprint.hexdigest()
+
+    @functools.cached_property
+    def filled(self) -> np.ndarray:
+        """The incomplete rows with initial values, drawn given the complete rows that train; none without them."""
+        if self.incomplete is None:
+            return self.train[:0]
+        return copula.fill(self.train, self.incomplete, np.array(self.steps or [0.0] * self.dim) > 0)
 
     @property
     def training(self) -> np.ndarray:
@@ -85,18 +75,18 @@ class Splits:
 
         With incomplete rows, this is a new array each time: training changes the values that are missing.
         """
-        if not self.incomplete:
+        if self.incomplete is None:
             return self.train
-        return np.concatenate([self.train, self.incomplete.filled[self.incomplete.n_valid :]])
+        return np.concatenate([self.train, self.filled[self.n_incomplete_valid :]])
 
     @property
     def validating(self) -> np.ndarray:
         """All rows that decide when to stop: the complete ones, and some incomplete ones if those are few."""
         if self.valid is self.train:
             return self.train if len(self.train) >= FEW else self.training
-        if not self.incomplete or not self.incomplete.n_valid:
+        if not self.n_incomplete_valid:
             return self.valid
-        return np.concatenate([self.valid, self.incomplete.filled[: self.incomplete.n_valid]])
+        return np.concatenate([self.valid, self.filled[: self.n_incomplete_valid]])
 
     @property
     def n_training(self) -> int:
@@ -105,7 +95,7 @@ class Splits:
     @property
     def missing(self) -> np.ndarray:
         """Which values are missing in the incomplete rows that train, which are the last of `training`."""
-        rows = self.incomplete.rows[self.incomplete.n_valid :] if self.incomplete else np.empty((0, self.dim))
+        rows = np.empty((0, self.dim)) if self.incomplete is None else self.incomplete[self.n_incomplete_valid :]
         return np.isnan(rows)
 
     @property
@@ -192,8 +182,7 @@ def in_memory(name: str, rows: np.ndarray, seed: int, valid: float) -> Splits:
     splits = Splits(name, train, complete[order[:n_valid]] if wanted else train, rows[:0], rows.shape[1:], None)
     if len(incomplete):
         splits = with_incomplete(splits, incomplete, seed, wanted)
-    validated = len(splits.valid) or (splits.incomplete and splits.incomplete.n_valid)
-    return splits if validated else replace(splits, valid=train)
+    return splits if len(splits.valid) or splits.n_incomplete_valid else replace(splits, valid=train)
 
 
 def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Sequence[float]) -> Splits:
@@ -377,9 +366,8 @@ def with_incomplete(splits: Splits, rows: np.ndarray, seed: int, valid: int) -> 
     rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     rows = rows[np.argsort(np.isnan(rows).sum(1), kind="stable")]
     rows = np.where(np.isnan(rows), np.float32(np.nan), rows)  # NaN has many bit patterns: the digest sees one
-    discrete = np.array(splits.steps or [0.0] * splits.dim) > 0
     n_valid = min(max(0, min(valid, FEW) - len(splits.valid)), len(rows) // 2)
-    return replace(splits, incomplete=Incomplete(rows, splits.train, discrete, n_valid))
+    return replace(splits, incomplete=rows, n_incomplete_valid=n_valid)
 
 
 def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
