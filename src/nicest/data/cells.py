@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nicest.data.columns import Column
+from nicest.data.tables import require_pyarrow
 from nicest.errors import NicestError
 from nicest.messages import brief, shown
 
@@ -205,6 +206,7 @@ def _nearest(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarra
 
 def decode(rows: np.ndarray, columns: Sequence[Column]) -> Any:
     """Rows of the model's numbers as an Arrow table of the types of training; NaN becomes missing."""
+    require_pyarrow()
     import pyarrow as pa
 
     try:

@@ -160,7 +160,7 @@ def part_path(out: Path, rank: int, size: int) -> Path:
 
 
 def _seed(seed: int, part: Part) -> int:
-    return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Chunk]:
