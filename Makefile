@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CASES ?= 20000
 
-.PHONY: help demo test test-browser screenshots load-test fuzz crash-test lint format types tutorial docs lock clean
+.PHONY: help demo test test-lowest test-browser screenshots load-test fuzz crash-test lint format types tutorial docs lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -15,6 +16,9 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 test: lint types  ## lint, types, import contracts and all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
+
+test-lowest:  ## every command with every dependency at its lowest version, with and without the extras; torch is 3 GB
+	$(PYTHON) tests/lowest.py
 
 test-browser: $(VENV)/.dev  ## the studio in a real Chromium, where one is installed
 	NICEST_BROWSER=1 $(BIN)/python -m pytest -q tests/studio/test_browser.py
@@ -29,8 +33,8 @@ load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, with the r
 crash-test: $(VENV)/.dev  ## kill real trainings 60 times, resume them, compare their ends; ten minutes
 	PYTHONPATH=tests $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
 
-fuzz: $(VENV)/.dev  ## feed every reader 20,000 hostile files; a quarter of an hour on two cores
-	$(BIN)/python tests/fuzz.py --cases 20000 --out results/fuzz.json
+fuzz: $(VENV)/.dev  ## feed every reader CASES (20,000) hostile files; stopped and started again, it goes on
+	$(BIN)/python tests/fuzz.py --cases $(CASES) --out results/fuzz.json
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

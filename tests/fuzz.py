@@ -1,10 +1,14 @@
 """Hostile files: every reader gets real ones damaged, forged and random ones; it answers right or with a clear error.
 
-`make fuzz` runs it, 20,000 cases for each reader; the tests run a short version.
+`make fuzz` runs it, 20,000 cases for each reader; the tests run a short version. The cases come in parts, each with a
+seed of its own. With --out, every part that is done is written down, and the next sitting goes on after it:
+
+    python tests/fuzz.py --cases 1000000 --minutes 60 --out results/fuzz.json   # again and again, until all are done
 """
 
 import argparse
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -24,13 +28,14 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
-from functools import cache, partial
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -62,6 +67,7 @@ from nicest.data.columns import columns_from_json, columns_to_json
 from nicest.data.scan import read_table, scan
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
+from nicest.files import write_text
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.build import build
@@ -75,6 +81,7 @@ MEMORY = 1 << 30  # bytes of memory that a case may use
 LINE = 1000  # characters of a message beside the path of its file
 EXTREMES = (0, 1, 2, 127, 128, 255, 256, 32767, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 REST = ("wrong", "traceback", "hang", "memory", "code")
+OUTCOMES = ("cases", "clear", "right", *REST)
 CANARY = Path(tempfile.gettempdir()) / f"nicest-fuzz-{os.getpid()}"  # what code in a file would make
 Shaped = st.SearchStrategy[bytes]
 
@@ -102,7 +109,7 @@ class Reader:
     forged: list[bytes]
     shaped: Shaped
     check: Callable[[Path, bytes], None]
-    most: int = 1 << 20  # cases: fewer for a reader that starts a process for each
+    every: int = 1  # of so many cases it gets one: fewer for a reader that starts a process for each
 
 
 @dataclass
@@ -131,7 +138,8 @@ class Tally:
             self.said.append(f"{reader.name}: {outcome}: {why[:300]}")
             if self.keep:
                 self.keep.mkdir(parents=True, exist_ok=True)
-                (self.keep / f"{reader.name}-{self.rest}".replace(" ", "-")).write_bytes(data)
+                digest = hashlib.blake2b(data, digest_size=6).hexdigest()
+                (self.keep / f"{reader.name}-{digest}".replace(" ", "-")).write_bytes(data)
 
 
 def judge(reader: Reader, path: Path, data: bytes) -> tuple[str, str]:
@@ -203,19 +211,18 @@ def limits() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def fuzz(reader: Reader, cases: int, seed: int, keep: Path | None = None) -> Tally:
-    """Feed a reader: what is forged, what is real, then damaged and drawn files by turns."""
-    tally, rng = Tally(keep=keep), random.Random(f"{seed} {reader.name}")
-    cases = min(cases, reader.most)
+def fuzz(reader: Reader, cases: int, seed: int, keep: Path | None = None, part: int = 0) -> Tally:
+    """Feed a reader: in the first part what is real and what is forged, then drawn and damaged files, half and half."""
+    tally, rng = Tally(keep=keep), random.Random(f"{seed} {reader.name} {part}")
     with tempfile.TemporaryDirectory() as name, limits():
         folder = Path(name)
-        for data in reader.real:
+        for data in () if part else reader.real:
             tally.feed(reader, folder, data, sound=True)
-        for data in reader.forged:
+        for data in () if part else reader.forged:
             tally.feed(reader, folder, data)
         drawn = (cases - tally.counts["cases"]) // 2
 
-        @seeded(seed)
+        @seeded(f"{seed} {part}")
         @settings(
             max_examples=max(1, drawn),
             database=None,
@@ -334,7 +341,7 @@ def check_splits(path: Path) -> None:
         require(rows.dtype in dtypes and rows.dtype.isnative, "dtype of rows")
         require(splits.levels is None or rows.max() < splits.levels, "level beyond levels")
         require(splits.levels is not None or np.isfinite(rows).all(), "not finite")
-    if splits.incomplete:
+    if splits.incomplete is not None:
         require(all(np.isfinite(each).all() for each in (splits.training, splits.validating)), "not filled in")
 
 
@@ -591,13 +598,13 @@ def svhn() -> Reader:
     real = [_file(lambda path, c=c: write(path, c)) for c in (True, False)]
     real.append(_file(lambda path: write_svhn(path.parent, 2, 1)))
     shaped = shaped_mat(("X",), ((32, 32, 3, 2),))
-    return Reader("svhn", "train_32x32.mat", real, mat_forged("X"), shaped, check_svhn, most=500)
+    return Reader("svhn", "train_32x32.mat", real, mat_forged("X"), shaped, check_svhn, every=40)
 
 
 def tfd() -> Reader:
     real = [_file(lambda path: write_tfd(path.parent, 3))]
     shaped = shaped_mat(("images", "folds"), ((3, 48, 48), (3, 5)))
-    return Reader("tfd", "TFD_48x48.mat", real, mat_forged("images"), shaped, check_tfd, most=500)
+    return Reader("tfd", "TFD_48x48.mat", real, mat_forged("images"), shaped, check_tfd, every=40)
 
 
 # ---- tables
@@ -1572,44 +1579,121 @@ READERS: dict[str, Callable[[], Reader]] = {
 }
 
 
-def timed(name: str, cases: int, seed: int, keep: Path | None) -> tuple[Tally, float]:
-    """All cases of one reader, in a process of its own, and how long they took."""
+PART = 2000  # cases of a reader between two entries in the results
+SHOWN = 10  # seconds between two lines of progress
+
+
+class Done(NamedTuple):
+    """A part that came to its end."""
+
+    counts: Counter[str]
+    said: list[str]
+    seconds: float
+
+
+def one_part(name: str, part: int, seed: int, keep: Path | None) -> Done:
+    """A part of the cases of one reader, in a process of its own."""
     torch.set_num_threads(1)
-    began = time.monotonic()
-    return fuzz(READERS[name](), cases, seed, keep), time.monotonic() - began
+    began, reader = time.monotonic(), READERS[name]()
+    tally = fuzz(reader, PART // reader.every, seed, keep, part)
+    return Done(tally.counts, tally.said, time.monotonic() - began)
+
+
+class Results:
+    """What all sittings found so far, by reader; written down after every part."""
+
+    def __init__(self, out: Path | None, seed: int, names: list[str], cases: int) -> None:
+        self.out, self.names, self.wanted = out, names, math.ceil(cases / PART)
+        self.all: dict[str, Any] = {"seed": seed, "part": PART, "sittings": [], "readers": {}, "said": []}
+        if out and out.exists():
+            found = json.loads(out.read_text())
+            if (found.get("seed"), found.get("part")) == (seed, PART):
+                self.all = found
+            else:
+                print(f"{out} is of another seed or kind: it is begun anew")
+        for name in READERS:
+            self.all["readers"].setdefault(name, {"parts": 0, "seconds": 0.0} | dict.fromkeys(OUTCOMES, 0))
+        versions = {each.__name__: each.__version__ for each in (nicest, np, scipy, PIL, pa, torch, safetensors)}
+        date, versions["python"] = datetime.now(UTC).isoformat(timespec="seconds"), platform.python_version()
+        self.sitting = {"date": date, "versions": versions, "cases": 0}
+        self.all["sittings"].append(self.sitting)
+
+    def parts(self, name: str) -> int:
+        return int(self.all["readers"][name]["parts"])
+
+    def next(self, running: set[str]) -> str | None:
+        """The reader whose turn it is: the one that is behind the most."""
+        left = [name for name in self.names if name not in running and self.parts(name) < self.wanted]
+        return min(left, key=self.parts, default=None)
+
+    def add(self, name: str, done: Done) -> None:
+        row = self.all["readers"][name]
+        row["parts"] += 1
+        row["seconds"] = round(row["seconds"] + done.seconds, 1)
+        for outcome in OUTCOMES:
+            row[outcome] += done.counts[outcome]
+        self.sitting["cases"] += done.counts["cases"]
+        self.all["said"] = [*self.all["said"], *done.said][:100]
+        if self.out:
+            write_text(self.out, json.dumps(self.all, indent=2) + "\n")
+
+    def progress(self, jobs: int) -> str:
+        """How far it is, and how long it takes still by the pace of each reader so far."""
+        rows = [self.all["readers"][name] for name in self.names]
+        done, cases = sum(row["parts"] for row in rows), sum(row["cases"] for row in rows)
+        usual = sum(row["seconds"] for row in rows) / max(1, done)
+        paces = [(row["seconds"] / row["parts"] if row["parts"] else usual, row["parts"]) for row in rows]
+        left = timedelta(seconds=round(sum(pace * max(0, self.wanted - parts) for pace, parts in paces) / jobs))
+        bad = sum(row[each] for row in rows for each in REST)
+        return f"{done} of {self.wanted * len(rows)} parts, {cases:,} cases, {bad} bad, {left} left"
+
+    def table(self) -> str:
+        lines = [f"{'reader':<14}{'cases':>10}{'clear errors':>14}{'right answers':>15}{'the rest':>10}{'seconds':>9}"]
+        for name in self.names:
+            row = self.all["readers"][name]
+            cells = (row["cases"], row["clear"], row["right"], sum(row[each] for each in REST), round(row["seconds"]))
+            lines.append(name.ljust(14) + "".join(f"{c:>{w}}" for c, w in zip(cells, (10, 14, 15, 10, 9), strict=True)))
+        return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=20_000, help="for each reader")
+    parser.add_argument("--cases", type=int, default=20_000, help="for each reader, in all sittings together")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of this sitting, after which no part begins")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", action="append", choices=list(READERS), help="only this one; may come again")
-    parser.add_argument("--out", type=Path, help="a .json file for the counts")
+    parser.add_argument("--out", type=Path, help="a .json file that keeps the counts; a later sitting adds to it")
     parser.add_argument("--keep", type=Path, help="a folder for the files that were read badly")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="readers at once, each in a process")
     asked = parser.parse_args()
-    print(f"{'reader':<14}{'cases':>9}{'clear errors':>14}{'right answers':>15}{'the rest':>10}{'seconds':>9}")
-    counts, said = {}, []
-    names = asked.reader or list(READERS)
-    work = partial(timed, cases=asked.cases, seed=asked.seed, keep=asked.keep)
-    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        for name, (tally, seconds) in zip(names, pool.map(work, names), strict=True):
-            got = tally.counts
-            line = f"{name:<14}{got['cases']:>9}{got['clear']:>14}{got['right']:>15}{tally.rest:>10}{seconds:>9.0f}"
-            print(line, flush=True)
-            counts[name] = {each: got[each] for each in ("cases", "clear", "right", *REST)}
-            said += tally.said
-    for each in said[:100]:
-        print(each)
-    if asked.out:
-        versions = {each.__name__: each.__version__ for each in (np, scipy, PIL, pa, torch, safetensors)}
-        versions |= {"python": platform.python_version()}
-        command = f"python tests/fuzz.py --cases {asked.cases} --seed {asked.seed}"
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        result = {"command": command, "date": date, "readers": counts, "versions": versions}
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(result, indent=2) + "\n")
-    return 1 if said else 0
+    results = Results(asked.out, asked.seed, asked.reader or list(READERS), asked.cases)
+    began = shown = time.monotonic()
+    running: dict[Future[Done], str] = {}
+    print(results.progress(asked.jobs), flush=True)
+    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=10) as pool:
+        try:
+            while True:
+                while time.monotonic() - began < 60 * asked.minutes and len(running) < asked.jobs:
+                    if not (name := results.next(set(running.values()))):
+                        break
+                    future = pool.submit(one_part, name, results.parts(name), asked.seed, asked.keep)
+                    running[future] = name
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    results.add(running[future], future.result())
+                    del running[future]
+                if time.monotonic() - shown > SHOWN:
+                    shown = time.monotonic()
+                    print(results.progress(asked.jobs), flush=True)
+        except BrokenProcessPool:
+            names = " or ".join(f"{name}, part {results.parts(name)}" for name in running.values())
+            results.all["said"].append(f"a process ended in the middle: {names}")
+        except KeyboardInterrupt:
+            print("stopped; the parts that were running are not counted")
+            pool.shutdown(wait=False, cancel_futures=True)
+    print(results.progress(asked.jobs), results.table(), *results.all["said"], sep="\n")
+    return 1 if results.all["said"] else 0
 
 
 if __name__ == "__main__":

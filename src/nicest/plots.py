@@ -44,38 +44,23 @@ def heading(data: str, recipe: str) -> str:
     return f"{Path(data).absolute().name} (recipe {recipe})".replace("$", r"\$")
 
 
-def plot_spectrum(
-    deviations: np.ndarray,
-    *,
-    pca: np.ndarray | None = None,
-    whitened: bool = False,
-    log: bool = False,
-    ax: Axes | None = None,
-) -> Axes:
-    """Standard deviations of a model's components from the largest (NICE App. A), and beside them the data's.
-
-    Those are of a PCA, or, where the data come whitened to the couplings, 1.
-    """
-    ax = ax or Figure().subplots()
-    ranks = np.arange(1, len(deviations) + 1)
-    ax.plot(ranks, deviations, color=INK, linewidth=1.8, label="NICE, of each component")
-    if pca is not None:
-        ax.plot(ranks, pca, color=ACCENT, linewidth=1.4, linestyle="--", label="PCA of the data")
-    if whitened:
-        ax.axhline(1, color=ACCENT, linewidth=1.4, linestyle="--", label="whitened data")
-    ax.legend(frameon=False, fontsize=9)
-    ax.set(xlabel="component d, sorted", ylabel="standard deviation", yscale="log" if log else "linear")
-    ax.grid(alpha=0.25)
-    return ax
-
-
 def spectrum_figure(
     deviations: np.ndarray, *, title: str, pca: np.ndarray | None = None, whitened: bool = False
 ) -> Figure:
-    """The spectrum on a linear and on a logarithmic axis."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for ax, log in zip(figure.subplots(1, 2), (False, True), strict=True):
-        plot_spectrum(deviations, pca=pca, whitened=whitened, log=log, ax=ax)
+    """Standard deviations of a model's components from the largest (NICE App. A), and beside them the data's.
+
+    Those are of a PCA, or, where the data come whitened to the couplings, 1. The axis is linear, then logarithmic.
+    """
+    figure, ranks = Figure(figsize=(9, 3.6), layout="constrained"), np.arange(1, len(deviations) + 1)
+    for ax, scale in zip(figure.subplots(1, 2), ("linear", "log"), strict=True):
+        ax.plot(ranks, deviations, color=INK, linewidth=1.8, label="NICE, of each component")
+        if pca is not None:
+            ax.plot(ranks, pca, color=ACCENT, linewidth=1.4, linestyle="--", label="PCA of the data")
+        if whitened:
+            ax.axhline(1, color=ACCENT, linewidth=1.4, linestyle="--", label="whitened data")
+        ax.legend(frameon=False, fontsize=9)
+        ax.set(xlabel="component d, sorted", ylabel="standard deviation", yscale=scale)
+        ax.grid(alpha=0.25)
     figure.suptitle(title, wrap=True)
     return figure
 
@@ -94,33 +79,25 @@ def sphere_figure(grid: Image.Image, n: int, *, title: str) -> Figure:
     return figure
 
 
-def plot_truncation(kept: Sequence[int], errors: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
-    """Mean squared error by the number of components that are kept, a curve for each of two models."""
-    ax = ax or Figure().subplots()
-    places = range(len(kept))
+def truncation_figure(
+    kept: Sequence[int], errors: Mapping[str, Sequence[float]], grids: Mapping[str, Image.Image], *, title: str
+) -> Figure:
+    """Images by what is kept of them, a panel for each of two models with k along its columns, then the mean errors."""
+    height = 3.8
+    widths = [height * grid.width / grid.height for grid in grids.values()] + [4.6]
+    figure = Figure(figsize=(sum(widths) + 0.6, height + 0.9), layout="constrained")
+    *panels, ax = figure.subplots(1, len(widths), width_ratios=widths)
+    marks = [str(k) for k in kept]
+    for panel, (name, grid) in zip(panels, grids.items(), strict=True):
+        _show_grid(panel, grid).set(title=name, xlabel="components kept, k")
+        panel.set_xticks([grid.width * (k + 0.5) / len(kept) for k in range(len(kept))], marks)
     for (name, values), colour, line in zip(errors.items(), (INK, ACCENT), ("-", "--"), strict=True):
-        ax.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=name)
-    ax.set_xticks(places, [str(k) for k in kept], fontsize=8)
+        ax.plot(range(len(kept)), values, color=colour, linestyle=line, marker="o", markersize=4, label=name)
+    ax.set_xticks(range(len(kept)), marks, fontsize=8)
     ax.set(xlabel="components kept, k", ylabel="mean squared error")
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False)
     ax.grid(alpha=0.25)
-    return ax
-
-
-def truncation_figure(
-    kept: Sequence[int], errors: Mapping[str, Sequence[float]], grids: Mapping[str, Image.Image], *, title: str
-) -> Figure:
-    """Images by what is kept of them, a panel for each model with k along its columns, then the errors."""
-    shapes = [grid.width / grid.height for grid in grids.values()]
-    height = 3.8
-    widths = [height * shape for shape in shapes] + [4.6]
-    figure = Figure(figsize=(sum(widths) + 0.6, height + 0.9), layout="constrained")
-    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    for ax, (name, grid) in zip(axes, grids.items(), strict=False):
-        _show_grid(ax, grid).set(title=name, xlabel="components kept, k")
-        ax.set_xticks([grid.width * (k + 0.5) / len(kept) for k in range(len(kept))], [str(k) for k in kept])
-    plot_truncation(kept, errors, ax=axes[-1])
     figure.suptitle(title, wrap=True)
     return figure
 
@@ -134,14 +111,15 @@ def _show_grid(ax: Axes, grid: Image.Image) -> Axes:
     return ax
 
 
-def plot_likelihood(
-    metrics: Sequence[Mapping[str, Any]], *, baselines: Mapping[str, float] | None = None, ax: Axes | None = None
-) -> Axes:
+def likelihood_figure(
+    metrics: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[str, float] | None = None
+) -> Figure:
     """Training and validation nats over the epochs, with the test figures of linear models as levels.
 
     The axis leaves out where training comes from, its lowest twentieth, and levels far below everything else.
     """
-    ax = ax or Figure().subplots()
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    ax = figure.subplots()
     columns = [[row[key] for row in metrics] for key in ("epoch", "train_nats", "valid_nats")]
     epochs, train, valid = np.array(columns, dtype=float)  # None, where there is no number, is a hole
     ax.plot(epochs, train, color=QUIET, label="training")
@@ -158,32 +136,29 @@ def plot_likelihood(
         free = min(nats, free - 0.05 * span)
         label = f" {name.replace('_', ' ')} {nats:.1f}"
         ax.text(1, free, label, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK)
-    ax.set(xlabel="epoch", ylabel="log-likelihood, nats")
+    ax.set(xlabel="epoch", ylabel="log-likelihood, nats", title=title)
     ax.legend(loc="best", frameon=False)
     ax.grid(alpha=0.25)
-    return ax
-
-
-def likelihood_figure(
-    metrics: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[str, float] | None = None
-) -> Figure:
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    plot_likelihood(metrics, baselines=baselines, ax=figure.subplots()).set_title(title)
     return figure
 
 
-def contact_sheet(pictures: Mapping[str, Path], *, title: str, columns: int = 2) -> Figure:
-    """Pictures on disk side by side, each under its name."""
-    rows = math.ceil(len(pictures) / columns)
-    figure = Figure(figsize=(6.5 * columns, 4.6 * rows), layout="constrained")
+def contact_sheet(pictures: Mapping[str, Path], *, title: str) -> Figure:
+    """Pictures on disk in two columns, each under its name."""
+    figure = Figure(figsize=(13, 4.6 * math.ceil(len(pictures) / 2)), layout="constrained")
     figure.suptitle(title, fontsize=14)
-    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    for ax in axes:
-        ax.set_axis_off()
-    for ax, (name, path) in zip(axes, pictures.items(), strict=False):
+    for ax, (name, path) in zip(_panels(figure, len(pictures), 2), pictures.items(), strict=True):
         ax.imshow(np.asarray(Image.open(path)), cmap="gray", interpolation="antialiased")
+        ax.set_axis_off()
         ax.set_title(name)
     return figure
+
+
+def _panels(figure: Figure, n: int, columns: int) -> list[Axes]:
+    """n panels in rows of some columns; the rest of the last row stays empty."""
+    axes = figure.subplots(math.ceil(n / columns), columns, squeeze=False).ravel().tolist()
+    for ax in axes[n:]:
+        ax.set_axis_off()
+    return axes[:n]
 
 
 def picture_kind(path: Path) -> str:
@@ -230,13 +205,9 @@ def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     """Microseconds of every library, one panel for each kind of work at each net and batch, the floor as a line."""
     panels = list(dict.fromkeys((row["what"], row["net"], row["batch"]) for row in rows))
     columns = min(3, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.6 * columns, 2.9 * lines), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 2.9 * math.ceil(len(panels) / columns)), layout="constrained")
     figure.suptitle(title)
-    axes = np.atleast_1d(figure.subplots(lines, columns)).ravel()
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    for ax, panel in zip(axes, panels, strict=False):
+    for ax, panel in zip(_panels(figure, len(panels), columns), panels, strict=True):
         chosen = [row for row in rows if (row["what"], row["net"], row["batch"]) == panel]
         floor = next(row["microseconds"] for row in chosen if row["lib"] == "floor")
         bars = sorted((row for row in chosen if row["lib"] != "floor"), key=lambda row: -row["microseconds"])
@@ -285,26 +256,23 @@ def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, titl
     height = 4.2 * min(tall, 2.5)
     width = height / tall * (2 if columns == 1 else 1)
     figure = Figure(figsize=(width * columns + 1.4, (width * tall + 0.5) * lines + 0.6), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False)
-    for ax in axes.ravel()[len(panels) :]:
-        ax.set_axis_off()
-    for ax, (name, grid) in zip(axes.ravel(), panels.items(), strict=False):
-        _show_grid(ax, grid).set(title=name)
     step = next(iter(panels.values())).height / len(rows)
-    for ax in axes[:, 0]:
+    axes = _panels(figure, len(panels), columns)
+    for ax, (name, grid) in zip(axes, panels.items(), strict=True):
+        _show_grid(ax, grid).set(title=name)
+    for ax in axes[::columns]:
         ax.set_yticks([step * (k + 0.5) for k in range(len(rows))], rows, parse_math=False)
     figure.suptitle(title, wrap=True)
     return figure
 
 
-def save_animation(frames: Sequence[Image.Image], path: Path, *, milliseconds: int = 80, hold: int = 1500) -> None:
-    """Write pictures of one size as a GIF that loops, and holds its last picture a while."""
-    write_bytes(path, animation(frames, milliseconds=milliseconds, hold=hold))
+def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
+    write_bytes(path, animation(frames))
 
 
-def animation(frames: Sequence[Image.Image], *, milliseconds: int = 80, hold: int = 1500) -> bytes:
-    """Pictures of one size as the bytes of such a GIF."""
-    durations = [milliseconds] * (len(frames) - 1) + [hold]
+def animation(frames: Sequence[Image.Image], *, milliseconds: int = 80) -> bytes:
+    """Pictures of one size as a GIF that loops, and holds its last picture a while."""
+    durations = [milliseconds] * (len(frames) - 1) + [1500]
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
     return buffer.getvalue()

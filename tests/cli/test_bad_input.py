@@ -103,7 +103,7 @@ BAD_DATA: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
     "an image that is none": (
         "a",
         lambda p: (p.mkdir(), (p / "x.png").write_bytes(b"no image")),
-        ["cannot be read as an image", "x.png", "remove"],
+        ["expected an image", "x.png", "remove"],
     ),
     "an unknown kind of file": ("a.txt", lambda p: p.write_text("1,2\n"), ["expected .csv", ".npy", "a.txt"]),
     "nothing": ("a.npy", lambda p: None, ["expected a file or folder", "a.npy"]),

@@ -104,13 +104,13 @@ def publish(monkeypatch: pytest.MonkeyPatch, mirror: Path, name: str, *addresses
     """Replace the checksums of a data set by those of the files in a folder, and their addresses by these."""
 
     def file(old: File) -> File:
-        urls = tuple(f"{address}/{old.path}" for address in addresses) if old.urls else ()
         path = mirror / old.path
-        return replace(old, md5=hashlib.md5(path.read_bytes()).hexdigest() if path.is_file() else old.md5, urls=urls)
+        return replace(old, md5=hashlib.md5(path.read_bytes()).hexdigest() if path.is_file() else old.md5)
 
     old = SETS[name]
-    archive = file(old.archive) if old.archive else None
-    monkeypatch.setitem(SETS, name, replace(old, files=tuple(map(file, old.files)), archive=archive))
+    archive, mirrors = file(old.archive) if old.archive else None, tuple(f"{address}/" for address in addresses)
+    new = replace(old, files=tuple(map(file, old.files)), archive=archive, mirrors=mirrors)
+    monkeypatch.setitem(SETS, name, new)
     return SETS[name]
 
 

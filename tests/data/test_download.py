@@ -213,7 +213,7 @@ def test_data_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_published_file_has_a_checksum_and_an_address_but_the_faces() -> None:
     for dataset in SETS.values():
-        sources = [dataset.archive] if dataset.archive else dataset.files
-        assert all(file and file.urls for file in sources) or dataset.name in ("tfd", "fer2013")
+        assert all(each.endswith("/") for each in dataset.mirrors)
+        assert bool(dataset.mirrors) == (dataset.name in ("mnist", "cifar10", "svhn"))
         assert all(file.md5 and len(file.md5) == 32 for file in dataset.files) or dataset.name == "tfd"
         assert dataset.licence

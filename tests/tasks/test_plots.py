@@ -17,8 +17,6 @@ from nicest.plots import (
     image_grid,
     likelihood_figure,
     panel_figure,
-    plot_likelihood,
-    plot_spectrum,
     save_figure,
     spectrum_figure,
     sphere_figure,
@@ -89,7 +87,7 @@ class TestSpectrum:
     SIGMA = np.array([4.0, 2.0, 1.0, 0.01])
 
     def test_draws_the_sorted_values_against_their_rank(self):
-        (line,) = plot_spectrum(self.SIGMA).lines
+        (line,) = spectrum_figure(self.SIGMA, title="a title").axes[0].lines
         assert np.array_equal(line.get_xdata(), [1, 2, 3, 4])
         assert np.array_equal(line.get_ydata(), self.SIGMA)
 
@@ -99,7 +97,7 @@ class TestSpectrum:
             ({"pca": pca}, pca, "PCA of the data"),
             ({"whitened": True}, 1, "whitened data"),
         ):
-            ax = plot_spectrum(self.SIGMA, **options)
+            ax = spectrum_figure(self.SIGMA, title="a title", **options).axes[0]
             assert (np.array(ax.lines[1].get_ydata()) == expected).all()
             assert [text.get_text() for text in ax.get_legend().get_texts()] == ["NICE, of each component", name]
             assert ax.get_ylabel() == "standard deviation"
@@ -121,14 +119,15 @@ def test_a_heading_names_the_data_and_the_recipe(data: str, shown: str):
 
 class TestLikelihood:
     def test_draws_both_curves_and_leaves_a_hole_where_there_is_no_number(self):
-        train, valid = plot_likelihood(METRICS).lines
+        train, valid = likelihood_figure(METRICS, title="digits").axes[0].lines
         assert np.array_equal(train.get_xdata(), [1, 2, 3])
         assert np.array_equal(train.get_ydata(), [-90, -50, -10])
         assert np.array_equal(valid.get_ydata().astype(float), [-80, np.nan, -20], equal_nan=True)
         assert to_hex(valid.get_color()) == ACCENT
 
     def test_draws_a_level_with_its_name_for_each_baseline(self):
-        ax = plot_likelihood(METRICS, baselines={"full_gaussian": 48.0, "zca_logistic": 52.5})
+        levels = {"full_gaussian": 48.0, "zca_logistic": 52.5}
+        (ax,) = likelihood_figure(METRICS, title="digits", baselines=levels).axes
         levels = [line for line in ax.lines if to_hex(line.get_color()) == INK]
         assert sorted(line.get_ydata()[0] for line in levels) == [48.0, 52.5]
         assert [text.get_text().strip() for text in ax.texts] == ["zca logistic 52.5", "full gaussian 48.0"]
@@ -139,7 +138,7 @@ class TestLikelihood:
     def test_the_axis_leaves_out_where_training_comes_from_and_what_is_far_below(self):
         rows = [{"epoch": i, "train_nats": 100.0 + i, "valid_nats": 90.0 + i} for i in range(1, 100)]
         rows[0] |= {"train_nats": -5000.0, "valid_nats": -5000.0}
-        ax = plot_likelihood(rows, baselines={"near": 80.0, "far": -900.0})
+        (ax,) = likelihood_figure(rows, title="digits", baselines={"near": 80.0, "far": -900.0}).axes
         low, high = ax.get_ylim()
         assert 50 < low < 80
         assert 199 < high < 220
@@ -166,14 +165,10 @@ class TestContactSheet:
         assert figure.get_suptitle() == "all"
 
     def test_leaves_what_is_over_empty(self, pictures: dict[str, Path]):
-        figure = contact_sheet(pictures, title="all", columns=2)
+        figure = contact_sheet(pictures, title="all")
         assert len(figure.axes) == 4
         assert not any(ax.axison for ax in figure.axes)
         assert not figure.axes[3].images
-
-    def test_may_hold_one_picture(self, pictures: dict[str, Path]):
-        figure = contact_sheet({"One": pictures["One"]}, title="all", columns=1)
-        assert len(figure.axes) == 1
 
 
 class TestSaveFigure:

@@ -300,7 +300,7 @@ class TestRuns:
         whole = int((~missing.any(1)).sum())
         assert len(splits.train) + len(splits.valid) + len(splits.test) == whole
         assert len(splits.validating) == 20 > len(splits.valid) == len(splits.test) == round(whole / 4)
-        assert np.isnan(splits.incomplete.rows[: splits.incomplete.n_valid]).sum(1).max() <= splits.missing.sum(1).min()
+        assert np.isnan(splits.incomplete[: splits.n_incomplete_valid]).sum(1).max() <= splits.missing.sum(1).min()
         assert all(np.isfinite(each).all() for each in (splits.training, splits.validating, splits.test))
         assert len(splits.training) + len(splits.validating) + len(splits.test) == 200
 
@@ -318,7 +318,7 @@ class TestRuns:
         (tmp_path / "t.csv").write_text("\n".join(["a,b,c", *lines, ",,"]) + "\n")
         splits = load(str(tmp_path / "t.csv"))
         assert splits.fewest_observed == len(splits.train)
-        assert len(splits.incomplete.rows) == 279  # without the empty row
+        assert len(splits.incomplete) == 279  # without the empty row
         recipe = sized(load_recipe("table"), splits, ())
         assert (recipe.model.marginals, recipe.model.couplings) == ("none", 0)
 

@@ -8,6 +8,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from nicest.data.reading import reading, require_modest
 from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
 
@@ -88,42 +89,27 @@ def _require_finite(rows: np.ndarray, source: str) -> None:
         )
 
 
-def require_varying(rows: Rows, source: str) -> None:
-    """Refuse continuous columns that are constant: the density there is infinite."""
+def require_density(rows: Rows, source: str) -> None:
+    """Refuse continuous columns that are constant, whose density is infinite, or too far from 0 for float32."""
     if rows.levels is not None:
         return
-    constant = np.flatnonzero((np.nanmin(rows.values, 0) == np.nanmax(rows.values, 0)) & ~_stepped(rows))
+    values, names = rows.values, rows.names or range(rows.values.shape[1])
+    continuous = np.array(rows.steps or [0.0] * len(names)) == 0
+    constant = np.flatnonzero((np.nanmin(values, 0) == np.nanmax(values, 0)) & continuous)
     if constant.size:
-        named = listed([_name(rows, each) for each in constant.tolist()])
         raise NicestError(
-            f"{source}: {constant.size} of {rows.values.shape[1]} columns are constant over the {len(rows.values)} "
-            f"training rows (columns {named}): their density is infinite; drop them, or give integer levels as uint8"
+            f"{source}: {constant.size} of {len(names)} columns are constant over the {len(values)} training rows"
+            f" (columns {listed([names[each] for each in constant])}): their density is infinite; drop them, or give"
+            " integer levels as uint8"
         )
-
-
-def require_digits(rows: Rows, source: str) -> None:
-    """Refuse continuous columns so far from 0 that float32 has no digits left for their spread."""
-    if rows.levels is not None:
-        return
-    spacing = np.spacing(np.nanmax(np.abs(rows.values), axis=0))
-    coarse = np.flatnonzero((spacing > 1e-3 * np.nanstd(rows.values, axis=0, dtype=np.float64)) & ~_stepped(rows))
+    spread = np.nanstd(values, axis=0, dtype=np.float64)
+    coarse = np.flatnonzero((np.spacing(np.nanmax(np.abs(values), axis=0)) > 1e-3 * spread) & continuous)
     if coarse.size:
-        cells = rows.values[:, coarse[0]]
+        first = coarse[0]
         raise NicestError(
-            f"{source}: column {shown(_name(rows, int(coarse[0])))} has values near {np.nanmax(cells):g} and a spread"
-            f" of {np.nanstd(cells, dtype=np.float64):.2g}, for which float32 has too few digits;"
-            " subtract an offset from it"
+            f"{source}: column {shown(names[first])} has values near {np.nanmax(values[:, first]):g} and a spread of"
+            f" {spread[first]:.2g}, for which float32 has too few digits; subtract an offset from it"
         )
-
-
-def _name(rows: Rows, column: int) -> str | int:
-    """The name of a column, or its number if it has none."""
-    return rows.names[column] if rows.names else column
-
-
-def _stepped(rows: Rows) -> np.ndarray:
-    """Which columns hold whole steps."""
-    return np.array(rows.steps) > 0 if rows.steps else np.zeros(rows.values.shape[1], dtype=bool)
 
 
 def widened(rows: np.ndarray, seed: int) -> np.ndarray:
@@ -143,10 +129,8 @@ def widened(rows: np.ndarray, seed: int) -> np.ndarray:
 
 def read_npy(path: Path) -> np.ndarray:
     """Read one array of plain numbers from a .npy file."""
-    try:
+    with reading(path, "a whole .npy file of numbers"):
         return _read_array(lambda: path.open("rb"), path.stat().st_size)
-    except Exception as error:  # broken bytes lead numpy to errors of every kind
-        raise NicestError(f"{path}: expected a whole .npy file of numbers{_npy_sizes(path)}; {brief(error)}") from error
 
 
 def _read_array(opened: Callable[[], IO[bytes]], size: int) -> np.ndarray:
@@ -154,19 +138,9 @@ def _read_array(opened: Callable[[], IO[bytes]], size: int) -> np.ndarray:
     with opened() as file:
         expected = _npy_size(file)
     if expected is not None and expected > size:
-        raise ValueError(f"its header says {expected} bytes, there are {size}")
+        raise ValueError(f"its header says {expected} bytes")
     with opened() as file:  # again: a member of an archive that was wound back has no checksum any more
         return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def _npy_sizes(path: Path) -> str:
-    """Say how many bytes a .npy file should have by its header, and has, where the header can be read."""
-    try:
-        with path.open("rb") as file:
-            expected = _npy_size(file)
-        return f" of {expected} bytes, got {path.stat().st_size}" if expected else ""
-    except Exception:  # the caller says what
-        return ""
 
 
 def _npy_size(file: IO[bytes]) -> int | None:
@@ -181,25 +155,17 @@ def _npy_size(file: IO[bytes]) -> int | None:
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Read from a .npz file either its splits (train, test and perhaps valid) or its one array, under the key "all"."""
-    try:
-        return read_members(path, lambda keys: _npz_keys(keys, path))
-    except NicestError:
-        raise
-    except Exception as error:  # broken bytes lead numpy and zipfile to errors of every kind
-        size = path.stat().st_size
-        raise NicestError(
-            f"{path}: expected a whole .npz file of numbers, got {size} bytes that do not parse; {brief(error)}"
-        ) from error
+    return read_members(path, _npz_keys)
 
 
-def read_members(path: Path, choose: Callable[[list[str]], dict[str, str]]) -> dict[str, np.ndarray]:
+def read_members(path: Path, choose: Callable[[list[str], Path], dict[str, str]]) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz file that are chosen from its keys, under the names that are chosen, too."""
-    with path.open("rb") as file:
+    with reading(path, "a whole .npz file of numbers"), path.open("rb") as file:
         if file.read(6) == np.lib.format.MAGIC_PREFIX:
             raise ValueError("it is a .npy file, name it so")
         with zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            chosen = {name: members[key] for name, key in choose(list(members)).items()}
+            chosen = {name: members[key] for name, key in choose(list(members), path).items()}
             return {name: _read_member(path, archive, info) for name, info in chosen.items()}
 
 
@@ -211,28 +177,12 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
     return _read_array(lambda: archive.open(info), info.file_size)
 
 
-def most_unpacked(size: int) -> int:
-    """The most bytes that a file of this size may unpack to: more than any data does (dSprites: 115 times its size)."""
-    return (1 << 26) + 200 * size
-
-
-def require_modest(path: Path, unpacked: int, instead: str) -> None:
-    """Refuse a file that would unpack to far more than its size."""
-    size = path.stat().st_size
-    most = most_unpacked(size)
-    if unpacked > most:
-        raise NicestError(f"{path}: expected at most {most} bytes from a file of {size}, got {unpacked}; {instead}")
-
-
 def _npz_keys(keys: list[str], path: Path) -> dict[str, str]:
     """Choose which keys of an archive to read, and as what."""
     if {"train", "test"} <= set(keys):
         return {split: split for split in ("train", "valid", "test") if split in keys}
-    if len(keys) == 1:
-        return {"all": keys[0]}
-    for key in ARRAY_KEYS:
-        if key in keys:
-            return {"all": key}
+    if known := [key for key in ARRAY_KEYS if key in keys] or (len(keys) == 1 and keys):
+        return {"all": known[0]}
     raise NicestError(
         f"{path}: expected the keys train and test, or one of {', '.join(ARRAY_KEYS)}, got {listed(keys)}"
     )

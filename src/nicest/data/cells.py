@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nicest.data.columns import Column
+from nicest.data.tables import require_pyarrow
 from nicest.errors import NicestError
 from nicest.messages import brief, shown
 
@@ -26,23 +26,27 @@ class Batch(NamedTuple):
     unknown: np.ndarray
 
 
-def is_text(kind: Any) -> bool:
-    from pyarrow import types
+def family(kind: Any) -> str:
+    """What cells of a type are: "text", "number", "moment" (or a span of time), "bool", "null", or "", something else.
 
-    inner = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
-
-
-def holds_numbers(kind: Any) -> bool:
-    """Whether the cells are numbers, moments, spans of time, or yes and no."""
+    A dictionary is what its entries are, unless these are booleans.
+    """
     from pyarrow import types
 
     if types.is_dictionary(kind):
-        return not types.is_boolean(kind.value_type) and holds_numbers(kind.value_type)
-    if types.is_interval(kind):
-        return False
-    kinds = (types.is_integer, types.is_floating, types.is_decimal, types.is_temporal, types.is_boolean, types.is_null)
-    return any(holds(kind) for holds in kinds)
+        return family(kind.value_type).replace("bool", "")
+    if str(kind) in ("string", "large_string", "string_view"):
+        return "text"
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return "moment"
+    return str(kind) if str(kind) in ("bool", "null") else ""
+
+
+def _inner(kind: Any) -> Any:
+    """The type of the cells; of a dictionary, that of its entries."""
+    return kind.value_type if hasattr(kind, "index_type") else kind
 
 
 def by_entry(cells: Any, function: Codes) -> tuple[np.ndarray, np.ndarray]:
@@ -56,9 +60,9 @@ def by_entry(cells: Any, function: Codes) -> tuple[np.ndarray, np.ndarray]:
     return np.append(numbers, np.nan)[places], np.append(flags, False)[places]
 
 
-def as_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The cells as float64, NaN where they are missing or words; and which are words."""
-    return by_entry(cells, _plain_numbers)
+def as_numbers(cells: Any, kind: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """The cells, of a kind if one is given, as float64, NaN where they are missing or words; and which are words."""
+    return by_entry(cells, lambda entries: _plain_numbers(entries.cast(kind) if kind else entries))
 
 
 def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +73,7 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     words = np.zeros(len(cells), dtype=bool)
     if types.is_temporal(kind):
         cells = cells.cast(pa.int32() if types.is_date32(kind) or types.is_time32(kind) else pa.int64())
-    elif is_text(kind):
+    elif family(kind) == "text":
         cells = compute.utf8_trim_whitespace(cells.cast(pa.large_string()))
         try:
             return _floats(cells), words
@@ -80,10 +84,6 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     return _floats(cells), words
 
 
-def _cast_numbers(kind: Any, cells: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _plain_numbers(cells.cast(kind))
-
-
 def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     """Texts as dates or moments, in numbers, and their type; no type where they are something else."""
     import pyarrow as pa
@@ -91,7 +91,7 @@ def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     stamps = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
     for kind in (pa.date32(), *stamps):
         try:
-            return by_entry(cells, partial(_cast_numbers, kind))[0], str(kind)
+            return as_numbers(cells, kind)[0], str(kind)
         except pa.ArrowInvalid:
             continue
     return np.empty(0), ""
@@ -133,17 +133,13 @@ def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
 
 def is_moment(column: Column) -> bool:
     """Whether a column is of dates or times."""
-    from pyarrow import types
-
-    return not column.values and bool(types.is_temporal(arrow_type(column.type)))
+    return not column.values and family(arrow_type(column.type)) == "moment"
 
 
 def _wanted(column: Column) -> str:
-    from pyarrow import types
-
     if column.values and isinstance(column.values[0], str):
         return "texts"
-    return column.type if is_moment(column) or types.is_boolean(arrow_type(column.type)) else "numbers"
+    return column.type if is_moment(column) or column.type == "bool" else "numbers"
 
 
 class NotANumber(Exception):
@@ -152,13 +148,12 @@ class NotANumber(Exception):
 
 def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
     """The model's numbers of cells, NaN where they are missing; and which hold a value that training never saw."""
-    from pyarrow import types
-
-    if types.is_null(cells.type):
+    found = family(cells.type)
+    if found == "null":
         return np.full(len(cells), np.nan), np.zeros(len(cells), dtype=bool)
     if column.values and isinstance(column.values[0], str | bool):
         texts = isinstance(column.values[0], str)
-        if is_text(cells.type) or (types.is_boolean(cells.type) and not texts):
+        if found == "text" or (found == "bool" and not texts):
             return by_entry(cells, lambda entries: _places(entries, column, texts))
         raise NotANumber(brief(cells.type, 60))
     return codes_of(as_in_training(cells, column), column)
@@ -172,25 +167,17 @@ def codes_of(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarra
     if not column.step:
         return codes, np.zeros(len(codes), dtype=bool)
     whole = np.floor(codes / column.step)
-    between = whole * column.step != codes
-    between &= ~np.isnan(codes)
+    between = (whole * column.step != codes) & ~np.isnan(codes)
     return np.where(between, 0.0, whole), between
 
 
 def as_in_training(cells: Any, column: Column) -> np.ndarray:
     """Numbers in the unit of training: moments may come in another, or as text."""
-    from pyarrow import types
-
-    kind = arrow_type(column.type)
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    found = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
-    if types.is_temporal(kind):
-        if types.is_temporal(found) or is_text(found):
-            return by_entry(cells, partial(_cast_numbers, kind))[0]
-        raise NotANumber(brief(found, 60))
-    if types.is_temporal(found) or types.is_boolean(found) or not (holds_numbers(found) or is_text(found)):
-        raise NotANumber(brief(found, 60))
+    wanted, found = arrow_type(column.type), family(cells.type)
+    if family(wanted) == "moment" and found in ("moment", "text"):
+        return as_numbers(cells, _inner(wanted))[0]
+    if family(wanted) == "moment" or found not in ("number", "text"):
+        raise NotANumber(brief(_inner(cells.type), 60))
     numbers, words = as_numbers(cells)
     if words.any():
         raise NotANumber(repr(brief(cells[int(words.argmax())].as_py(), 60)))
@@ -223,6 +210,7 @@ def _nearest(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarra
 
 def decode(rows: np.ndarray, columns: Sequence[Column]) -> Any:
     """Rows of the model's numbers as an Arrow table of the types of training; NaN becomes missing."""
+    require_pyarrow()
     import pyarrow as pa
 
     try:
@@ -236,7 +224,7 @@ def _decoded(numbers: np.ndarray, column: Column) -> Any:
     import pyarrow as pa
 
     kind, missing = arrow_type(column.type), np.isnan(numbers)
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    inner = _inner(kind)
     if column.values:
         places = np.where(missing, 0, numbers).round().clip(0, len(column.values) - 1).astype(int)
         cells = pa.array(column.values).take(pa.array(places, mask=missing)).cast(inner, safe=False)
@@ -273,7 +261,7 @@ def _of_type(values: np.ndarray, missing: np.ndarray, kind: Any) -> Any:
         return pa.array(values, mask=missing).cast(kind, safe=False)
     narrow = types.is_date32(kind) or types.is_time32(kind)
     whole = pa.int32() if narrow else kind if types.is_integer(kind) else pa.int64()
-    bounds = np.iinfo(whole.to_pandas_dtype())
+    bounds = np.iinfo(str(whole))
     low, high = float(bounds.min), np.nextafter(float(bounds.max) + 1, 0)
     if types.is_time(kind):
         low, high = 0.0, 86400.0 * {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit] - 1

@@ -4,7 +4,7 @@ import hashlib
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,17 +15,16 @@ from nicest.messages import brief, nearest, shown
 
 @dataclass(frozen=True)
 class File:
-    """One published file: its path in the set's folder, its MD5, where it can be had, and what may stand in for it."""
+    """One published file: its path in the set's folder and below the mirrors, its MD5, and what may stand in for it."""
 
     path: str
     md5: str | None = None
-    urls: tuple[str, ...] = ()
     instead: str | None = None
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One published data set; where it comes as an archive, its files are members of that."""
+    """One published data set; where it comes as an archive, its files are members of that. `mirrors` are URLs."""
 
     name: str
     title: str
@@ -35,10 +34,10 @@ class DataSet:
     how: str
     files: tuple[File, ...] = ()
     archive: File | None = None
+    mirrors: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
-        """The folder of the data home that holds the set."""
         return data_home() / self.name
 
 
@@ -52,19 +51,6 @@ class Listing(NamedTuple):
     present: bool
     size_bytes: int
     folder: Path
-
-
-def _mnist(path: str, md5: str) -> File:
-    mirrors = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-    return File(path, md5, tuple(mirror + path for mirror in mirrors))
-
-
-def _cifar10(path: str, md5: str) -> File:
-    return File(path, md5, (f"https://www.cs.toronto.edu/~kriz/{path}",))
-
-
-def _svhn(path: str, md5: str) -> File:
-    return File(path, md5, (f"http://ufldl.stanford.edu/housenumbers/{path}",))
 
 
 SETS = {
@@ -84,10 +70,14 @@ SETS = {
         licence="CC BY-SA 3.0; LeCun, Cortes and Burges",
         how="run `nicest data get mnist`",
         files=(
-            _mnist("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-            _mnist("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-            _mnist("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
-            _mnist("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+            File("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            File("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+            File("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+            File("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+        mirrors=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
     ),
     "cifar10": DataSet(
@@ -105,7 +95,8 @@ SETS = {
             File("cifar-10-batches-bin/data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d"),
             File("cifar-10-batches-bin/test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d"),
         ),
-        archive=_cifar10("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        archive=File("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        mirrors=("https://www.cs.toronto.edu/~kriz/",),
     ),
     "svhn": DataSet(
         name="svhn",
@@ -115,9 +106,10 @@ SETS = {
         licence="non-commercial use; cite Netzer et al. 2011",
         how="run `nicest data get svhn`",
         files=(
-            _svhn("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-            _svhn("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+            File("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            File("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
         ),
+        mirrors=("http://ufldl.stanford.edu/housenumbers/",),
     ),
     "tfd": DataSet(
         name="tfd",
@@ -152,14 +144,12 @@ def data_home() -> Path:
 
 
 def find_set(name: str) -> DataSet:
-    """The data set of a name."""
     if name not in SETS:
         raise unknown(name)
     return SETS[name]
 
 
 def unknown(name: str) -> NicestError:
-    """The error for a name that no data set has."""
     known = ", ".join(sorted(SETS))
     return NicestError(
         f"unknown data set {shown(name)}{nearest(name, SETS)}; known are {known}; for your own data, give its path"
@@ -168,15 +158,12 @@ def unknown(name: str) -> NicestError:
 
 def list_sets() -> list[Listing]:
     """Every data set: what it is, whether it is here, and the bytes it takes."""
-    return [_listing(dataset) for dataset in SETS.values()]
-
-
-def _listing(dataset: DataSet) -> Listing:
-    found = [_find(dataset, file) for file in dataset.files]
-    archive = _find_archive(dataset)
-    size = sum(path.stat().st_size for path in (*found, archive) if path)
-    present = all(found) or bool(archive)
-    return Listing(dataset.name, dataset.title, dataset.dim, dataset.n, present, size, dataset.folder)
+    rows = []
+    for each in SETS.values():
+        found, archive = [_find(each, file) for file in each.files], _find_archive(each)
+        size = sum(path.stat().st_size for path in (*found, archive) if path)
+        rows.append(Listing(each.name, each.title, each.dim, each.n, all(found) or bool(archive), size, each.folder))
+    return rows
 
 
 def _find(dataset: DataSet, file: File) -> Path | None:
@@ -198,28 +185,27 @@ def _find_archive(dataset: DataSet) -> Path | None:
     return path if path and path.is_file() else None
 
 
-def locate(name: str, files: Iterable[str]) -> list[Path]:
+def locate(name: str, files: Sequence[str]) -> list[Path]:
     """The paths of a set's files, unpacked from its archive where only that is here; nothing is downloaded."""
-    dataset = find_set(name)
-    published = {file.path: file for file in dataset.files}
-    wanted = [published[file] for file in files]
-    lacking = [file for file in wanted if not _find(dataset, file)]
+    dataset, paths = find_set(name), []
+    wanted = {file.path: file for file in dataset.files}
+    lacking = [wanted[each] for each in files if not _find(dataset, wanted[each])]
     if lacking and dataset.archive and _find_archive(dataset):
         _unpack(dataset, dataset.archive, lacking)
-    paths = [_find(dataset, file) for file in wanted]
-    for file, path in zip(wanted, paths, strict=True):
+    for each in files:
+        path = _find(dataset, wanted[each])
         if path is None:
-            raise NicestError(f"{name}: expected {file.path} in {dataset.folder}, found none; {dataset.how}")
-    return [path for path in paths if path]
+            raise NicestError(f"{name}: expected {each} in {dataset.folder}, found none; {dataset.how}")
+        paths.append(path)
+    return paths
 
 
 def check(name: str) -> list[tuple[str, str]]:
     """Each file of a set with "ok", "missing" or "wrong checksum: ..."; of the archive where only that is here."""
     dataset = find_set(name)
     packed = _find_archive(dataset) and not any(_find(dataset, file) for file in dataset.files)
-    files = (dataset.archive,) if packed and dataset.archive else dataset.files
-    held = [_held(dataset, file) for file in files]
-    return [(file.path, _status(dataset, file)) for file in held]
+    files = [dataset.archive] if packed and dataset.archive else [_held(dataset, file) for file in dataset.files]
+    return [(file.path, _status(dataset, file)) for file in files]
 
 
 def _status(dataset: DataSet, file: File) -> str:
@@ -255,8 +241,8 @@ def _fetch(dataset: DataSet, file: File) -> None:
     from requests.exceptions import RequestException
 
     pooch.get_logger().setLevel("WARNING")
-    failures = []
-    for url in file.urls:
+    failures, urls = [], [mirror + file.path for mirror in dataset.mirrors]
+    for url in urls:
         try:
             pooch.retrieve(url, f"md5:{file.md5}", file.path, dataset.folder, downloader=_stream)
             return
@@ -267,12 +253,12 @@ def _fetch(dataset: DataSet, file: File) -> None:
             failures.append(f"{url}: {brief(error)}")
         except OSError as error:
             raise _unwritable(dataset.folder, error) from error
-    if not file.urls:
+    if not urls:
         found = "one of another checksum" if (dataset.folder / file.path).is_file() else "none"
         raise NicestError(f"{dataset.name}: expected {file.path} in {dataset.folder}, found {found}; {dataset.how}")
     raise NicestError(
         f"{dataset.name}: cannot download {file.path} ({'; '.join(failures)}); "
-        f"put it in {dataset.folder} from {' or '.join(file.urls)}"
+        f"put it in {dataset.folder} from {' or '.join(urls)}"
     )
 
 

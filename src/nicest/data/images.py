@@ -9,15 +9,14 @@ import struct
 import subprocess
 import sys
 import warnings
-import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nicest.data.arrays import most_unpacked, read_members, require_modest
+from nicest.data.arrays import read_members
+from nicest.data.reading import most_unpacked, read_bytes, reading, require_file, require_modest
 from nicest.errors import NicestError
 from nicest.messages import brief, listed
 
@@ -27,7 +26,6 @@ CIFAR10_ROW = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
 FER2013_SIDE = 48
 FER2013_USAGES = ("Training", "PublicTest", "PrivateTest")
 FER2013_LEVELS = {str(level): level for level in range(256)}
-FER2013_LINE = 1 << 15  # characters; a line of 2304 pixels has at most 9240
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IDX_RANK = 8
 MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
@@ -39,7 +37,10 @@ hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 with contextlib.suppress(ValueError):  # where the system refuses a limit
     resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
 found = scipy.io.loadmat(path, variable_names=names)
-numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names if name in found})
+missing = [name for name in names if name not in found]
+if missing:
+    sys.exit(f"it lacks {' and '.join(missing)}")
+numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names})
 """
 AGAIN = "the file is damaged or cut short: get it again"
 
@@ -69,27 +70,13 @@ def _inflated(path: Path) -> tuple[bytes | bytearray, bool]:
     raw = read_bytes(path)
     if raw[:2] != b"\x1f\x8b":
         return raw, True
-    data = bytearray()
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-            while part := file.read1(1 << 20):
-                data += part
-                require_modest(path, len(data), "gunzip it")
-    except EOFError:
-        return data, False
-    except (OSError, zlib.error) as error:
-        raise NicestError(f"{path}: expected a whole gzip file, got {len(raw)} bytes ({error}); {AGAIN}") from error
-    return data, True
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a whole file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except MemoryError as error:
-        raise NicestError(f"{path}: its {path.stat().st_size} bytes do not fit in memory") from error
+    data, whole = bytearray(), False
+    with reading(path, "a whole gzip file", AGAIN), suppress(EOFError), gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+        while part := file.read1(1 << 20):
+            data += part
+            require_modest(path, len(data), "gunzip it")
+        whole = True
+    return data, whole
 
 
 def read_cifar10(path: Path) -> np.ndarray:
@@ -132,31 +119,23 @@ def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
 
     A child process reads it, with memory in proportion to the file: scipy's reader crashes on damaged files.
     """
-    size = path.stat().st_size
-    memory = MAT_MEMORY + 2 * most_unpacked(size)
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", MAT_TO_NPZ, path, str(memory), *names],
-        capture_output=True,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each of its threads would take from that memory
-    )
-    try:
+    what = f"a MATLAB file with {' and '.join(names)} of numbers"
+    with reading(path, what, "get it again, or save it with -v7"):
+        memory = MAT_MEMORY + 2 * most_unpacked(path.stat().st_size)
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", MAT_TO_NPZ, path, str(memory), *names],
+            capture_output=True,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each of its threads would take from that memory
+        )
         if child.returncode:
             raise ValueError(child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "the reader crashed")
         with np.load(io.BytesIO(child.stdout)) as found:
-            arrays = {name: found[name] for name in names if name in found}
-    except Exception as error:
-        raise NicestError(
-            f"{path}: expected a MATLAB file with {' and '.join(names)} of numbers, got {size} bytes that cannot be"
-            f" read ({brief(error)}); get it again, or save it with -v7"
-        ) from error
-    for name in names:
-        if name not in arrays:
-            raise NicestError(f"{path}: expected the variable {name}, found none in its {size} bytes; {AGAIN}")
-    return arrays
+            return {name: found[name] for name in names}
 
 
 def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read FER2013, Kaggle's .csv or a .npz: images (N, 48, 48) uint8, and the usage (N,) of each in words."""
+    require_file(path)
     images, usage = (_read_fer2013_npz if path.suffix == ".npz" else _read_fer2013_csv)(path)
     if not len(images):
         raise NicestError(f"{path}: expected images, found none; {AGAIN}")
@@ -164,27 +143,18 @@ def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _require_usage(usage: str, where: str) -> None:
-    """Refuse a usage that FER2013 does not have."""
     if usage not in FER2013_USAGES:
         raise NicestError(f"{where}: expected a usage of {', '.join(FER2013_USAGES)}, got {usage[:40]!r}")
 
 
 def _read_fer2013_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the arrays images and usage, which hold no Python objects."""
-    try:
-        data = read_members(path, lambda keys: _fer2013_keys(keys, path))
-        images, usage = data["images"], data["usage"]
-        _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
-        _require_array(path, "usage", usage, (len(images),), str)
-        for each in np.unique(usage):
-            _require_usage(str(each), str(path))
-    except NicestError:
-        raise
-    except Exception as error:  # broken bytes lead numpy and zipfile to errors of every kind
-        size = path.stat().st_size
-        raise NicestError(
-            f"{path}: expected a .npz file, got {size} bytes that do not parse ({brief(error)})"
-        ) from error
+    data = read_members(path, _fer2013_keys)
+    images, usage = data["images"], data["usage"]
+    _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
+    _require_array(path, "usage", usage, (len(images),), str)
+    for each in np.unique(usage):
+        _require_usage(str(each), str(path))
     return images, usage
 
 
@@ -198,7 +168,7 @@ def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the columns pixels, 2304 numbers with blanks between them, and Usage, line by line."""
     pixels, usage = bytearray(), []
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        rows = csv.reader(_short_lines(path, file))
+        rows = csv.reader(file)
         try:
             columns = [name.strip() for name in next(rows, [])]
             if not {"pixels", "Usage"} <= set(columns):
@@ -209,7 +179,12 @@ def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
                 where = f"{path}: line {rows.line_num}"
                 if len(row) != len(columns):
                     raise NicestError(f"{where}: expected {len(columns)} columns, got {len(row)}; {AGAIN}")
-                pixels += _fer2013_pixels(row[at_pixels], where)
+                words = row[at_pixels].split()
+                if len(words) != FER2013_SIDE**2:
+                    raise NicestError(f"{where}: expected {FER2013_SIDE**2} pixels, got {len(words)}; {AGAIN}")
+                if wrong := set(words) - FER2013_LEVELS.keys():
+                    raise NicestError(f"{where}: expected pixels in 0..255, got {min(wrong)[:40]!r}")
+                pixels += bytes(map(FER2013_LEVELS.__getitem__, words))
                 usage.append(row[at_usage].strip())
                 _require_usage(usage[-1], where)
         except csv.Error as error:
@@ -218,27 +193,7 @@ def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, FER2013_SIDE, FER2013_SIDE), np.array(usage, dtype=str)
 
 
-def _short_lines(path: Path, file: TextIO) -> Iterator[str]:
-    """The lines of a text file, none of which may be long: what is no text may have no line ends."""
-    for number, line in enumerate(iter(lambda: file.readline(FER2013_LINE), ""), start=1):
-        if len(line) == FER2013_LINE:
-            raise NicestError(f"{path}: line {number}: expected fewer than {FER2013_LINE} characters: not FER2013")
-        yield line
-
-
-def _fer2013_pixels(text: str, where: str) -> bytes:
-    """The pixels of one image."""
-    words = text.split()
-    if len(words) != FER2013_SIDE**2:
-        raise NicestError(f"{where}: expected {FER2013_SIDE**2} pixels, got {len(words)}; {AGAIN}")
-    try:
-        return bytes(map(FER2013_LEVELS.__getitem__, words))
-    except KeyError as error:
-        raise NicestError(f"{where}: expected pixels in 0..255, got {error.args[0][:40]!r}") from None
-
-
 def _require_array(path: Path, name: str, array: np.ndarray, shape: tuple[int | str, ...], kind: type) -> None:
-    """Require of a variable its published shape and type."""
     fits = array.ndim == len(shape) and all(w in ("N", n) for w, n in zip(shape, array.shape, strict=True))
     if not fits or not np.issubdtype(array.dtype, kind):
         wanted = f"({', '.join(map(str, shape))}) {kind.__name__}"
@@ -262,31 +217,33 @@ def read_images(files: list[Path], fit: Fit = Fit()) -> np.ndarray:  # noqa: B00
     """Read image files of one size and mode as (N, H, W), grey, or (N, H, W, 3), colour."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Corrupt EXIF")  # an image is read as if it had none
-        images = [_read_image(files[0], fit)]
-        for file in files[1:]:
+        images: list[np.ndarray] = []
+        for file in files:
             images.append(_read_image(file, fit))
             if (images[-1].dtype, images[-1].shape) != (images[0].dtype, images[0].shape):
-                raise _unlike(files[0], images[0], file, images[-1])
+                raise _unlike((files[0], images[0]), (file, images[-1]))
     return np.stack(images)
 
 
-def _unlike(one: Path, first: np.ndarray, other: Path, second: np.ndarray) -> NicestError:
+def _unlike(*images: tuple[Path, np.ndarray]) -> NicestError:
     """What to say of two images that are not of one mode and size."""
-    got = f"got {one} of {_size(first)} {_mode(first)} and {other} of {_size(second)} {_mode(second)}"
+    modes = {"bool": "black and white", "uint8": "grey", "uint16": "16-bit grey"}
+    words = [
+        f"{file} of {pixels.shape[1]}x{pixels.shape[0]} {'RGB' if pixels.ndim == 3 else modes[pixels.dtype.name]}"
+        for file, pixels in images
+    ]
+    (_, first), (_, second) = images
     if first.ndim != second.ndim:
-        return NicestError(
-            f"expected images of one mode, {got}: some are grey and some in colour; convert them all to L or all to RGB"
-        )
-    if first.dtype != second.dtype:
-        return NicestError(f"expected images of one mode, {got}; convert them all to 8-bit grey, mode L")
-    return NicestError(
-        f'expected images of one size, {got}; resize them all, for example by --set "data.resize=[32,32]"'
-        " (height, width), or keep the middle of each by data.crop"
-    )
+        what, advice = "mode", ": some are grey and some in colour; convert them all to L or all to RGB"
+    elif first.dtype != second.dtype:
+        what, advice = "mode", "; convert them all to 8-bit grey, mode L"
+    else:
+        what, advice = "size", '; resize them all, for example by --set "data.resize=[32,32]" (height, width)'
+        advice += ", or keep the middle of each by data.crop"
+    return NicestError(f"expected images of one {what}, got {' and '.join(words)}{advice}")
 
 
 def _fitted(image: Any, fit: Fit, file: Path) -> Any:
-    """The middle of an image, resized."""
     from PIL import Image
 
     if fit.resize and image.mode not in ("L", "RGB"):
@@ -309,21 +266,16 @@ def _read_image(file: Path, fit: Fit) -> np.ndarray:
     """Read one image in its own mode, upright; one with a palette is RGB, or grey where it holds nothing else."""
     from PIL import Image
 
-    try:
-        with Image.open(file, formats=IMAGE_FORMATS) as image:
-            mode = image.mode
-            bands = 3 if mode == "P" else len(image.getbands())
-            require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
-            if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, and what cameras add to it
-                raise NicestError(
-                    f"{file}: expected one picture, got an animation or several pages; save one of them, or remove it"
-                )
-            turn_upright(image)
-            values = np.asarray(_fitted(image.convert("RGB") if mode == "P" else image, fit, file))
-    except NicestError:
-        raise
-    except Exception as error:  # broken bytes lead Pillow to errors of every kind
-        raise NicestError(f"{file}: cannot be read as an image ({brief(error)}); remove it or save it again") from error
+    with reading(file, "an image", "remove it or save it again"), Image.open(file, formats=IMAGE_FORMATS) as image:
+        mode = image.mode
+        bands = 3 if mode == "P" else len(image.getbands())
+        require_modest(file, image.width * image.height * bands, "remove it, or save it smaller")
+        if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, and what cameras add to it
+            raise NicestError(
+                f"{file}: expected one picture, got an animation or several pages; save one of them, or remove it"
+            )
+        turn_upright(image)
+        values = np.asarray(_fitted(image.convert("RGB") if mode == "P" else image, fit, file))
     if mode not in ("1", "L", "I;16", "I;16B", "P", "RGB"):
         raise NicestError(f"{file}: expected a grey or RGB image, got mode {mode}; convert it to L or RGB")
     if mode == "P" and (values == values[..., :1]).all():
@@ -338,15 +290,3 @@ def turn_upright(image: Any) -> None:
     image.load()
     with suppress(Exception):  # broken EXIF leads Pillow to errors of every kind
         ImageOps.exif_transpose(image, in_place=True)
-
-
-def _size(pixels: np.ndarray) -> str:
-    """Width and height of an image, in words."""
-    return f"{pixels.shape[1]}x{pixels.shape[0]}"
-
-
-def _mode(pixels: np.ndarray) -> str:
-    """The mode of an image, in words."""
-    if pixels.ndim == 3:
-        return "RGB"
-    return {"bool": "black and white", "uint8": "grey"}.get(pixels.dtype.name, "16-bit grey")

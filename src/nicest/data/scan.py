@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nicest.data.cells import as_moments, as_numbers, encode, holds_numbers, is_text
+from nicest.data.cells import NUMBER, as_moments, as_numbers, encode, family
 from nicest.data.columns import Column, leave_out
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
@@ -83,7 +83,7 @@ class Tally:
                 " or leave the cells empty"
             )
         kind = str(self.type)
-        if is_text(self.type):  # all of whose cells are numbers, as in a .csv file
+        if family(self.type) == "text":  # all of whose cells are numbers, as in a .csv file
             kind = dates.pop() if dates else "int64" if self.whole and not self.missing else "double"
         if column := self.discrete(kind):
             return column
@@ -107,32 +107,23 @@ class Tally:
         return None
 
     def _of_texts(self, path: Path) -> Column:
-        what = ""
-        if len(self.texts) > MOST_VALUES:
-            what = f"more than {MOST_VALUES} different texts"
-        elif max(map(len, self.texts)) > LONGEST:
-            what = f"texts of more than {LONGEST} characters"
-        if what:
-            raise NicestError(
-                f"{path}: column {shown(self.name)} holds {what}, such as {brief(self.example, 60)!r}, of which no"
-                f" model is made; {self._advice()}{leave_out(self.name)}"
-            )
-        if advice := self._advice():
+        counted = sum(bool(re.match(r"\W*\d", text)) for text in self.texts)
+        numbered = len(self.texts) > 2 and counted > len(self.texts) / 2
+        written = "write numbers as 1234.5, without units, and dates as 2026-01-31, or " if numbered else ""
+        where, example = f"{path}: column {shown(self.name)} holds", brief(self.example, 60)
+        what = f"more than {MOST_VALUES} different texts" if len(self.texts) > MOST_VALUES else ""
+        if what or max(map(len, self.texts)) > LONGEST:
+            what = what or f"texts of more than {LONGEST} characters"
+            advice = f"{written}{leave_out(self.name)}"
+            raise NicestError(f"{where} {what}, such as {example!r}, of which no model is made; {advice}")
+        if numbered:
             warnings.warn(
-                f"{path}: column {shown(self.name)} holds {len(self.texts)} different texts, such as"
-                f" {brief(self.example, 60)!r}: they are taken as categories without order; {advice}"
-                f"{leave_out(self.name)} where that is wrong",
+                f"{where} {len(self.texts)} different texts, such as {example!r}: they are taken as categories without"
+                f" order; {written}{leave_out(self.name)} where that is wrong",
                 stacklevel=4,
             )
         values = tuple(sorted(self.texts))
         return Column(self.name, str(self.type), "values", 0, len(values) - 1, 1.0, values)
-
-    def _advice(self) -> str:
-        """How texts that begin with digits, as many do, are written so that they count as more."""
-        counted = sum(bool(re.match(r"\W*\d", text)) for text in self.texts)
-        if counted <= len(self.texts) / 2 or len(self.texts) <= 2:
-            return ""
-        return "write numbers as 1234.5, without units, and dates as 2026-01-31, or "
 
 
 def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
@@ -140,7 +131,7 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
     file, dropped, rows = TableFile(path), set(drop), 0
     if absent := sorted(dropped - set(file.names)):
         raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
-    if path.suffix.lower() == ".csv" and all(_is_number(name) for name in file.names):
+    if path.suffix.lower() == ".csv" and all(re.match(NUMBER, name.strip(), re.IGNORECASE) for name in file.names):
         warnings.warn(
             f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"
             f" {shown(file.names[0])}: if it is a row, put a line of names before it",
@@ -148,7 +139,7 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
         )
     tallies = [Tally(name, file.schema.field(name).type) for name in file.names if name not in dropped]
     for tally in tallies:
-        if not holds_numbers(tally.type) and not is_text(tally.type):
+        if not family(tally.type):
             raise NicestError(
                 f"{path}: expected numbers or texts in column {shown(tally.name)}, got {brief(tally.type, 60)};"
                 f" {leave_out(tally.name)}"
@@ -173,7 +164,7 @@ def _look(tally: Tally, cells: Any) -> None:
         tally.seen += len(cells)
         return
     numbers, words = as_numbers(cells)
-    if is_text(cells.type):
+    if family(cells.type) == "text":
         if len(tally.texts) <= MOST_VALUES:
             tally.texts |= set(cells.unique().slice(0, MOST_VALUES + 1).to_pylist()) - {None}
         if words.any():
@@ -187,14 +178,6 @@ def _look(tally: Tally, cells: Any) -> None:
     tally.seen += len(there) + int(words.sum())
     tally.missing += len(cells) - len(there) - int(words.sum())
     tally.add_numbers(there)
-
-
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
 
 
 def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:

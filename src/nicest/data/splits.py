@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from nicest.data import copula, download, images
-from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_digits, require_varying
+from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_density
 from nicest.data.columns import Column, leave_out
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
@@ -27,37 +26,14 @@ IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
 
 
 @dataclass(frozen=True)
-class Incomplete:
-    """The rows of a table with missing values, which are NaN; those with the fewest come first.
-
-    The first `n_valid` of them validate, where there are too few complete rows for that; the others train. Initial
-    values for what is missing are drawn given the `complete` rows that train; `discrete` are columns of whole steps.
-    """
-
-    rows: np.ndarray
-    complete: np.ndarray
-    discrete: np.ndarray
-    n_valid: int = 0
-
-    @functools.cached_property
-    def filled(self) -> np.ndarray:
-        """The rows with initial values in place of the missing ones."""
-        return copula.fill(self.complete, self.rows, self.discrete)
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Which values are missing in the rows that train."""
-        return np.isnan(self.rows[self.n_valid :])
-
-
-@dataclass(frozen=True)
 class Splits:
     """Train, validation and test rows of one data set, each (N, D), uint8/uint16 levels or float32.
 
     `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
     of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
     its numbers are whole: 1, or 0 of a continuous one. `train`, `valid` and `test` are complete rows; a table may
-    have `incomplete` ones beside them.
+    have `incomplete` ones beside them, with NaN where a value is missing, those with the fewest NaN first. The first
+    `n_incomplete_valid` of these validate, where there are too few complete rows for that; the others train.
     """
 
     name: str
@@ -68,23 +44,30 @@ class Splits:
     levels: int | None
     steps: tuple[float, ...] = ()
     columns: tuple[Column, ...] = ()
-    incomplete: Incomplete | None = None
+    incomplete: np.ndarray | None = None
+    n_incomplete_valid: int = 0
 
     @property
     def dim(self) -> int:
-        """Features of one row, D."""
         return int(self.train.shape[1])
 
     def digest(self) -> str:
         """A fingerprint of all rows and of the part each is in."""
         fingerprint = hashlib.blake2b(digest_size=8)
         parts = {part: self.split(part) for part in PARTS}
-        if self.incomplete:
-            parts["holed"] = self.incomplete.rows  # the word is in the fingerprints of stored runs
+        if self.incomplete is not None:
+            parts["holed"] = self.incomplete  # the word is in the fingerprints of stored runs
         for part, rows in parts.items():
             fingerprint.update(f"{part} {rows.shape} {rows.dtype}".encode())
             fingerprint.update(np.ascontiguousarray(rows).data)
         return fingerprint.hexdigest()
+
+    @functools.cached_property
+    def filled(self) -> np.ndarray:
+        """The incomplete rows with initial values, drawn given the complete rows that train; none without them."""
+        if self.incomplete is None:
+            return self.train[:0]
+        return copula.fill(self.train, self.incomplete, np.array(self.steps or [0.0] * self.dim) > 0)
 
     @property
     def training(self) -> np.ndarray:
@@ -92,28 +75,28 @@ class Splits:
 
         With incomplete rows, this is a new array each time: training changes the values that are missing.
         """
-        if not self.incomplete:
+        if self.incomplete is None:
             return self.train
-        return np.concatenate([self.train, self.incomplete.filled[self.incomplete.n_valid :]])
+        return np.concatenate([self.train, self.filled[self.n_incomplete_valid :]])
 
     @property
     def validating(self) -> np.ndarray:
         """All rows that decide when to stop: the complete ones, and some incomplete ones if those are few."""
         if self.valid is self.train:
             return self.train if len(self.train) >= FEW else self.training
-        if not self.incomplete or not self.incomplete.n_valid:
+        if not self.n_incomplete_valid:
             return self.valid
-        return np.concatenate([self.valid, self.incomplete.filled[: self.incomplete.n_valid]])
+        return np.concatenate([self.valid, self.filled[: self.n_incomplete_valid]])
 
     @property
     def n_training(self) -> int:
-        """How many rows train."""
         return len(self.train) + len(self.missing)
 
     @property
     def missing(self) -> np.ndarray:
         """Which values are missing in the incomplete rows that train, which are the last of `training`."""
-        return self.incomplete.missing if self.incomplete else np.empty((0, self.dim), bool)
+        rows = np.empty((0, self.dim)) if self.incomplete is None else self.incomplete[self.n_incomplete_valid :]
+        return np.isnan(rows)
 
     @property
     def fewest_observed(self) -> int:
@@ -121,7 +104,6 @@ class Splits:
         return self.n_training - int(self.missing.sum(0).max())
 
     def split(self, name: str) -> np.ndarray:
-        """The rows of one split."""
         if name not in PARTS:
             raise NicestError(f"expected a split of {', '.join(PARTS)}, got '{name}'")
         rows: np.ndarray = getattr(self, name)
@@ -145,28 +127,26 @@ def load(
     archives with the keys train, valid and test have a split of their own and ignore all three; an archive without
     valid has that carved from its train. Nothing is downloaded.
     """
-    _require_fractions(seed, valid, test)
+    if seed < 0:
+        raise NicestError(f"expected a seed of 0 or more, got {seed}")
+    if not (valid > 0 and test > 0 and valid + test < 1):
+        raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
     try:
         if name_or_path == "digits":
-            return by_seed("digits", _digits(), seed, valid, test)
+            from sklearn.datasets import load_digits
+
+            digits = as_rows(load_digits().images.astype(np.uint8), "digits")._replace(levels=17)
+            return by_seed("digits", digits, seed, valid, test)
         if name_or_path in PUBLISHED:
             return PUBLISHED[name_or_path]()
         path = Path(name_or_path).expanduser()
-        if path.exists() or path.suffix or os.sep in name_or_path or "/" in name_or_path:
+        if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
                 return _load_table(path, seed, valid, test, drop)
             return _load_path(path, seed, valid, test, fit)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
     raise download.unknown(name_or_path)
-
-
-def _require_fractions(seed: int, valid: float, test: float) -> None:
-    """Refuse a seed or fractions that no split can have."""
-    if seed < 0:
-        raise NicestError(f"expected a seed of 0 or more, got {seed}")
-    if not (valid > 0 and test > 0 and valid + test < 1):
-        raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
 
 
 def by_seed(
@@ -218,8 +198,7 @@ def in_memory(
     splits = Splits(name, train, held_out, rows[:0], rows.shape[1:], None, steps, tuple(columns))
     if len(incomplete):
         splits = with_incomplete(splits, taken(incomplete), seed, wanted)
-    validated = len(splits.valid) or (splits.incomplete and splits.incomplete.n_valid)
-    return splits if validated else replace(splits, valid=train)
+    return splits if len(splits.valid) or splits.n_incomplete_valid else replace(splits, valid=train)
 
 
 def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Sequence[float]) -> Splits:
@@ -241,9 +220,7 @@ def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Seque
         _require_stored(each, name, levels, steps)
     missing = np.isnan(parts[0]).any(1)
     kept = parts[0][~missing] if missing.any() else parts[0]
-    rows = Rows(parts[0], shape, levels or None, tuple(steps))
-    require_varying(rows, IN_MEMORY)
-    require_digits(rows, IN_MEMORY)
+    require_density(Rows(parts[0], shape, levels or None, tuple(steps)), IN_MEMORY)
     tail = (shape, levels or None, () if levels else tuple(steps))
     splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], *tail)
     return with_incomplete(splits, parts[0][missing], 0, 0) if missing.any() else splits
@@ -281,15 +258,8 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.nd
                 f"{part} of shape {rows.shape} and levels {rows.levels}"
             )
     training = train if incomplete is None else train._replace(values=np.concatenate([train.values, incomplete]))
-    require_varying(training, name)
-    require_digits(training, name)
+    require_density(training, name)
     return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
-
-
-def _digits() -> Rows:
-    from sklearn.datasets import load_digits
-
-    return as_rows(load_digits().images.astype(np.uint8), "digits")._replace(levels=17)
 
 
 def _mnist() -> Splits:
@@ -303,8 +273,12 @@ def _mnist() -> Splits:
 
 def _mnist_layout(name: str, train_file: Path, test_file: Path) -> Splits:
     """A training file whose last sixth validates, and a test file."""
-    train, test = _read_idx([train_file]), _read_idx([test_file])
-    start = len(train.values) - len(train.values) // 6
+    return _last_validates(name, _read_idx([train_file]), _read_idx([test_file]), 6)
+
+
+def _last_validates(name: str, train: Rows, test: Rows, parts: int) -> Splits:
+    """The last of so many parts of the training rows validates, and is not trained on."""
+    start = len(train.values) - len(train.values) // parts
     return _assemble(name, _take(train, slice(start)), _take(train, slice(start, None)), test)
 
 
@@ -318,11 +292,10 @@ def _cifar10() -> Splits:
 
 
 def _svhn() -> Splits:
-    """SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates, and is not trained on."""
+    """SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates."""
     paths = download.locate("svhn", ["train_32x32.mat", "test_32x32.mat"])
     train, test = (as_rows(images.read_svhn(path), str(path)) for path in paths)
-    start = len(train.values) - len(train.values) // 10
-    return _assemble("svhn", _take(train, slice(start)), _take(train, slice(start, None)), test)
+    return _last_validates("svhn", train, test, 10)
 
 
 def _tfd() -> Splits:
@@ -360,15 +333,20 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
         raise NicestError(f"expected a file or folder of data, found no {path}; looked from {Path.cwd()}")
     name = path.resolve().stem
     if path.is_dir():
-        train_file, test_file = _first(path, "train-images*"), _first(path, "t10k-images*")
-        if train_file and test_file:
-            return _mnist_layout(name, train_file, test_file)
-    if path.suffix == ".npz":
-        parts = {part: as_rows(array, f"{path} [{part}]") for part, array in read_npz(path).items()}
-        if "all" not in parts:
-            return _from_parts(name, parts, seed, valid)
+        found = [sorted(filter(Path.is_file, path.glob(f"{part}-images*"))) for part in ("train", "t10k")]
+        if all(found):
+            return _mnist_layout(name, *(files[0] for files in found))
+    if path.suffix != ".npz":
+        return by_seed(name, read_rows(path, fit), seed, valid, test)
+    parts = {part: as_rows(array, f"{path} [{part}]") for part, array in read_npz(path).items()}
+    if "all" in parts:
         return by_seed(name, parts["all"], seed, valid, test)
-    return by_seed(name, read_rows(path, fit), seed, valid, test)
+    train = parts["train"]
+    if "valid" not in parts:  # it is carved from the training rows
+        order = np.random.default_rng(seed).permutation(len(train.values))
+        chosen, rest = np.split(order, [max(1, round(len(order) * valid))])
+        parts |= {"train": _take(train, rest), "valid": _take(train, chosen)}
+    return _assemble(name, parts["train"], parts["valid"], parts["test"])
 
 
 def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
@@ -386,17 +364,16 @@ def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence
             f" {len(values)} of {len(values) + len(incomplete)}; most are missing in column {shown(worst)}:"
             f" {leave_out(worst)}"
         )
-    wide = len(columns) > WIDEST
-    if len(incomplete) and wide:
+    beside = incomplete if len(incomplete) and len(columns) <= WIDEST else None
+    if len(incomplete) and beside is None:
         share = f"{len(incomplete)} of {len(values) + len(incomplete)}"
         warnings.warn(
             f"{path}: {share} rows have missing values and are not trained on, as in all tables of more than {WIDEST}"
             " columns",
             stacklevel=2,
         )
-    rows = Rows(values, (len(columns),), None, tuple(float(column.discrete) for column in columns))
-    rows = rows._replace(names=tuple(column.name for column in columns))
-    beside = None if wide or not len(incomplete) else incomplete
+    steps, names = zip(*((float(column.discrete), column.name) for column in columns), strict=True)
+    rows = Rows(values, (len(columns),), None, steps, names)
     return replace(by_seed(path.resolve().stem, rows, seed, valid, test, beside), columns=columns)
 
 
@@ -405,29 +382,21 @@ def with_incomplete(splits: Splits, rows: np.ndarray, seed: int, valid: int) -> 
     rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     rows = rows[np.argsort(np.isnan(rows).sum(1), kind="stable")]
     rows = np.where(np.isnan(rows), np.float32(np.nan), rows)  # NaN has many bit patterns: the digest sees one
-    discrete = np.array(splits.steps or [0.0] * splits.dim) > 0
     n_valid = min(max(0, min(valid, FEW) - len(splits.valid)), len(rows) // 2)
-    return replace(splits, incomplete=Incomplete(rows, splits.train, discrete, n_valid))
-
-
-def _from_parts(name: str, parts: dict[str, Rows], seed: int, valid: float) -> Splits:
-    """The splits of an archive, with a validation part carved from its training rows where there is none."""
-    if "valid" in parts:
-        return _assemble(name, parts["train"], parts["valid"], parts["test"])
-    train = parts["train"]
-    order = np.random.default_rng(seed).permutation(len(train.values))
-    n_valid = max(1, round(len(order) * valid))
-    return _assemble(name, _take(train, order[n_valid:]), _take(train, order[:n_valid]), parts["test"])
-
-
-def _first(folder: Path, pattern: str) -> Path | None:
-    return min((file for file in folder.glob(pattern) if file.is_file()), default=None)
+    return replace(splits, incomplete=rows, n_incomplete_valid=n_valid)
 
 
 def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
     """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
     if path.is_dir():
-        return _read_folder(path, fit)
+        if idx := _idx_files(path):
+            return _read_idx(idx)
+        if files := images.image_files(path):
+            return as_rows(images.read_images(files, fit), str(path))
+        kinds = ", ".join(images.IMAGE_SUFFIXES)
+        raise NicestError(
+            f"{path}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"
+        )
     if any(fit):
         raise NicestError(f"{path}: data.crop and data.resize are for folders of images")
     if path.suffix == ".npy":
@@ -436,18 +405,6 @@ def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
         return _read_idx([path])
     kinds = ", ".join(SUFFIXES)
     raise NicestError(f"{path}: expected {kinds}, .npy, .npz, an idx file, or a folder of idx files or of images")
-
-
-def _read_folder(folder: Path, fit: images.Fit) -> Rows:
-    """The idx files of a folder if it has any, else its images."""
-    if idx := _idx_files(folder):
-        return _read_idx(idx)
-    if files := folder_images(folder):
-        return as_rows(images.read_images(files, fit), str(folder))
-    kinds = ", ".join(images.IMAGE_SUFFIXES)
-    raise NicestError(
-        f"{folder}: expected images ({kinds}) or idx files (*-idx3-ubyte, *.gz), found none in the folder"
-    )
 
 
 def folder_images(folder: Path) -> list[Path]:

@@ -6,15 +6,15 @@ import csv
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nicest.data.arrays import require_modest
+from nicest.data.reading import reading, require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
-from nicest.messages import brief, listed
+from nicest.messages import listed
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
@@ -39,18 +39,24 @@ class TableFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.suffix = path, path.suffix.lower()
-        if not path.is_file():
+        if not path.exists() or path.is_dir():
             raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
-        self.counts: tuple[int | None, ...] = (None,)
+        require_pyarrow()
+        self.counts: tuple[int | None, ...] = (None,)  # rows of each part that can be read alone, where they are known
         self.footer: Any = None  # of a Parquet file
-        with reading(path):
+        with self._reading():
             self.schema = self._schema()
             self.names: list[str] = self.schema.names
+        self.groups = len(self.counts)
+        self.count = None if None in self.counts else sum(each or 0 for each in self.counts)
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
             raise NicestError(f"{path}: expected columns of different names, got {listed(twice)} twice; rename one")
         if not self.names:
             raise NicestError(f"{path}: expected columns, got an empty table")
         require_narrow(path, len(self.names))
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(self.path, f"a whole {self.path.suffix} table")
 
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
@@ -98,20 +104,10 @@ class TableFile:
 
         return pa.ipc.open_stream(_messages(self.path))
 
-    @property
-    def groups(self) -> int:
-        """Parts that can be read alone: the row groups of Parquet, else one."""
-        return len(self.counts)
-
-    @property
-    def count(self) -> int | None:
-        """Rows, where the file says it."""
-        return None if None in self.counts else sum(each or 0 for each in self.counts)
-
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
         """Record batches of the named columns, of all rows or of one part; their bytes are checked."""
         rows = max(1, min(BATCH, CELLS // max(1, len(names))))
-        with reading(self.path):
+        with self._reading():
             for batch in self._batches(list(names), group, rows):
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
@@ -136,19 +132,17 @@ class TableFile:
     def _row_group(self, names: list[str], group: int, rows: int) -> Iterator[Any]:
         texts = [name for name in names if str(self.schema.field(name).type) in ("string", "large_string")]
         done = 0
-        try:
-            with self._parquet(texts) as file:
-                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
-                    yield batch.select(names)
-                    done += batch.num_rows
-        except OSError as error:
-            if not texts or "Not yet implemented" not in str(error):
-                raise
-            with self._parquet() as file:  # encoded in a way that Arrow cannot keep as a dictionary
-                for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
-                    skipped = min(done, batch.num_rows)
-                    done -= skipped
-                    yield batch.select(names).slice(skipped)
+        for kept in (texts, []):
+            try:
+                with self._parquet(kept) as file:
+                    skip, done = done, 0
+                    for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names):
+                        yield batch.select(names).slice(min(max(0, skip - done), batch.num_rows))
+                        done += batch.num_rows
+                return
+            except OSError as error:  # encoded in a way that Arrow cannot keep as a dictionary: read it without
+                if not kept or "Not yet implemented" not in str(error):
+                    raise
 
 
 def require_narrow(path: Path, columns: int) -> None:
@@ -228,24 +222,6 @@ def _unpacked(message: Any, columns: int) -> int:
             if length >= 8 and 0 <= at <= len(body) - 8:
                 total += max(length, int(struct.unpack_from("<q", body, at)[0]))
     return max(total, rows * (columns if message.type == "record batch" else 1))
-
-
-class reading:
-    """Turns what a reader throws at broken bytes into one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        require_pyarrow()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, NicestError):
-            size = self.path.stat().st_size if self.path.exists() else 0
-            raise NicestError(
-                f"{self.path}: expected a whole {self.path.suffix} table, got {size} bytes that do not parse;"
-                f" {brief(error)}"
-            ) from error
 
 
 def require_pyarrow() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -72,17 +72,8 @@ class Filled:
     nats: Tensor
 
     @property
-    def start(self) -> Tensor:
-        return self.states[0]
-
-    @property
     def result(self) -> Tensor:
         return self.states[-1]
-
-    @property
-    def best(self) -> Tensor:
-        """The likeliest chain of each row, (B,)."""
-        return self.nats[-1].argmax(0)
 
 
 class Ascent:
@@ -183,8 +174,8 @@ def fill(
     pixels stay in their interval and real numbers go anywhere. Every chain has its own start and noise. The states at
     the start, after `looks` iterations and at the end are kept. `watch(share done, mean nats)` hears of the progress.
     """
-    _check(flow, x, hidden, chains)
-    units, generator = flow.units, torch.Generator(x.device).manual_seed(seed)
+    require_mask(flow, x, hidden, chains)
+    generator = torch.Generator(x.device).manual_seed(seed)
     stops = tuple(sorted({0, *looks, schedule.steps}))
     rows, masks = (each.repeat(chains, 1).split(BATCH) for each in (x, hidden))
     states, nats = [], []
@@ -193,12 +184,12 @@ def fill(
         watch((part + share) / len(rows), mean_nats)
 
     with frozen(flow):
-        box = corners(units, bounds)
+        box = corners(flow.units, bounds)
         for part, (row, mask) in enumerate(zip(rows, masks, strict=True)):
-            ascent = Ascent(flow, units.enter(row, noise=False), mask, box, schedule, generator)
-            kept = list(_climb(ascent, flow, set(stops).__contains__, functools.partial(tell, part)))
-            states.append(torch.stack([torch.where(mask, units.leave(y).to(row), row) for _, y, _ in kept]))
-            nats.append(torch.stack([each for _, _, each in kept]))
+            climb = _climb(flow, row, mask, box, schedule, generator, set(stops).__contains__, partial(tell, part))
+            _, kept, heights = zip(*climb, strict=True)
+            states.append(torch.stack(kept))
+            nats.append(torch.stack(heights))
     shape = (len(stops), chains, len(x))
     return Filled(stops, torch.cat(states, 1).reshape(*shape, flow.dim), torch.cat(nats, 1).reshape(shape))
 
@@ -217,44 +208,49 @@ def ascend(
 
     For few rows, which climb together. Whoever stops asking ends the ascent.
     """
-    _check(flow, x, hidden, chains)
-    units, generator = flow.units, torch.Generator(x.device).manual_seed(seed)
-    rows, masks = x.repeat(chains, 1), hidden.repeat(chains, 1)
+    require_mask(flow, x, hidden, chains)
+    generator, rows, masks = torch.Generator(x.device).manual_seed(seed), x.repeat(chains, 1), hidden.repeat(chains, 1)
     with frozen(flow):
-        ascent = Ascent(flow, units.enter(rows, noise=False), masks, units.box(), schedule, generator)
-        for i, y, nats in _climb(ascent, flow, look, lambda share, mean_nats: None):
-            state = torch.where(masks, units.leave(y).to(rows), rows)
+        for i, state, nats in _climb(flow, rows, masks, flow.units.box(), schedule, generator, look):
             yield Filled((i,), state.view(1, chains, *x.shape), nats.view(1, chains, len(x)))
 
 
-def _check(flow: Flow, x: Tensor, hidden: Tensor, chains: int) -> None:
-    dim = flow.dim
-    if x.shape != hidden.shape or x.shape[1:] != (dim,) or hidden.dtype != torch.bool:
+def require_mask(flow: Flow, x: Tensor, hidden: Tensor, chains: int = 1) -> None:
+    """Refuse rows that are not the flow's, and what is no mask of them."""
+    if x.shape != hidden.shape or x.shape[1:] != (flow.dim,) or hidden.dtype != torch.bool:
         got = f"{tuple(x.shape)} and {tuple(hidden.shape)} of {hidden.dtype}"
-        raise NicestError(f"expected rows (B, {dim}) and a boolean mask of that shape, got {got}")
+        raise NicestError(f"expected rows (N, {flow.dim}) and a boolean mask of that shape, got {got}")
     if chains < 1:
         raise NicestError(f"expected at least 1 chain, got {chains}")
 
 
 def _climb(
-    ascent: Ascent, flow: Flow, look: Callable[[int], bool], watch: Callable[[float, float], None]
+    flow: Flow,
+    rows: Tensor,
+    hidden: Tensor,
+    box: tuple[Tensor, Tensor],
+    schedule: Schedule,
+    generator: torch.Generator,
+    look: Callable[[int], bool],
+    watch: Callable[[float, float], None] = lambda share, mean_nats: None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Iterations done, state and log-likelihood at the start, wherever `look` says so, and at the end.
+    """Iterations done, rows and log-likelihood at the start, wherever `look` says so, and at the end.
 
     Between looks the host reads nothing from the device.
     """
-    mean_nats, iterate, steps = math.nan, ascent.captured(), ascent.schedule.steps
+    ascent = Ascent(flow, flow.units.enter(rows, noise=False), hidden, box, schedule, generator)
+    mean_nats, iterate, steps = math.nan, ascent.captured(), schedule.steps
     for i in range(steps + 1):
         if i:
             iterate()
             watch(i / steps, mean_nats)
         if 0 < i < steps and not look(i):
             continue
-        y = ascent.y.clone()
+        y = ascent.y
         with torch.no_grad():
             nats = flow.log_density(y).double() + flow.units_log_det
         mean_nats = float(nats.mean())
         if not math.isfinite(mean_nats):
             cause = "choose a smaller gradient scale" if i else "is every observed value a number?"
             raise NicestError(f"the log-likelihood is not finite after {i} steps: {cause}")
-        yield i, y, nats
+        yield i, torch.where(hidden, flow.units.leave(y).to(rows), rows), nats

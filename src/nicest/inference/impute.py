@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
-from nicest.inference.fill import OURS, Ascent
+from nicest.inference.fill import OURS, Ascent, require_mask
 from nicest.inference.langevin import JUMP_EVERY, SAMPLES, Chains, Point, adapted
 
 AT_ONCE = 500  # rows with missing cells
@@ -69,7 +68,12 @@ def impute_rows(
     (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Discrete
     columns come back in whole steps; their low, high and mean are of those.
     """
-    _check(flow, x, missing)
+    require_mask(flow, x, missing)
+    if not x.is_floating_point():
+        raise NicestError(f"expected rows of floating-point numbers, got {x.dtype}")
+    bad = ((~x.isfinite()) & ~missing).any(1).nonzero().flatten()
+    if len(bad):
+        raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
     warmup = max(1, steps // 3) if warmup is None else warmup
     if chains > 0 and draws % chains:
         raise NicestError(f"expected as many draws of each of {chains} chains, got {draws} in all: take a multiple")
@@ -94,8 +98,8 @@ def impute_rows(
             acceptance[index], r_hat[index] = walk.acceptance, walk.r_hat
         with torch.no_grad():
             nats = flow.log_prob(mode, noise=False).double()
-    ordered = kept.sort(0).values
-    low, high = (_quantile(ordered, q) for q in ((1 - interval) / 2, (1 + interval) / 2))
+    ends = ((1 - interval) / 2, (1 + interval) / 2)  # by "weibull" they hold a further draw as often as they say
+    low, high = torch.from_numpy(np.quantile(kept.double().cpu().numpy(), ends, axis=0, method="weibull"))
     mean, low, high = (torch.where(missing, each.to(x), x) for each in (kept.double().mean(0), low, high))
     return Imputed(mode, mean, low, high, kept, nats, acceptance, r_hat)
 
@@ -105,18 +109,6 @@ def in_parts(missing: np.ndarray, seed: int | list[int]) -> list[tuple[np.ndarra
     holed = np.flatnonzero(missing.any(1))
     parts = np.split(holed, range(AT_ONCE, len(holed), AT_ONCE)) if len(holed) else []
     return list(zip(parts, np.random.SeedSequence(seed).generate_state(len(parts)).tolist(), strict=True))
-
-
-def _check(flow: Flow, x: Tensor, missing: Tensor) -> None:
-    dim = flow.dim
-    if x.shape != missing.shape or x.shape[1:] != (dim,) or missing.dtype != torch.bool:
-        got = f"{tuple(x.shape)} and {tuple(missing.shape)} of {missing.dtype}"
-        raise NicestError(f"expected rows (N, {dim}) and a boolean mask of that shape, got {got}")
-    if not x.is_floating_point():
-        raise NicestError(f"expected rows of floating-point numbers, got {x.dtype}")
-    bad = ((~x.isfinite()) & ~missing).any(1).nonzero().flatten()
-    if len(bad):
-        raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
 
 
 class Walk(Chains):
@@ -204,13 +196,3 @@ def split_r_hat(chains: Tensor) -> Tensor:
     within, between = halves.var(2).mean(1), halves.mean(2).var(1)
     ratio = ((n - 1) / n + between / within).sqrt()
     return torch.where(between == 0, 1.0, ratio)
-
-
-def _quantile(ordered: Tensor, q: float) -> Tensor:
-    """The quantile of n numbers sorted along the first dimension, the k-th being that of k/(n + 1).
-
-    So an interval of draws holds a further draw as often as it says, however few they are.
-    """
-    place = min(max(q * (len(ordered) + 1) - 1, 0), len(ordered) - 1)
-    below = ordered[math.floor(place)]
-    return below + (place - math.floor(place)) * (ordered[math.ceil(place)] - below)

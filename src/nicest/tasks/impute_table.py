@@ -44,7 +44,7 @@ def impute_table(
 ) -> dict[str, Any]:
     """Write the table again with its missing cells filled in, and if asked a line for each of those cells.
 
-    A continuous cell gets the mean of its draws, one of whole steps or of few values the most frequent of them. `cells`
+    A continuous cell gets the mean of its draws, an integer their median, one of few values the most frequent. `cells`
     gets row, column, value, low and high, the ends of the interval, which texts and booleans have none of; share, how
     many of the draws are the value where it is not continuous; and R-hat, near 1 where the chains of the row agree.
     Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
@@ -115,7 +115,7 @@ def fill(
 def _filled_rows(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
 ) -> Cells:
-    discrete = np.array([column.discrete for column in columns])
+    discrete, steps = (np.array([c.kind in kinds for c in columns]) for kinds in (("steps", "values"), ("steps",)))
     like = flow.units.scale
     lower, upper = torch.tensor([column.bounds for column in columns]).to(like).unbind(1)
     imputed = impute_rows(
@@ -127,23 +127,23 @@ def _filled_rows(
         ascent=0,  # a table gets means, not modes
         **how,
     )
-    frequent, share = most_frequent(imputed.draws.cpu().double().numpy())
-    low, high = (each.cpu().numpy() for each in (imputed.low, imputed.high))
-    low, high = (np.where(discrete, np.floor(each), each) for each in (low, high))
-    value, share = np.where(discrete, frequent, imputed.mean.cpu().numpy()), np.where(discrete, share, np.nan)
+    draws, mean, low, high = (each.cpu().numpy() for each in (imputed.draws, imputed.mean, imputed.low, imputed.high))
+    low, high, median = (np.where(discrete, np.floor(each), each) for each in (low, high, np.median(draws, 0)))
+    value = np.where(discrete, np.where(steps, median, most_frequent(draws)), mean)
+    share = np.where(discrete, (draws == value).mean(0), np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
     return Cells(value, low, high, share, agree)
 
 
-def most_frequent(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most frequent number of every cell, over draws (draws, N, D), the smallest of equals; and its share."""
+def most_frequent(draws: np.ndarray) -> np.ndarray:
+    """The most frequent number of every cell, over draws (draws, N, D), the smallest of equals."""
     ordered = np.sort(draws, 0)
     best, count = ordered[0].copy(), np.zeros(ordered.shape[1:], dtype=int)
     run = np.zeros(ordered.shape[1:], dtype=int)
     for before, now in zip(np.concatenate((ordered[:1], ordered[:-1])), ordered, strict=True):
         run = np.where(now == before, run + 1, 1)
         best, count = np.where(run > count, now, best), np.maximum(run, count)
-    return best, count / len(draws)
+    return best
 
 
 def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarray) -> Any:

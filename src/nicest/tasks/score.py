@@ -160,7 +160,7 @@ def part_path(out: Path, rank: int, size: int) -> Path:
 
 
 def _seed(seed: int, part: Part) -> int:
-    return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Chunk]:
@@ -261,7 +261,7 @@ def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
     rows = splits.train
-    if len(rows) < FEW and splits.incomplete:  # too few complete rows: draws of the model stand for them
+    if len(rows) < FEW and splits.incomplete is not None:  # too few complete rows: draws of the model stand for them
         generator = torch.Generator(engine.device).manual_seed(0)
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]

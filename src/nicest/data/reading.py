@@ -1,0 +1,55 @@
+"""What every reader does with a file: refuse what is none, report broken bytes, keep memory in proportion."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nicest.errors import NicestError
+from nicest.messages import brief
+
+
+def require_file(path: Path) -> None:
+    """Refuse, before it is opened, what is not a regular file: a pipe never ends, and a device may not either."""
+    try:
+        path.stat()
+    except OSError as error:
+        raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device or a socket"
+        raise NicestError(f"{path}: expected a file, got {kind}; save the data as a file first")
+
+
+@contextmanager
+def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
+    """Turn what a reader raises at broken bytes, errors of every kind, into one line."""
+    require_file(path)
+    try:
+        yield
+    except NicestError:
+        raise
+    except Exception as error:
+        got = f"got {path.stat().st_size} bytes that do not parse; {brief(error)}"
+        raise NicestError(f"{path}: expected {expected}, {got}{advice and '; '}{advice}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    require_file(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except MemoryError as error:
+        raise NicestError(f"{path}: its {path.stat().st_size} bytes do not fit in memory") from error
+
+
+def most_unpacked(size: int) -> int:
+    """The most bytes that a file of this size may unpack to: more than any data does (dSprites: 115 times its size)."""
+    return (1 << 26) + 200 * size
+
+
+def require_modest(path: Path, unpacked: int, instead: str) -> None:
+    """Refuse a file that would unpack to far more than its size."""
+    size = path.stat().st_size
+    most = most_unpacked(size)
+    if unpacked > most:
+        raise NicestError(f"{path}: expected at most {most} bytes from a file of {size}, got {unpacked}; {instead}")

@@ -1,0 +1,153 @@
+"""Every command once, on small data, with the packages that are installed; `make test-lowest` runs this.
+
+Where a command needs an extra that is not installed, it must end in one line that names the extra.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import typer
+
+from nicest.cli import app
+
+STORED = Path(__file__).parent / "fixtures" / "format-1"
+CPU = ("--device", "cpu")
+SMALL = tuple(f"--set={each}" for each in ("train.epochs=2", "model.couplings=2", "model.width=16"))
+ESTIMATOR = """
+import numpy as np
+from nicest import NICE
+rows = np.random.default_rng(0).normal(size=(60, 3)) @ np.array([[1, 0.9, 0], [0, 0.5, 0], [0, 0, 1]])
+model = NICE(random_state=0).fit(rows)
+assert model.score_samples(rows).shape == (60,)
+assert model.sample(5).shape == (5, 3)
+rows[0, 1] = np.nan
+assert np.isfinite(model.impute(rows)).all()
+"""
+tried: set[str] = set()
+
+
+def nicest(*words: str, needs: str = "") -> None:
+    """Run a command to its end; without the module that it `needs`, it must say in a line what to install."""
+    tried.update((words[0], " ".join(words[:2])))
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "nicest", *words], capture_output=True, text=True)
+    print(f"{time.monotonic() - began:6.1f} s  nicest {' '.join(words)}", flush=True)
+    if not needs or importlib.util.find_spec(needs):
+        assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("error:") and "pip install 'nicest[" in line, line  # noqa: PT018
+    print(f"          {line}", flush=True)
+
+
+def studio(run: str) -> None:
+    """Serve a run until its page has come, then end it as Ctrl-C does."""
+    if not importlib.util.find_spec("fastapi"):
+        nicest("studio", run, needs="fastapi")
+        return
+    tried.add("studio")
+    command = [sys.executable, "-m", "nicest", "studio", run, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        url = json.loads(process.stdout.readline())["url"]
+        with urllib.request.urlopen(url, timeout=60) as page:
+            assert "<title>nicest studio</title>" in page.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    print(f"          nicest studio {run}: {url}", flush=True)
+
+
+def write_table(path: Path) -> None:
+    """Real numbers, integers, texts and dates, some of them missing."""
+    rng, lines = np.random.default_rng(0), ["size,count,colour,day"]
+    for i in range(90):
+        size, count = f"{rng.normal():.4f}", str(rng.integers(0, 40))
+        kept = (size if i % 9 else "", count if i % 13 else "", ("red", "green")[i % 2], f"2026-01-{1 + i % 28:02d}")
+        lines.append(",".join(kept))
+    path.write_text("\n".join([*lines, ""]))
+
+
+def run_every_command() -> None:
+    np.save("digits.npy", np.random.default_rng(0).integers(0, 17, (4, 8, 8), np.uint8))
+    write_table(Path("table.csv"))
+    nicest("--help")
+    for command in sorted(every_command()):
+        nicest(*command.split(), "--help")
+    tried.clear()  # what only told of itself
+    nicest("recipes")
+    nicest("recipes", "digits")
+    nicest("data", "list")
+    nicest("data", "get", "digits")
+    nicest("data", "check", "digits")
+    nicest("demo", "--out", "demo", *CPU)
+    nicest("train", "digits", "--out", "digits", *SMALL, *CPU)
+    nicest("train", "digits", "--out", "digits", "--resume", "--set=train.epochs=3", *CPU)
+    nicest("train", "digits", "--out", "logged", "--tensorboard", *SMALL, *CPU, needs="tensorboard")
+    nicest("evaluate", "digits", *CPU)
+    nicest("certify", "digits", *CPU)
+    nicest("sample", "digits", "-n", "9", "--out", "samples.png", *CPU)
+    nicest("sample", "digits", "-n", "9", "--out", "samples.npy", *CPU)
+    nicest("score", "digits", "digits.npy", "--out", "scores.csv", *CPU)
+    pictures = ("--out", "in.png", "--out", "in.gif", "--out", "in.npz")
+    nicest("inpaint", "digits", "-n", "2", "--steps", "5", *pictures, *CPU)
+    nicest("latent", "spectrum", "digits")
+    nicest("latent", "sphere", "digits", *CPU)
+    nicest("latent", "interpolate", "digits", *CPU)
+    nicest("latent", "truncate", "digits", *CPU)
+    studio("digits")
+    nicest("train", "table", "--data", "table.csv", "--out", "table", "--set=train.epochs=2", *CPU, needs="pyarrow")
+    run, table = "table", "table.csv"
+    if not importlib.util.find_spec("pyarrow"):
+        run, table = str(STORED / "table"), str(STORED / "people.csv")
+    nicest("impute", run, table, "--draws", "40", "--steps", "60", "--cells", "cells.csv", *CPU, needs="pyarrow")
+    for suffix in (".csv", ".parquet", ".arrow"):
+        nicest("sample", run, "-n", "50", "--out", f"samples{suffix}", *CPU, needs="pyarrow")
+    for suffix in (".csv", ".parquet"):
+        nicest("score", run, table, "--out", f"scores{suffix}", *CPU, needs="pyarrow")
+    nicest("bench", "--net", "small", "--batch", "50", "--windows", "1", "--seconds", "0.01", "--out", "b.png", *CPU)
+    nicest("reproduce", "table", "--recipe", "digits", "--seeds", "1", *SMALL, "--out", "table.json", *CPU)
+    nicest("reproduce", "figures", "--recipe", "digits", *SMALL, "--out", "figures", *CPU)
+    nicest("reproduce", "vae", "--recipe", "digits", "--seeds", "1", "--steps", "5", "--out", "vae.json", *CPU)
+    nicest("compare", "density", "iris", "--seeds", "1")
+    nicest("compare", "imputation", "wine", "--seeds", "1")
+    nicest("compare", "outliers", "iris", "--seeds", "1")
+    subprocess.run([sys.executable, "-c", ESTIMATOR], check=True)
+
+
+def every_command() -> set[str]:
+    """The commands of the command line; those of a topic as "topic command"."""
+    commands = vars(typer.main.get_command(app))["commands"]
+    topics = {name: vars(command).get("commands") for name, command in commands.items()}
+    return {f"{name} {each}".rstrip() for name, inner in topics.items() for each in inner or [""]}
+
+
+def main() -> None:
+    """Run it all, after a look at the versions: argv[1] lists them as `name==version`."""
+    assert not importlib.util.find_spec("pandas"), "pandas is installed, which nothing may need"
+    for line in Path(sys.argv[1]).read_text().split():
+        name, _, version = line.partition("==")
+        try:
+            found = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue  # of an extra
+        assert found.split(".")[: version.count(".") + 1] == version.split("."), f"{line} expected, got {found}"
+        print(f"{name} {found}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        run_every_command()
+    assert every_command() <= tried, f"not tried: {every_command() - tried}"
+    print(f"all {len(every_command())} commands ran", flush=True)
+
+
+if __name__ == "__main__":
+    main()
