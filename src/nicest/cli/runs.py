@@ -10,42 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from nicest.cli.base import (
-    Device,
-    Direction,
-    Json,
-    Moved,
-    Preset,
-    Run,
-    Seed,
-    Set,
-    Split,
-    Verify,
-    app,
-    emit,
-    interrupted,
-    located,
-    opened,
-)
-from nicest.cli.show import (
-    show_certificate,
-    show_demo,
-    show_evaluation,
-    show_imputation,
-    show_inpainting,
-    show_recipes,
-    show_scores,
-    show_training,
-)
+from nicest.cli import options, show
+from nicest.cli.base import Result, app, command, emit, located, opened
 from nicest.errors import NicestError
 
 
-@app.command()
+@command(app, show.demo)
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
+    device: options.Device = "auto",
+) -> Result:
     """Train on the embedded digits, evaluate, certify, and draw the figures.
 
     Example: nicest demo
@@ -53,16 +27,13 @@ def demo(
     from nicest.tasks.demo import demo as run_demo
 
     result = run_demo(out, device=device)
-    if not result["training"]["finished"]:
-        interrupted(result["training"], as_json)
-    emit(result, as_json, show_demo)
+    return result if result["training"]["finished"] else result["training"]
 
 
-@app.command()
+@command(app, show.recipes)
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show one recipe whole, every field with its meaning.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """List the recipes, with the figures expected of them.
 
     Example: nicest recipes mnist
@@ -71,14 +42,12 @@ def recipes(
 
     if name:
         recipe = load_recipe(name)
-        emit({"name": recipe.name, "toml": recipe.to_toml()}, as_json, lambda result: print(result["toml"], end=""))
-        return
+        return {"name": recipe.name, "toml": recipe.to_toml()}
     fields = ("name", "title", "reading", "paper_nats", "expected_nats")
-    rows = [{field: getattr(load_recipe(each), field) for field in fields} for each in names()]
-    emit({"recipes": rows}, as_json, show_recipes)
+    return {"recipes": [{field: getattr(load_recipe(each), field) for field in fields} for each in names()]}
 
 
-@app.command()
+@command(app, show.training)
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe by name, or a .toml file.", show_default=False)],
     data: Annotated[
@@ -86,7 +55,7 @@ def train(
         typer.Option(help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
-    change: Set = None,
+    change: options.Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     tensorboard: Annotated[
         bool,
@@ -94,10 +63,9 @@ def train(
             "--tensorboard", help="Write curves for TensorBoard to RUN/tensorboard; needs the extra `loggers`."
         ),
     ] = False,
-    device: Device = "auto",
-    as_json: Json = False,
-    verify: Verify = None,
-) -> None:
+    device: options.Device = "auto",
+    verify: options.Verify = None,
+) -> Result:
     """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
@@ -117,51 +85,41 @@ def train(
     from nicest.train.callbacks import ProgressBar, TensorBoard
     from nicest.train.fit import train as run_training
 
-    callbacks: list[Any] = [ProgressBar()]
-    if tensorboard:
-        callbacks.append(TensorBoard(folder / "tensorboard"))
-    asked = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
-    result = run_training(loaded, folder, overrides=tuple(overrides), **asked)  # type: ignore[arg-type]
-    if not result["finished"]:
-        interrupted(result, as_json)
-    if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
+    callbacks: list[Any] = [ProgressBar(), *([TensorBoard(folder / "tensorboard")] if tensorboard else [])]
+    asked: dict[str, Any] = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
+    result = run_training(loaded, folder, overrides=tuple(overrides), **asked)
+    if result["finished"] and RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
         from nicest.tasks.score import training_quantiles
 
         model = opened(folder, device)
         training_quantiles(model, model.draws())  # now, while the data is at hand
-    emit(result, as_json, show_training)
+    return result
 
 
-@app.command()
+@command(app, show.evaluation)
 def evaluate(
-    run: Run,
-    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
+    run: Any,
+    split: options.Split = "test",
+    draws: options.Draws = 8,
     baselines: Annotated[bool, typer.Option(help="Fit the linear baselines and score them beside.")] = True,
-    data: Moved = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    data: options.Moved = None,
+    seed: options.Seed = 0,
+) -> Result:
     """The log-likelihood of a trained model, term by term, beside linear baselines.
 
     Example: nicest evaluate runs/demo
     """
     from nicest.tasks.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(
-        opened(run, device, verify, data), split=split, draws=draws, seed=seed, with_baselines=baselines
-    )
-    emit(result, as_json, show_evaluation)
+    return run_evaluation(run, split=split, draws=draws, seed=seed, with_baselines=baselines)
 
 
-@app.command()
+@command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
 def sample(
-    run: Run,
+    run: Any,
     n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="Multiplies the scale of the prior.")] = 1.0,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -169,100 +127,75 @@ def sample(
             show_default="samples.png, .npy or .csv, by what the model is of",
         ),
     ] = None,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Draw samples from a trained model.
 
     Example: nicest sample runs/demo -n 100 --out grid.png
     """
     from nicest.tasks.sample import sample as run_sampling
 
-    result = run_sampling(opened(run, device, verify), n, temperature=temperature, seed=seed, out=out)
-    emit(result, as_json, lambda result: print(f"{result['n']} samples in {result['out']}"))
+    return run_sampling(run, n, temperature=temperature, seed=seed, out=out)
 
 
-@app.command()
+@command(app, show.scores)
 def score(
-    run: Run,
+    run: Any,
     files: Annotated[
         list[Path], typer.Argument(help="Tables, arrays, images or folders of images.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The scores: .csv or .parquet.")] = Path("scores.csv"),
-    draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    draws: options.Draws = 8,
+    seed: options.Seed = 0,
+) -> Result:
     """The log-density of every row or image of files, and how it lies among those of training.
 
     Example: nicest score runs/table new.parquet --out scores.parquet
     """
-    from nicest.tasks.score import own_device
     from nicest.tasks.score import score as run_scoring
 
-    result = run_scoring(opened(run, own_device(device), verify), files, out=out, draws=draws, seed=seed)
-    emit(result, as_json, show_scores)
+    return run_scoring(run, files, out=out, draws=draws, seed=seed)
 
 
-@app.command()
+@command(app, show.imputation)
 def impute(
-    run: Run,
+    run: Any,
     table: Annotated[Path, typer.Argument(help="A table with missing cells.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The table filled in.")] = Path("imputed.csv"),
     cells: Annotated[Path | None, typer.Option(help="A line for each cell: value, low, high, R-hat.")] = None,
     draws: Annotated[int, typer.Option(min=16, help="Draws of each row, a multiple of 4.")] = 400,
     steps: Annotated[int, typer.Option(min=4, help="Steps of each of the four chains of a row.")] = 1500,
     interval: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability between low and high.")] = 0.9,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    seed: options.Seed = 0,
+) -> Result:
     """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
 
     Example: nicest impute runs/table holes.csv --out whole.csv --cells cells.csv
     """
     from nicest.tasks.impute_table import impute_table
 
-    result = impute_table(
-        opened(run, device, verify),
-        table,
-        out=out,
-        cells=cells,
-        draws=draws,
-        steps=steps,
-        interval=interval,
-        seed=seed,
-    )
-    emit(result, as_json, show_imputation)
+    how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval, "seed": seed}
+    return impute_table(run, table, out=out, cells=cells, **how)
 
 
-@app.command()
+@command(app, show.certificate)
 def certify(
-    run: Run,
+    run: Any,
     n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
     jacobians: Annotated[int, typer.Option(min=1, help="Examples whose whole Jacobian is computed.")] = 4,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    seed: options.Seed = 0,
+) -> Result:
     """Measure that a model inverts and counts its volume right, at every precision it is used in.
 
     Example: nicest certify runs/demo
     """
     from nicest.tasks.certify import certify as run_certification
 
-    result = run_certification(opened(run, device, verify), n=n, jacobians=jacobians, seed=seed)
-    emit(result, as_json, show_certificate)
+    return run_certification(run, n=n, jacobians=jacobians, seed=seed)
 
 
-@app.command()
+@command(app, show.inpainting)
 def inpaint(
-    run: Run,
+    run: Any,
     mask: Annotated[
         list[str] | None,
         typer.Option(
@@ -273,10 +206,12 @@ def inpaint(
     ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Images under each mask.")] = 10,
     chains: Annotated[int, typer.Option(min=1, help="Ascents of every image, each from its own start.")] = 1,
-    preset: Annotated[Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")] = Preset.ours,
+    preset: Annotated[
+        options.Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")
+    ] = "ours",
     steps: Annotated[int | None, typer.Option(min=1, help="Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
-        Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
+        options.Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
     ] = None,
     gradient_scale: Annotated[
         float | None, typer.Option(help="Multiplies the direction.", show_default="the preset's")
@@ -284,9 +219,9 @@ def inpaint(
     noise: Annotated[
         float | None, typer.Option(min=0.0, help="Multiplies the noise, 0 for none.", show_default="the preset's")
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
-    data: Moved = None,
-    seed: Seed = 0,
+    split: options.Split = "test",
+    data: options.Moved = None,
+    seed: options.Seed = 0,
     out: Annotated[
         list[Path] | None,
         typer.Option(
@@ -294,31 +229,16 @@ def inpaint(
             show_default="inpaint.png",
         ),
     ] = None,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Hide a part of images and find it again, by climbing the log-likelihood in what is hidden.
 
     Example: nicest inpaint runs/demo --mask left --mask random:75 --chains 4 --out a.png --out a.gif
     """
     from nicest.tasks.inpaint import inpaint as run_inpainting
 
-    result = run_inpainting(
-        opened(run, device, verify, data),
-        mask=mask or "paper",
-        n=n,
-        chains=chains,
-        preset=preset,
-        steps=steps,
-        direction=direction,
-        gradient_scale=gradient_scale,
-        noise=noise,
-        split=split,
-        seed=seed,
-        out=out or "inpaint.png",
-    )
-    emit(result, as_json, show_inpainting)
+    ascent: dict[str, Any] = {"steps": steps, "direction": direction, "gradient_scale": gradient_scale, "noise": noise}
+    which: dict[str, Any] = {"mask": mask or "paper", "n": n, "split": split, "out": out or "inpaint.png"}
+    return run_inpainting(run, **which, chains=chains, preset=preset, seed=seed, **ascent)
 
 
 @app.command()
@@ -329,7 +249,7 @@ def studio(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Models in the browser: paint and fill in, walk the manifold, read the likelihood of your own images.
 

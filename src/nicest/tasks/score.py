@@ -120,13 +120,6 @@ def score(
     }
 
 
-def own_device(device: str) -> str:
-    """Under torchrun every process of a machine takes a GPU of its own, where there are some."""
-    if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
-        return device
-    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-
-
 def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
     """The parts of all files, in order."""
     for i, path in enumerate(paths):
