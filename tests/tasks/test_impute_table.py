@@ -13,7 +13,7 @@ import pytest
 import nicest
 from nicest import Run
 from nicest.recipes import load_recipe
-from nicest.tasks.impute_table import impute_table, most_frequent
+from nicest.tasks.impute_table import impute_table
 from nicest.train.fit import train
 
 QUICK = {"draws": 80, "steps": 120}
@@ -142,13 +142,6 @@ def test_on_the_command_line(run: Run, holes: tuple, tmp_path: Path):
     words += ["--draws", "40", "--steps", "40", "--device", "cpu"]
     end = subprocess.run([sys.executable, "-m", "nicest", *words], capture_output=True, text=True, check=True)
     assert json.loads(end.stdout)["filled"] == 40
-
-
-def test_most_frequent():
-    draws = np.array([[[1.0, 2.0]], [[3.0, 2.0]], [[3.0, 5.0]], [[1.0, 5.0]], [[3.0, 5.0]]])
-    value, share = most_frequent(draws)
-    assert value.tolist() == [[3.0, 5.0]]
-    assert share.tolist() == [[(draws[:, 0, 0] == 3).mean(), (draws[:, 0, 1] == 5).mean()]]
 
 
 def test_many_rows_are_filled_in_by_parts_with_other_draws_each(

@@ -400,9 +400,9 @@ class TestRefusals:
         assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, rows_run, out=tmp_path / "a.jpg")
         assert "choose --out inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
         assert list(tmp_path.iterdir()) == []
-        (tmp_path / "a.png").mkdir()
-        says = f"cannot write {tmp_path / 'a.png'}: it is a folder"
-        assert refusal(inpaint, rows_run, out=tmp_path / "a.png") == says
+        (tmp_path / "a.npz").mkdir()
+        says = f"cannot write {tmp_path / 'a.npz'}: it is a folder"
+        assert refusal(inpaint, rows_run, mask="columns:0", out=tmp_path / "a.npz") == says
 
     @pytest.mark.parametrize(
         ("options", "says"),

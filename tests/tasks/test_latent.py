@@ -92,7 +92,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
 
     def draw(look: Callable[..., dict], run: Run, **options: object) -> Figure:
         figures: list[Figure] = []
-        monkeypatch.setattr("nicest.tasks.latent.save_figure", lambda figure, path: figures.append(figure))
+        monkeypatch.setattr("nicest.plots.save_figure", lambda figure, path: figures.append(figure))
         look(run, **options)
         return figures[0]
 

@@ -495,7 +495,7 @@ def test_shares_are_all_parts_once(mixed_run: Run, in_tmp: Path, monkeypatch: py
     for parts in range(12):
         every = [module.Part(0, Path("x"), None, i, 0) for i in range(parts)]
         for size in (1, 2, 3, 7, 20):
-            assert [each for rank in range(size) for each in module.share(iter(every), rank, size)] == every
+            assert [each for rank in range(size) for each in module.share(every, rank, size)] == every
 
 
 def test_a_table_is_opened_once(plain_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from nicest.errors import NicestError
 
 @command(app, show.demo)
 def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    device: options.Device = "auto",
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"), device: options.Device = "auto"
 ) -> Result:
     """Train on the embedded digits, evaluate, certify, and draw the figures.
 

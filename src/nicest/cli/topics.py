@@ -35,8 +35,7 @@ def spectrum(
 def sphere(
     run: Any,
     basis: Annotated[
-        options.Basis,
-        typer.Option(help="Around which axes: random ones, or the components of largest sigma_d."),
+        options.Basis, typer.Option(help="Around which axes: random ones, or the components of largest sigma_d.")
     ] = "random",
     radius: Annotated[
         float | None, typer.Option(help="In units of the prior.", show_default="the typical norm of its draws")
@@ -67,8 +66,7 @@ def interpolate(
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Images of a way, both ends among them.")] = 10,
     way: Annotated[
-        options.Way,
-        typer.Option(help="A straight line of codes, or one that turns around the prior's mode."),
+        options.Way, typer.Option(help="A straight line of codes, or one that turns around the prior's mode.")
     ] = "straight",
     split: options.Split = "test",
     data: options.Moved = None,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy import stats
 
 from nicest.data.cells import decode, encode
 from nicest.data.columns import Column, require_columns
@@ -53,13 +54,12 @@ def impute_table(
     outputs = [target, *([Path(cells)] if cells else [])]
     if len({each.resolve() for each in outputs}) < len(outputs):
         raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
-    for each in outputs:
-        if each.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
     columns = run.columns
     if not columns:
         raise NicestError(f"{run.path} is no model of a table: train one with `nicest train table --data FILE`")
     for each in outputs:
+        if each.suffix.lower() not in SUFFIXES:
+            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
         require_own_file(each, run.recipe, path)
     file = TableFile(path)
     require_columns(file, columns)
@@ -127,23 +127,12 @@ def _filled_rows(
         ascent=0,  # a table gets means, not modes
         **how,
     )
-    frequent, share = most_frequent(imputed.draws.cpu().double().numpy())
-    low, high = (each.cpu().numpy() for each in (imputed.low, imputed.high))
+    mode, count = stats.mode(imputed.draws.cpu().double().numpy(), axis=0)
+    mean, low, high = (each.cpu().numpy() for each in (imputed.mean, imputed.low, imputed.high))
     low, high = (np.where(discrete, np.floor(each), each) for each in (low, high))
-    value, share = np.where(discrete, frequent, imputed.mean.cpu().numpy()), np.where(discrete, share, np.nan)
+    value, share = np.where(discrete, mode, mean), np.where(discrete, count / len(imputed.draws), np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
     return Cells(value, low, high, share, agree)
-
-
-def most_frequent(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most frequent number of every cell, over draws (draws, N, D), the smallest of equals; and its share."""
-    ordered = np.sort(draws, 0)
-    best, count = ordered[0].copy(), np.zeros(ordered.shape[1:], dtype=int)
-    run = np.zeros(ordered.shape[1:], dtype=int)
-    for before, now in zip(np.concatenate((ordered[:1], ordered[:-1])), ordered, strict=True):
-        run = np.where(now == before, run + 1, 1)
-        best, count = np.where(run > count, now, best), np.maximum(run, count)
-    return best, count / len(draws)
 
 
 def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarray) -> Any:
