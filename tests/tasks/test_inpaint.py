@@ -398,7 +398,7 @@ class TestCommand:
 class TestRefusals:
     def test_of_what_cannot_be_written(self, refusal: Callable[..., str], rows_run: Run, tmp_path: Path):
         assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, rows_run, out=tmp_path / "a.jpg")
-        assert "choose --out inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
+        assert "write arrays, to inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "a.npz").mkdir()
         says = f"cannot write {tmp_path / 'a.npz'}: it is a folder"

@@ -399,7 +399,7 @@ class TestFigures:
     def test_of_rows_are_refused_with_the_way_out(
         self, look: Callable[..., dict], rows_run: Run, tmp_path: Path, refusal: Callable[..., str]
     ):
-        assert f"choose --out {look.__name__}.npz" in refusal(look, rows_run, out=tmp_path / "a.png")
+        assert f"write arrays, to {look.__name__}.npz" in refusal(look, rows_run, out=tmp_path / "a.png")
         assert look(rows_run, out=tmp_path / "a.npz")["out"] == str(tmp_path / "a.npz")
 
     @pytest.mark.parametrize("look", LOOKS)

@@ -203,7 +203,7 @@ def test_other_tables_get_one_line(mixed_run: Run, plain_run: Run, in_tmp: Path,
     assert "found no gone.csv" in refusal(score, plain_run, ["gone.csv"])
     np.save("rows.npy", np.zeros((3, 4)))
     assert "the model is of a table; expected .csv" in refusal(score, plain_run, ["rows.npy"])
-    assert "end in .csv or .parquet, got 's.txt'" in refusal(score, plain_run, ["t.parquet"], out="s.txt")
+    assert "ends in .csv or .parquet, got 's.txt'" in refusal(score, plain_run, ["t.parquet"], out="s.txt")
     assert not list(in_tmp.glob("*.tmp")) + list(in_tmp.glob(".*"))
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from nicest.cli import options
 from nicest.files import to_json
+from nicest.messages import printable
 
 BY_NAME = inspect.Parameter.KEYWORD_ONLY
 Result = dict[str, Any]
@@ -53,13 +54,13 @@ compare_app = typer.Typer(no_args_is_help=True, help="NICE beside what people us
 app.add_typer(compare_app, name="compare")
 
 
-def interrupted(result: Result) -> int:
-    """Exit code 130 for work that a signal stopped, which can go on; else 0."""
-    return 130 if "unfinished" in result or not result.get("finished", True) else 0
+def outcome(result: Result) -> int:
+    """The exit code: 130 for work that a signal stopped, which can go on, 1 where some of it failed, else 0."""
+    return 130 if "unfinished" in result or not result.get("finished", True) else int("failed" in result)
 
 
 def command(
-    group: typer.Typer, show: Callable[[Any], None], name: str | None = None, code: Callable[[Any], int] = interrupted
+    group: typer.Typer, show: Callable[[Any], None], name: str | None = None, code: Callable[[Any], int] = outcome
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Register a command whose result is printed: as one JSON object with --json, else by `show`.
 
@@ -129,7 +130,7 @@ def emit(result: Result, as_json: bool, show: Callable[[Any], None]) -> None:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     if not is_first("LOCAL_RANK") and sys.stderr is not sys.__stderr__:
         time.sleep(3)  # this process was silent: torchrun must not end the one that speaks before it has spoken
     raise SystemExit(code)

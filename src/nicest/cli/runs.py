@@ -17,7 +17,7 @@ from nicest.errors import NicestError
 
 @command(app, show.demo)
 def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"), device: options.Device = "auto"
+    out: Annotated[Path, options.out_folder("The run folder.")] = Path("runs/demo"), device: options.Device = "auto"
 ) -> Result:
     """Train on the embedded digits, evaluate, certify, and draw the figures.
 
@@ -31,7 +31,7 @@ def demo(
 
 @command(app, show.recipes)
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show one recipe whole, every field with its meaning.")] = None,
+    name: Annotated[str | None, options.given("Show one recipe whole, every field with its meaning.", str)] = None,
 ) -> Result:
     """List the recipes, with the figures expected of them.
 
@@ -48,12 +48,15 @@ def recipes(
 
 @command(app, show.training)
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe by name, or a .toml file.", show_default=False)],
+    recipe: Annotated[str, options.given("A recipe by name, or a .toml file.", str, show_default=False)],
     data: Annotated[
         str | None,
-        typer.Option(help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images."),
+        typer.Option(
+            parser=options.to_read,
+            help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
+    out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE")] = None,
     change: options.Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     tensorboard: Annotated[
@@ -78,6 +81,8 @@ def train(
     if data:
         overrides.append(f"data.name={json.dumps(located(data), ensure_ascii=False)}")
     folder = out or Path("runs") / loaded.name
+    if data and folder.resolve() == Path(data).resolve():
+        raise NicestError(f"expected a folder of its own for the run, got {folder}, which holds the data")
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
     from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
@@ -116,13 +121,13 @@ def evaluate(
 @command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
 def sample(
     run: Any,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Multiplies the scale of the prior.")] = 1.0,
+    n: Annotated[int, options.whole(1, 10**9, "How many.", "-n")] = 100,
+    temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
+        options.out_file(
+            "A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
             show_default="samples.png, .npy or .csv, by what the model is of",
         ),
     ] = None,
@@ -139,10 +144,8 @@ def sample(
 @command(app, show.scores)
 def score(
     run: Any,
-    files: Annotated[
-        list[Path], typer.Argument(help="Tables, arrays, images or folders of images.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="The scores: .csv or .parquet.")] = Path("scores.csv"),
+    files: Annotated[list[Path], options.given("Tables, arrays, images or folders of images.", show_default=False)],
+    out: Annotated[Path, options.out_file("The scores: .csv or .parquet.")] = Path("scores.csv"),
     draws: options.Draws = 8,
     seed: options.Seed = 0,
 ) -> Result:
@@ -158,12 +161,12 @@ def score(
 @command(app, show.imputation)
 def impute(
     run: Any,
-    table: Annotated[Path, typer.Argument(help="A table with missing cells.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The table filled in.")] = Path("imputed.csv"),
-    cells: Annotated[Path | None, typer.Option(help="A line for each cell: value, low, high, R-hat.")] = None,
-    draws: Annotated[int, typer.Option(min=16, help="Draws of each row, a multiple of 4.")] = 400,
-    steps: Annotated[int, typer.Option(min=4, help="Steps of each of the four chains of a row.")] = 1500,
-    interval: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability between low and high.")] = 0.9,
+    table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
+    out: Annotated[Path, options.out_file("The table filled in.")] = Path("imputed.csv"),
+    cells: Annotated[Path | None, options.out_file("A line for each cell: value, low, high, R-hat.")] = None,
+    draws: Annotated[int, options.whole(16, 100_000, "Draws of each row, a multiple of 4.")] = 400,
+    steps: Annotated[int, options.whole(4, 1_000_000, "Steps of each of the four chains of a row.")] = 1500,
+    interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
     seed: options.Seed = 0,
 ) -> Result:
     """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
@@ -179,8 +182,8 @@ def impute(
 @command(app, show.certificate)
 def certify(
     run: Any,
-    n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
-    jacobians: Annotated[int, typer.Option(min=1, help="Examples whose whole Jacobian is computed.")] = 4,
+    n: Annotated[int, options.whole(2, 10_000, "Examples for the round trip, half real, half sampled.", "-n")] = 200,
+    jacobians: Annotated[int, options.whole(1, 1000, "Examples whose whole Jacobian is computed.")] = 4,
     seed: options.Seed = 0,
 ) -> Result:
     """Measure that a model inverts and counts its volume right, at every precision it is used in.
@@ -198,33 +201,34 @@ def inpaint(
     mask: Annotated[
         list[str] | None,
         typer.Option(
+            parser=options.to_read,
             help="What is hidden, repeatable: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several"
             " joined by +, a picture, an .npy file.",
             show_default="paper, the ten of the figure",
         ),
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Images under each mask.")] = 10,
-    chains: Annotated[int, typer.Option(min=1, help="Ascents of every image, each from its own start.")] = 1,
+    n: Annotated[int, options.whole(1, 100_000, "Images under each mask.", "-n")] = 10,
+    chains: Annotated[int, options.whole(1, 1000, "Ascents of every image, each from its own start.")] = 1,
     preset: Annotated[
         options.Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")
     ] = "ours",
-    steps: Annotated[int | None, typer.Option(min=1, help="Iterations.", show_default="the preset's")] = None,
+    steps: Annotated[int | None, options.whole(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
         options.Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
     ] = None,
     gradient_scale: Annotated[
-        float | None, typer.Option(help="Multiplies the direction.", show_default="the preset's")
+        float | None, options.real(0, 1000, "Multiplies the direction.", show_default="the preset's")
     ] = None,
     noise: Annotated[
-        float | None, typer.Option(min=0.0, help="Multiplies the noise, 0 for none.", show_default="the preset's")
+        float | None, options.real(0, 1000, "Multiplies the noise, 0 for none.", show_default="the preset's")
     ] = None,
     split: options.Split = "test",
     data: options.Moved = None,
     seed: options.Seed = 0,
     out: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="The figure (.png, .svg, .pdf), a film of it (.gif) or arrays (.npz); repeatable.",
+        options.out_file(
+            "The figure (.png, .svg, .pdf), a film of it (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
     ] = None,
@@ -242,11 +246,11 @@ def inpaint(
 
 @app.command()
 def studio(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    runs: Annotated[list[Path], options.given("Run folders.", show_default=False)],
     host: Annotated[
         str, typer.Option(help="The address to listen on; others than this machine's own are warned of.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
+    port: Annotated[int, options.whole(0, 65535, "The port; 0 for any that is free.")] = 8000,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -254,12 +258,8 @@ def studio(
 
     Example: nicest studio runs/demo --open
     """
-    try:
-        from nicest.studio.server import is_loopback, serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("nicest"):
-            raise
-        raise NicestError(f"the studio needs {error.name}: pip install 'nicest[studio]'") from error
+    from nicest.studio.server import is_loopback, serve
+
     if not is_loopback(host):
         print(
             f"warning: on {host} anyone who reaches this machine may use the studio; 127.0.0.1 is for you alone",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,8 @@ def results(result: dict[str, Any]) -> None:
         rows.add_row(name, row["reading"], paper, *figures, f"{minutes:.1f}")
     _print(rows)
     print(f"figures in {result['out']}")
+    for name, reason in result.get("failed", {}).items():
+        print(f"{name} failed: {reason}", file=sys.stderr)
 
 
 def figures(result: dict[str, Any]) -> None:

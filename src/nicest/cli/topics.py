@@ -38,9 +38,9 @@ def sphere(
         options.Basis, typer.Option(help="Around which axes: random ones, or the components of largest sigma_d.")
     ] = "random",
     radius: Annotated[
-        float | None, typer.Option(help="In units of the prior.", show_default="the typical norm of its draws")
+        float | None, options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of its draws")
     ] = None,
-    grid: Annotated[int, typer.Option(min=1, help="Images a side.")] = 10,
+    grid: Annotated[int, options.whole(1, 200, "Images a side.")] = 10,
     seed: options.Seed = 0,
     out: Annotated[Path | None, options.figure("sphere")] = None,
 ) -> Result:
@@ -58,13 +58,15 @@ def interpolate(
     run: Any,
     start: Annotated[
         list[int] | None,
-        typer.Option("--from", help="An image by its place in the split; repeatable.", show_default="0, 2, 4, 6, 8"),
+        options.whole(
+            0, 10**9, "An image by its place in the split; repeatable.", "--from", show_default="0, 2, 4, 6, 8"
+        ),
     ] = None,
     end: Annotated[
         list[int] | None,
-        typer.Option("--to", help="Where the way from it ends; as often.", show_default="1, 3, 5, 7, 9"),
+        options.whole(0, 10**9, "Where the way from it ends; as often.", "--to", show_default="1, 3, 5, 7, 9"),
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Images of a way, both ends among them.")] = 10,
+    steps: Annotated[int, options.whole(2, 1000, "Images of a way, both ends among them.")] = 10,
     way: Annotated[
         options.Way, typer.Option(help="A straight line of codes, or one that turns around the prior's mode.")
     ] = "straight",
@@ -87,10 +89,10 @@ def interpolate(
 @command(latent_app, show.truncation)
 def truncate(
     run: Any,
-    n: Annotated[int, typer.Option("-n", min=1, help="Images in the picture.")] = 8,
+    n: Annotated[int, options.whole(1, 1000, "Images in the picture.", "-n")] = 8,
     keep: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
+        options.whole(0, 10**9, "Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
     ] = None,
     split: options.Split = "test",
     data: options.Moved = None,
@@ -108,11 +110,11 @@ def truncate(
 @command(app, lambda result: show.study(result) if "trainings" in result else show.bench(result))
 def bench(
     net: Annotated[list[str] | None, typer.Option(help="mnist (the default), cifar10 or small; repeatable.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size, 200 by default; repeatable.")] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Windows whose median is taken.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Length of a window.")] = 0.3,
+    batch: Annotated[list[int] | None, options.whole(1, 100_000, "Batch size, 200 by default; repeatable.")] = None,
+    windows: Annotated[int, options.whole(1, 1000, "Windows whose median is taken.")] = 5,
+    seconds: Annotated[float, options.real(0, 60, "Length of a window.")] = 0.3,
     study: Annotated[bool, typer.Option("--study", help="How cost grows with each size, instead.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A picture of it.")] = None,
+    out: Annotated[Path | None, options.out_file("A picture of it.")] = None,
     device: options.Device = "auto",
 ) -> Result:
     """Time this library, the installed peers (nicest[bench]) and the floor of the hardware, in one run.
@@ -171,11 +173,11 @@ def compare_outliers(
 @command(reproduce_app, show.results, "table")
 def reproduce_table(
     recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
-    seeds: Annotated[int, typer.Option(min=0, help="Seeds of every row; 0 for the plan's own numbers.")] = 0,
+    seeds: Annotated[int, options.whole(0, 100, "Seeds of every row; 0 for the plan's own numbers.")] = 0,
     runs: options.Runs = Path("runs/reproduce"),
     overrides: options.Set = None,
-    out: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("results/table.json"),
-    page: Annotated[Path | None, typer.Option(help="A page of them, in Markdown.")] = None,
+    out: Annotated[Path, options.out_file("The figures, as JSON.")] = Path("results/table.json"),
+    page: Annotated[Path | None, options.out_file("A page of them, in Markdown.")] = None,
     device: options.Device = "auto",
 ) -> Result:
     """Train and evaluate every row of the paper's tables, in the text's reading, the released code's and ours.
@@ -184,8 +186,10 @@ def reproduce_table(
 
     Example: nicest reproduce table --recipe mnist-best --page docs/results.md
     """
+    from nicest.runs.runtime import choose_device
     from nicest.studies.reproduce import table
 
+    choose_device(device)  # else every row would fail by it
     asked: dict[str, Any] = {"seeds": seeds, "runs": runs, "out": out, "page": page, "device": device}
     return table(recipe or [], overrides=tuple(overrides or ()), **asked)
 
@@ -195,7 +199,7 @@ def reproduce_figures(
     recipe: Annotated[list[str] | None, typer.Option(help="Whose figures; repeatable. Ours by default.")] = None,
     runs: options.Runs = Path("runs/reproduce"),
     overrides: options.Set = None,
-    out: Annotated[Path, typer.Option(help="A folder for the pictures.")] = Path("results/figures"),
+    out: Annotated[Path, options.out_folder("A folder for the pictures.")] = Path("results/figures"),
     device: options.Device = "auto",
 ) -> Result:
     """Draw every figure of the paper: samples, inpainting, spheres, spectra; and interpolation, truncation, curves.
@@ -210,19 +214,18 @@ def reproduce_figures(
 @command(reproduce_app, show.vae, "vae")
 def reproduce_vae(
     recipe: Annotated[str, typer.Option(help="Whose data.")] = "mnist",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each model.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 10_000,
-    out: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("results/vae.json"),
+    seeds: Annotated[int, options.whole(1, 100, "Seeds of each model.")] = 3,
+    steps: Annotated[int, options.whole(1, 10_000_000, "Steps of each training.")] = 10_000,
+    out: Annotated[Path, options.out_file("The figures, as JSON.")] = Path("results/vae.json"),
     device: options.Device = "auto",
 ) -> Result:
     """Train a VAE as NICE (App. C), and with a NICE posterior or prior, alike, and compare their bounds.
 
     Example: nicest reproduce vae --recipe digits --seeds 1
     """
-    from nicest.files import require_writable, to_json, write_text
+    from nicest.files import to_json, write_text
     from nicest.studies.vae import study
 
-    require_writable(out)  # before anything is trained
     result = study(recipe, seeds=range(seeds), steps=steps, device=device)
     write_text(out, to_json({"command": shlex.join(["nicest", *sys.argv[1:]])} | result))
     return result | {"out": str(out)}

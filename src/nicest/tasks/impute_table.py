@@ -57,10 +57,11 @@ def impute_table(
     columns = run.columns
     if not columns:
         raise NicestError(f"{run.path} is no model of a table: train one with `nicest train table --data FILE`")
-    for each in outputs:
+    for each in (path, *outputs):
         if each.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
-        require_own_file(each, run.recipe, path)
+            raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
+        if each is not path:
+            require_own_file(each, run.recipe, path)
     file = TableFile(path)
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}

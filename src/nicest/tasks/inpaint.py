@@ -17,6 +17,7 @@ from nicest.inference.fill import PRESETS, Schedule, fill
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
+from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 from nicest.tasks.masks import Mask, hidden_by, mask_list, mask_name
@@ -55,7 +56,7 @@ def inpaint(
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
     if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
-        raise NicestError(f"rows of {data.dim} numbers are not images: choose --out inpaint.npz")
+        raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
     source = run.splits.split(split)
     if not 1 <= n <= len(source):
         raise NicestError(f"expected 1 to {len(source)} images of the {split} split under each mask, got {n}")
@@ -63,6 +64,7 @@ def inpaint(
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
     for path in paths:
+        require_own_file(path, recipe)
         require_writable(path)  # before the ascent
     bounds = None
     if run.columns:
@@ -141,7 +143,7 @@ def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:
     paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
     for path in paths:
         if path.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(path)!r}")
+            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
     return paths
 
 

@@ -17,6 +17,7 @@ from nicest import plots
 from nicest.errors import NicestError
 from nicest.files import require_writable
 from nicest.flows import Units, moments
+from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks.pictures import as_images, brightest, save_arrays
 
@@ -114,9 +115,10 @@ class Model:
         """Where to write: refused before the work where it cannot be; .npz is for arrays, any other for pictures."""
         path = Path(out) if out else self.run.path / "figures" / f"{look}.png"
         if images and len(self.data.shape) == 1 and path.suffix.lower() != ".npz":
-            raise NicestError(f"rows of {self.data.dim} numbers are not images: choose --out {look}.npz")
+            raise NicestError(f"rows of {self.data.dim} numbers are not images: write arrays, to {look}.npz")
         if path.suffix.lower() != ".npz":
             plots.picture_kind(path)
+        require_own_file(path, self.recipe)
         require_writable(path)
         return path
 

@@ -19,6 +19,7 @@ from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks.pictures import as_images, brightest, save_arrays
 
+LARGEST = 1 << 32  # numbers that are drawn for one file
 SUFFIXES = (".png", ".npy", ".npz", *TABLES)
 
 
@@ -53,10 +54,13 @@ def sample(
 
 
 def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
-    """n samples in the shape and the number type of the data; memory is bounded whatever n is."""
+    """n samples in the shape and the number type of the data; no more memory is taken than they need."""
     data, generator = run.recipe.data, torch.Generator(run.device).manual_seed(seed)
-    drawn = run.engine.draws(n, temperature=temperature, generator=generator)
-    return as_images(np.concatenate([part.cpu().numpy() for part in drawn]), data)
+    if not 1 <= n <= LARGEST // data.dim:
+        most = f"{LARGEST // data.dim:,} samples of {data.dim:,} numbers"
+        raise NicestError(f"expected 1 to {most}, got {n:,}: draw the others into other files, with other seeds")
+    parts = run.engine.draws(n, temperature=temperature, generator=generator)
+    return np.concatenate([as_images(part.cpu().numpy(), data) for part in parts])
 
 
 def save_grid(path: Path, images: np.ndarray, data: DataSettings) -> None:

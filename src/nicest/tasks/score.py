@@ -66,7 +66,7 @@ def score(
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     path = part_path(Path(out), rank, size)
     if path.suffix.lower() not in (".csv", ".parquet"):
-        raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
+        raise NicestError(f"expected a file for the scores that ends in .csv or .parquet, got {str(out)!r}")
     paths = [Path(file) for file in files]
     recipe, columns, engine = run.recipe, run.columns, run.engine
     require_own_file(path, recipe, *paths)
