@@ -9,7 +9,7 @@ from nicest.messages import brief, listed, nearest, one_line, shown
     ("error", "expected"),
     [
         (ValueError("one\n  two. Three"), "one two. Three"),
-        (ValueError("bell \a and escape \x1b[31m"), "bell ? and escape ?[31m"),
+        (ValueError("bell \a and escape \x1b[31m"), r"bell \x07 and escape \x1b[31m"),
         (ValueError(), "ValueError"),
         (ValueError("x" * 1000), "x" * 300),
     ],

@@ -32,13 +32,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def require_writable(path: Path) -> None:
-    """Refuse, before work whose result goes there, a file that cannot be written; what is there stays."""
-    with suppress(FileNotFoundError):
-        if path.is_dir():
-            raise NicestError(f"cannot write {path}: it is a folder")
-    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Refuse, before work whose result goes there, a file that cannot be written; nothing is left behind."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise NicestError(f"cannot write {path}: it is a {'folder' if path.is_dir() else 'pipe or a device'}")
+        folder = next(each for each in path.absolute().parents if each.exists())
+        probe = folder / f".{path.name}.{os.getpid()}.tmp"
         probe.touch()
         probe.unlink()
     except OSError as error:

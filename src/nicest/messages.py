@@ -4,10 +4,14 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
+def printable(text: object) -> str:
+    """Text on one line: line breaks, and what else cannot be printed, as Python escapes them."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
+
+
 def one_line(error: object) -> str:
-    """The text of an error on one line, with "?" for characters that cannot be printed; its type if it has no text."""
-    text = " ".join(str(error).split())[:300] or type(error).__name__
-    return "".join(each if each.isprintable() else "?" for each in text)
+    """The text of an error on one line, with single spaces; its type if it has no text."""
+    return printable(" ".join(str(error).split())[:300]) or type(error).__name__
 
 
 def brief(error: object, most: int = 200) -> str:

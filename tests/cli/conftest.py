@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
         assert (self.code, self.out) == (1, ""), self
         (line,) = self.err.splitlines()
         assert line.startswith("error: ")
-        assert "should not happen" not in line
+        assert "a bug in nicest" not in line
         return line.removeprefix("error: ")
 
 

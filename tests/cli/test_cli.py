@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from nicest import __version__
-from nicest.cli.base import Basis, Direction, Preset, Way
+from nicest.cli import options
 from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.inference import fill
@@ -349,8 +349,8 @@ class TestInpaint:
         assert done.items() >= asked.items()
 
     def test_offers_what_the_ascent_offers(self):
-        assert list(Preset) == list(PRESETS)
-        assert list(Direction) == list(get_args(fill.Direction))
+        assert get_args(options.Preset) == tuple(PRESETS)
+        assert get_args(options.Direction) == get_args(fill.Direction)
 
 
 class TestLatent:
@@ -392,8 +392,8 @@ class TestLatent:
         assert ["64", "0.00000", "0.00000"] in [line.split() for line in lines]
 
     def test_offers_what_the_looks_offer(self):
-        assert tuple(Basis) == latent.BASES
-        assert tuple(Way) == latent.WAYS
+        assert get_args(options.Basis) == latent.BASES
+        assert get_args(options.Way) == latent.WAYS
 
 
 class TestData:
@@ -543,8 +543,8 @@ class TestVerify:
         content = bytearray((run / "model.safetensors").read_bytes())
         content[-1] ^= 1
         (run / "model.safetensors").write_bytes(content)
-        for options in ([], ["--verify"]):
-            line = nicest(*words, *options).refusal
+        for more in ([], ["--verify"]):
+            line = nicest(*words, *more).refusal
             assert f"{run / 'model.safetensors'} has changed since it was written: expected SHA-256 " in line
         assert nicest(*words, "--no-verify").code == 0
 

@@ -396,11 +396,11 @@ class TestCommand:
 class TestRefusals:
     def test_of_what_cannot_be_written(self, refusal: Callable[..., str], rows_run: Run, tmp_path: Path):
         assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, rows_run, out=tmp_path / "a.jpg")
-        assert "choose --out inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
+        assert "write arrays, to inpaint.npz" in refusal(inpaint, rows_run, out=tmp_path / "a.png")
         assert list(tmp_path.iterdir()) == []
-        (tmp_path / "a.png").mkdir()
-        says = f"cannot write {tmp_path / 'a.png'}: it is a folder"
-        assert refusal(inpaint, rows_run, out=tmp_path / "a.png") == says
+        (tmp_path / "a.npz").mkdir()
+        says = f"cannot write {tmp_path / 'a.npz'}: it is a folder"
+        assert refusal(inpaint, rows_run, mask="columns:0", out=tmp_path / "a.npz") == says
 
     @pytest.mark.parametrize(
         ("options", "says"),

@@ -92,7 +92,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
 
     def draw(look: Callable[..., dict], run: Run, **options: object) -> Figure:
         figures: list[Figure] = []
-        monkeypatch.setattr("nicest.tasks.latent.save_figure", lambda figure, path: figures.append(figure))
+        monkeypatch.setattr("nicest.plots.save_figure", lambda figure, path: figures.append(figure))
         look(run, **options)
         return figures[0]
 
@@ -399,7 +399,7 @@ class TestFigures:
     def test_of_rows_are_refused_with_the_way_out(
         self, look: Callable[..., dict], rows_run: Run, tmp_path: Path, refusal: Callable[..., str]
     ):
-        assert f"choose --out {look.__name__}.npz" in refusal(look, rows_run, out=tmp_path / "a.png")
+        assert f"write arrays, to {look.__name__}.npz" in refusal(look, rows_run, out=tmp_path / "a.png")
         assert look(rows_run, out=tmp_path / "a.npz")["out"] == str(tmp_path / "a.npz")
 
     @pytest.mark.parametrize("look", LOOKS)

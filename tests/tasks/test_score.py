@@ -205,7 +205,7 @@ def test_other_tables_get_one_line(mixed_run: Run, plain_run: Run, in_tmp: Path,
     assert "the model is of a table; expected .csv" in refusal(score, plain_run, ["rows.npz"])
     np.save("rows.npy", np.zeros((3, len(mixed_run.columns))))
     assert "expected texts in column 'kind', as in training, got double" in refusal(score, mixed_run, ["rows.npy"])
-    assert "end in .csv or .parquet, got 's.txt'" in refusal(score, plain_run, ["t.parquet"], out="s.txt")
+    assert "ends in .csv or .parquet, got 's.txt'" in refusal(score, plain_run, ["t.parquet"], out="s.txt")
     assert not list(in_tmp.glob("*.tmp")) + list(in_tmp.glob(".*"))
 
 
@@ -497,7 +497,7 @@ def test_shares_are_all_parts_once(mixed_run: Run, in_tmp: Path, monkeypatch: py
     for parts in range(12):
         every = [module.Part(0, Path("x"), None, i, 0) for i in range(parts)]
         for size in (1, 2, 3, 7, 20):
-            assert [each for rank in range(size) for each in module.share(iter(every), rank, size)] == every
+            assert [each for rank in range(size) for each in module.share(every, rank, size)] == every
 
 
 def test_a_table_is_opened_once(plain_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,30 +14,46 @@ from nicest import __version__
 from nicest.cli import runs, topics  # whose commands are there once they are imported
 from nicest.cli.base import app, fail, is_first
 from nicest.errors import NicestError
-from nicest.messages import one_line
+from nicest.messages import one_line, printable
 
 __all__ = ["app", "main", "runs", "topics"]
+UsageError: Any = typer.BadParameter.__mro__[1]  # of click, which typer may bring with it
+EXTRAS = {"pyarrow": "tables", "fastapi": "studio", "uvicorn": "studio", "tensorboard": "loggers", "zuko": "bench"}
 
 
 def main() -> None:
     """Run the command line; an error is one line on standard error, and a traceback only with --debug."""
     debug = "--debug" in sys.argv
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"warning: {printable(message)}", file=sys.stderr)
     arguments = [each for each in sys.argv[1:] if each != "--debug"]
     if not is_first("LOCAL_RANK"):  # one process speaks for all of a machine, unless another alone fails
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
-        app(arguments)
-    except NicestError as error:
-        if debug:
-            raise
-        fail(str(error))
+        code = app(arguments, prog_name="nicest", standalone_mode=False)
+    except UsageError as error:
+        said, where = error.format_message(), error.ctx.command_path if error.ctx else "nicest"
+        if not said:  # no arguments at all: the help was printed
+            sys.exit(2)
+        fail(f"{said.rstrip('.').replace('Value error, ', '')}; see {where} --help", 2)
     except Exception as error:
         if debug:
             raise
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            fail(f"out of memory: ask for less at once, or choose --device cpu ({one_line(error)})")
-        fail(f"{type(error).__name__}: {one_line(error)} (this should not happen: --debug shows where)")
+        fail(explained(error))
+    sys.exit(code)
+
+
+def explained(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, NicestError):
+        return str(error)
+    if isinstance(error, ImportError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return f"this needs {error.name}, which is not installed: pip install 'nicest[{extra}]'"
+    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch is not imported here
+    if memory or "can't allocate memory" in str(error):
+        return f"out of memory: ask for less at once, or choose --device cpu ({one_line(error)})"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {one_line(error)} (a bug in nicest: --debug shows where, please report it)"
 
 
 @app.callback(invoke_without_command=True)

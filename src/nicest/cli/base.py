@@ -1,20 +1,25 @@
-"""What the commands share: the application and its groups, options, and how results and errors are told."""
+"""What the commands share: the application and its groups, and how results and errors are told."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from nicest.cli import options
 from nicest.files import to_json
+from nicest.messages import printable
 
+BY_NAME = inspect.Parameter.KEYWORD_ONLY
+Result = dict[str, Any]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -47,65 +52,60 @@ reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's tables and f
 app.add_typer(reproduce_app, name="reproduce")
 compare_app = typer.Typer(no_args_is_help=True, help="NICE beside what people use for tables instead.")
 app.add_typer(compare_app, name="compare")
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
-Run = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
-Verify = Annotated[
-    bool | None,
-    typer.Option(
-        "--verify/--no-verify",
-        help="Refuse files that are not those training wrote, by their SHA-256; --verify also where none is kept.",
-        show_default="where one is kept",
-    ),
-]
-Moved = Annotated[
-    str | None, typer.Option("--data", help="Where the data of the run is now, if it was moved.", show_default=False)
-]
-Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
-Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
-Splittings = Annotated[int, typer.Option(min=1, help="Splits of each table.")]
-Record = Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)]
 
 
-class Split(StrEnum):
-    train = "train"
-    valid = "valid"
-    test = "test"
+def outcome(result: Result) -> int:
+    """The exit code: 130 for work that a signal stopped, which can go on, 1 where some of it failed, else 0."""
+    return 130 if "unfinished" in result or not result.get("finished", True) else int("failed" in result)
 
 
-class Preset(StrEnum):
-    ours = "ours"
-    authors = "authors"
+def command(
+    group: typer.Typer, show: Callable[[Any], None], name: str | None = None, code: Callable[[Any], int] = outcome
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Register a command whose result is printed: as one JSON object with --json, else by `show`.
 
+    A command with a parameter `run` takes a run folder, --device, --verify and, if it says so, --data; what it gets
+    is the opened run.
+    """
 
-class Direction(StrEnum):
-    adam = "adam"
-    gradient = "gradient"
+    def register(function: Callable[..., Result]) -> Callable[..., Result]:
+        own = dict(inspect.signature(function, eval_str=True).parameters)
+        added: dict[str, tuple[Any, Any]] = {"as_json": (options.Json, False)}
+        if "run" in own:
+            own["run"] = own["run"].replace(annotation=options.Run)
+            added = {"device": (options.Device, "auto"), "verify": (options.Verify, None)} | added
+        for each, (kind, default) in added.items():
+            own.setdefault(each, inspect.Parameter(each, BY_NAME, default=default, annotation=kind))
 
+        @functools.wraps(function)
+        def called(*, as_json: bool, **asked: Any) -> None:
+            if "run" in asked:
+                asked["run"] = opened(*(asked.pop(each, None) for each in ("run", "device", "verify", "data")))
+            result = function(**asked)
+            emit(result, as_json, show)
+            raise typer.Exit(code(result))
 
-class Basis(StrEnum):
-    random = "random"
-    top = "top"
+        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=BY_NAME) for each in own.values()]
+        )
+        called.__annotations__ = {each: parameter.annotation for each, parameter in own.items()}
+        group.command(name)(called)
+        return function
 
-
-class Way(StrEnum):
-    straight = "straight"
-    spherical = "spherical"
-
-
-def figure(look: str) -> Any:
-    """The option of a picture that goes into the run folder unless told otherwise."""
-    return typer.Option(help="A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
+    return register
 
 
 def opened(run: Path, device: str, verify: bool | None = None, data: str | None = None) -> Any:
-    """The run in a folder, on a device; its data may have moved."""
+    """The run in a folder, on a device; its data may have moved.
+
+    Under torchrun every process of a machine takes a GPU of its own, where there are some.
+    """
+    import torch
+
     from nicest.runs.run import Run
 
+    if device == "auto" and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
     return Run(run, device=device, verify=verify, data=data if data is None else located(data))
 
 
@@ -120,7 +120,7 @@ def is_first(variable: str) -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get(variable, "0") == "0"
 
 
-def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
+def emit(result: Result, as_json: bool, show: Callable[[Any], None]) -> None:
     if not is_first("RANK"):
         return
     if as_json:
@@ -130,18 +130,7 @@ def emit(result: Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) 
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     if not is_first("LOCAL_RANK") and sys.stderr is not sys.__stderr__:
         time.sleep(3)  # this process was silent: torchrun must not end the one that speaks before it has spoken
     raise SystemExit(code)
-
-
-def leave_unfinished(result: Mapping[str, Any]) -> None:
-    if "unfinished" in result:
-        raise typer.Exit(130)
-
-
-def interrupted(training: Mapping[str, Any], as_json: bool) -> NoReturn:
-    text = f"stopped at step {training['step']}, all saved in {training['run']}: --resume goes on"
-    emit(training, as_json, lambda _: print(text))
-    raise typer.Exit(130)

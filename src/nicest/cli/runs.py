@@ -10,42 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from nicest.cli.base import (
-    Device,
-    Direction,
-    Json,
-    Moved,
-    Preset,
-    Run,
-    Seed,
-    Set,
-    Split,
-    Verify,
-    app,
-    emit,
-    interrupted,
-    located,
-    opened,
-)
-from nicest.cli.show import (
-    show_certificate,
-    show_demo,
-    show_evaluation,
-    show_imputation,
-    show_inpainting,
-    show_recipes,
-    show_scores,
-    show_training,
-)
+from nicest.cli import options, show
+from nicest.cli.base import Result, app, command, emit, located, opened
 from nicest.errors import NicestError
 
 
-@app.command()
+@command(app, show.demo)
 def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
+    out: Annotated[Path, options.out_folder("The run folder.")] = Path("runs/demo"), device: options.Device = "auto"
+) -> Result:
     """Train on the embedded digits, evaluate, certify, and draw the figures.
 
     Example: nicest demo
@@ -53,16 +26,13 @@ def demo(
     from nicest.tasks.demo import demo as run_demo
 
     result = run_demo(out, device=device)
-    if not result["training"]["finished"]:
-        interrupted(result["training"], as_json)
-    emit(result, as_json, show_demo)
+    return result if result["training"]["finished"] else result["training"]
 
 
-@app.command()
+@command(app, show.recipes)
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show one recipe whole, every field with its meaning.")] = None,
-    as_json: Json = False,
-) -> None:
+    name: Annotated[str | None, options.given("Show one recipe whole, every field with its meaning.", str)] = None,
+) -> Result:
     """List the recipes, with the figures expected of them.
 
     Example: nicest recipes mnist
@@ -71,22 +41,23 @@ def recipes(
 
     if name:
         recipe = load_recipe(name)
-        emit({"name": recipe.name, "toml": recipe.to_toml()}, as_json, lambda result: print(result["toml"], end=""))
-        return
+        return {"name": recipe.name, "toml": recipe.to_toml()}
     fields = ("name", "title", "reading", "paper_nats", "expected_nats")
-    rows = [{field: getattr(load_recipe(each), field) for field in fields} for each in names()]
-    emit({"recipes": rows}, as_json, show_recipes)
+    return {"recipes": [{field: getattr(load_recipe(each), field) for field in fields} for each in names()]}
 
 
-@app.command()
+@command(app, show.training)
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe by name, or a .toml file.", show_default=False)],
+    recipe: Annotated[str, options.given("A recipe by name, or a .toml file.", str, show_default=False)],
     data: Annotated[
         str | None,
-        typer.Option(help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images."),
+        typer.Option(
+            parser=options.to_read,
+            help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")] = None,
-    change: Set = None,
+    out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE")] = None,
+    change: options.Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     tensorboard: Annotated[
         bool,
@@ -94,10 +65,9 @@ def train(
             "--tensorboard", help="Write curves for TensorBoard to RUN/tensorboard; needs the extra `loggers`."
         ),
     ] = False,
-    device: Device = "auto",
-    as_json: Json = False,
-    verify: Verify = None,
-) -> None:
+    device: options.Device = "auto",
+    verify: options.Verify = None,
+) -> Result:
     """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
@@ -111,236 +81,185 @@ def train(
     if data:
         overrides.append(f"data.name={json.dumps(located(data), ensure_ascii=False)}")
     folder = out or Path("runs") / loaded.name
+    if data and folder.resolve() == Path(data).resolve():
+        raise NicestError(f"expected a folder of its own for the run, got {folder}, which holds the data")
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
     from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
     from nicest.train.callbacks import ProgressBar, TensorBoard
     from nicest.train.fit import train as run_training
 
-    callbacks: list[Any] = [ProgressBar()]
-    if tensorboard:
-        callbacks.append(TensorBoard(folder / "tensorboard"))
-    asked = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
-    result = run_training(loaded, folder, overrides=tuple(overrides), **asked)  # type: ignore[arg-type]
-    if not result["finished"]:
-        interrupted(result, as_json)
-    if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
+    callbacks: list[Any] = [ProgressBar(), *([TensorBoard(folder / "tensorboard")] if tensorboard else [])]
+    asked: dict[str, Any] = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
+    result = run_training(loaded, folder, overrides=tuple(overrides), **asked)
+    if result["finished"] and RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
         from nicest.tasks.score import training_quantiles
 
         model = opened(folder, device)
         training_quantiles(model, model.draws())  # now, while the data is at hand
-    emit(result, as_json, show_training)
+    return result
 
 
-@app.command()
+@command(app, show.evaluation)
 def evaluate(
-    run: Run,
-    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
+    run: Any,
+    split: options.Split = "test",
+    draws: options.Draws = 8,
     baselines: Annotated[bool, typer.Option(help="Fit the linear baselines and score them beside.")] = True,
-    data: Moved = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    data: options.Moved = None,
+    seed: options.Seed = 0,
+) -> Result:
     """The log-likelihood of a trained model, term by term, beside linear baselines.
 
     Example: nicest evaluate runs/demo
     """
     from nicest.tasks.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(
-        opened(run, device, verify, data), split=split, draws=draws, seed=seed, with_baselines=baselines
-    )
-    emit(result, as_json, show_evaluation)
+    return run_evaluation(run, split=split, draws=draws, seed=seed, with_baselines=baselines)
 
 
-@app.command()
+@command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
 def sample(
-    run: Run,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Multiplies the scale of the prior.")] = 1.0,
-    seed: Seed = 0,
+    run: Any,
+    n: Annotated[int, options.whole(1, 10**9, "How many.", "-n")] = 100,
+    temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
+    seed: options.Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
+        options.out_file(
+            "A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
             show_default="samples.png, .npy or .csv, by what the model is of",
         ),
     ] = None,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Draw samples from a trained model.
 
     Example: nicest sample runs/demo -n 100 --out grid.png
     """
     from nicest.tasks.sample import sample as run_sampling
 
-    result = run_sampling(opened(run, device, verify), n, temperature=temperature, seed=seed, out=out)
-    emit(result, as_json, lambda result: print(f"{result['n']} samples in {result['out']}"))
+    return run_sampling(run, n, temperature=temperature, seed=seed, out=out)
 
 
-@app.command()
+@command(app, show.scores)
 def score(
-    run: Run,
-    files: Annotated[
-        list[Path], typer.Argument(help="Tables, arrays, images or folders of images.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="The scores: .csv or .parquet.")] = Path("scores.csv"),
-    draws: Annotated[int, typer.Option(min=1, help="Draws of the dequantisation noise to average over.")] = 8,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    run: Any,
+    files: Annotated[list[Path], options.given("Tables, arrays, images or folders of images.", show_default=False)],
+    out: Annotated[Path, options.out_file("The scores: .csv or .parquet.")] = Path("scores.csv"),
+    draws: options.Draws = 8,
+    seed: options.Seed = 0,
+) -> Result:
     """The log-density of every row or image of files, and how it lies among those of training.
 
     Example: nicest score runs/table new.parquet --out scores.parquet
     """
-    from nicest.tasks.score import own_device
     from nicest.tasks.score import score as run_scoring
 
-    result = run_scoring(opened(run, own_device(device), verify), files, out=out, draws=draws, seed=seed)
-    emit(result, as_json, show_scores)
+    return run_scoring(run, files, out=out, draws=draws, seed=seed)
 
 
-@app.command()
+@command(app, show.imputation)
 def impute(
-    run: Run,
-    table: Annotated[Path, typer.Argument(help="A table with missing cells.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The table filled in.")] = Path("imputed.csv"),
-    cells: Annotated[Path | None, typer.Option(help="A line for each cell: value, low, high, R-hat.")] = None,
-    draws: Annotated[int, typer.Option(min=16, help="Draws of each row, a multiple of 4.")] = 400,
-    steps: Annotated[int, typer.Option(min=4, help="Steps of each of the four chains of a row.")] = 1500,
-    interval: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability between low and high.")] = 0.9,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    run: Any,
+    table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
+    out: Annotated[Path, options.out_file("The table filled in.")] = Path("imputed.csv"),
+    cells: Annotated[Path | None, options.out_file("A line for each cell: value, low, high, R-hat.")] = None,
+    draws: Annotated[int, options.whole(16, 100_000, "Draws of each row, a multiple of 4.")] = 400,
+    steps: Annotated[int, options.whole(4, 1_000_000, "Steps of each of the four chains of a row.")] = 1500,
+    interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
+    seed: options.Seed = 0,
+) -> Result:
     """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
 
     Example: nicest impute runs/table holes.csv --out whole.csv --cells cells.csv
     """
     from nicest.tasks.impute_table import impute_table
 
-    result = impute_table(
-        opened(run, device, verify),
-        table,
-        out=out,
-        cells=cells,
-        draws=draws,
-        steps=steps,
-        interval=interval,
-        seed=seed,
-    )
-    emit(result, as_json, show_imputation)
+    how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval, "seed": seed}
+    return impute_table(run, table, out=out, cells=cells, **how)
 
 
-@app.command()
+@command(app, show.certificate)
 def certify(
-    run: Run,
-    n: Annotated[int, typer.Option("-n", min=2, help="Examples for the round trip, half real, half sampled.")] = 200,
-    jacobians: Annotated[int, typer.Option(min=1, help="Examples whose whole Jacobian is computed.")] = 4,
-    seed: Seed = 0,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+    run: Any,
+    n: Annotated[int, options.whole(2, 10_000, "Examples for the round trip, half real, half sampled.", "-n")] = 200,
+    jacobians: Annotated[int, options.whole(1, 1000, "Examples whose whole Jacobian is computed.")] = 4,
+    seed: options.Seed = 0,
+) -> Result:
     """Measure that a model inverts and counts its volume right, at every precision it is used in.
 
     Example: nicest certify runs/demo
     """
     from nicest.tasks.certify import certify as run_certification
 
-    result = run_certification(opened(run, device, verify), n=n, jacobians=jacobians, seed=seed)
-    emit(result, as_json, show_certificate)
+    return run_certification(run, n=n, jacobians=jacobians, seed=seed)
 
 
-@app.command()
+@command(app, show.inpainting)
 def inpaint(
-    run: Run,
+    run: Any,
     mask: Annotated[
         list[str] | None,
         typer.Option(
+            parser=options.to_read,
             help="What is hidden, repeatable: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several"
             " joined by +, a picture, an .npy file.",
             show_default="paper, the ten of the figure",
         ),
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Images under each mask.")] = 10,
-    chains: Annotated[int, typer.Option(min=1, help="Ascents of every image, each from its own start.")] = 1,
-    preset: Annotated[Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")] = Preset.ours,
-    steps: Annotated[int | None, typer.Option(min=1, help="Iterations.", show_default="the preset's")] = None,
+    n: Annotated[int, options.whole(1, 100_000, "Images under each mask.", "-n")] = 10,
+    chains: Annotated[int, options.whole(1, 1000, "Ascents of every image, each from its own start.")] = 1,
+    preset: Annotated[
+        options.Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")
+    ] = "ours",
+    steps: Annotated[int | None, options.whole(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
-        Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
+        options.Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
     ] = None,
     gradient_scale: Annotated[
-        float | None, typer.Option(help="Multiplies the direction.", show_default="the preset's")
+        float | None, options.real(0, 1000, "Multiplies the direction.", show_default="the preset's")
     ] = None,
     noise: Annotated[
-        float | None, typer.Option(min=0.0, help="Multiplies the noise, 0 for none.", show_default="the preset's")
+        float | None, options.real(0, 1000, "Multiplies the noise, 0 for none.", show_default="the preset's")
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which examples.")] = Split.test,
-    data: Moved = None,
-    seed: Seed = 0,
+    split: options.Split = "test",
+    data: options.Moved = None,
+    seed: options.Seed = 0,
     out: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="The figure (.png, .svg, .pdf), a film of it (.gif) or arrays (.npz); repeatable.",
+        options.out_file(
+            "The figure (.png, .svg, .pdf), a film of it (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
     ] = None,
-    device: Device = "auto",
-    verify: Verify = None,
-    as_json: Json = False,
-) -> None:
+) -> Result:
     """Hide a part of images and find it again, by climbing the log-likelihood in what is hidden.
 
     Example: nicest inpaint runs/demo --mask left --mask random:75 --chains 4 --out a.png --out a.gif
     """
     from nicest.tasks.inpaint import inpaint as run_inpainting
 
-    result = run_inpainting(
-        opened(run, device, verify, data),
-        mask=mask or "paper",
-        n=n,
-        chains=chains,
-        preset=preset,
-        steps=steps,
-        direction=direction,
-        gradient_scale=gradient_scale,
-        noise=noise,
-        split=split,
-        seed=seed,
-        out=out or "inpaint.png",
-    )
-    emit(result, as_json, show_inpainting)
+    ascent: dict[str, Any] = {"steps": steps, "direction": direction, "gradient_scale": gradient_scale, "noise": noise}
+    which: dict[str, Any] = {"mask": mask or "paper", "n": n, "split": split, "out": out or "inpaint.png"}
+    return run_inpainting(run, **which, chains=chains, preset=preset, seed=seed, **ascent)
 
 
 @app.command()
 def studio(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    runs: Annotated[list[Path], options.given("Run folders.", show_default=False)],
     host: Annotated[
         str, typer.Option(help="The address to listen on; others than this machine's own are warned of.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
+    port: Annotated[int, options.whole(0, 65535, "The port; 0 for any that is free.")] = 8000,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Models in the browser: paint and fill in, walk the manifold, read the likelihood of your own images.
 
     Example: nicest studio runs/demo --open
     """
-    try:
-        from nicest.studio.server import is_loopback, serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("nicest"):
-            raise
-        raise NicestError(f"the studio needs {error.name}: pip install 'nicest[studio]'") from error
+    from nicest.studio.server import is_loopback, serve
+
     if not is_loopback(host):
         print(
             f"warning: on {host} anyone who reaches this machine may use the studio; 127.0.0.1 is for you alone",

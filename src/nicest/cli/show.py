@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ def _print(*items: Any) -> None:
         console.print(item)
 
 
-def show_training(result: Mapping[str, Any]) -> None:
+def training(result: dict[str, Any]) -> None:
+    if not result["finished"]:
+        return print(f"stopped at step {result['step']}, all saved in {result['run']}: --resume goes on")
     best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
     print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
-    print(f"next: nicest evaluate {result['run']}")
+    return print(f"next: nicest evaluate {result['run']}")
 
 
-def show_scores(result: Mapping[str, Any]) -> None:
+def scores(result: dict[str, Any]) -> None:
     others = " of the others" if result["missing"] or result["unknown"] else ""
     mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in the mean{others}"
     rows = "1 row" if result["rows"] == 1 else f"{result['rows']:,} rows"
@@ -47,7 +49,7 @@ def show_scores(result: Mapping[str, Any]) -> None:
     print(result["caveat"])
 
 
-def show_imputation(result: Mapping[str, Any]) -> None:
+def imputation(result: dict[str, Any]) -> None:
     print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows filled in, in {result['out']}")
     if result["unknown"]:
         print(f"{result['unknown']:,} rows hold a value that training never saw, and were left as they are")
@@ -55,7 +57,7 @@ def show_imputation(result: Mapping[str, Any]) -> None:
         print(f"the chains of {result['not_mixed']:,} rows did not agree (R-hat above 1.1): take more --steps")
 
 
-def show_evaluation(result: Mapping[str, Any]) -> None:
+def evaluation(result: dict[str, Any]) -> None:
     from nicest.tasks.evaluate import WHY_POSITIVE, WHY_POSITIVE_CONTINUOUS
 
     unit = f"on {result['interval']}" if result["interval"] else "in the units of the data"
@@ -86,7 +88,7 @@ def show_evaluation(result: Mapping[str, Any]) -> None:
         _print(f"[bold red]{result['non_finite']} examples have a non-finite likelihood, and so has the mean[/]")
 
 
-def show_certificate(result: Mapping[str, Any]) -> None:
+def certificate(result: dict[str, Any]) -> None:
     table = _table("precision", "round trip", "log-det error, nats")
     for row in zip(result["dtype"], result["max_roundtrip"], result["max_logdet_error"], strict=True):
         table.add_row(row[0], f"{row[1]:.1e}", f"{row[2]:.1e}")
@@ -95,7 +97,7 @@ def show_certificate(result: Mapping[str, Any]) -> None:
     _print("", table, "")
 
 
-def show_inpainting(result: Mapping[str, Any]) -> None:
+def inpainting(result: dict[str, Any]) -> None:
     from rich.markup import escape
 
     table = _table("mask", "start, nats", "end, nats", "truth, nats", "gain, nats", "above truth")
@@ -110,7 +112,7 @@ def show_inpainting(result: Mapping[str, Any]) -> None:
     print(f"written in {result['seconds']:.1f} s:", *result["out"])
 
 
-def show_truncation(result: Mapping[str, Any]) -> None:
+def truncation(result: dict[str, Any]) -> None:
     table = _table("kept", "NICE", "PCA")
     for k, *errors in zip(result["kept"], result["nice_errors"], result["pca_errors"], strict=True):
         table.add_row(str(k), *(f"{error:.5f}" for error in errors))
@@ -119,14 +121,34 @@ def show_truncation(result: Mapping[str, Any]) -> None:
     print(f"truncate in {result['out']}")
 
 
-def show_demo(result: Mapping[str, Any]) -> None:
-    show_training(result["training"])
-    show_evaluation(result["evaluation"])
-    show_certificate(result["certificate"])
-    print("figures:", *result["figures"], sep="\n  ")
+def demo(result: dict[str, Any]) -> None:
+    if "training" not in result:  # it was interrupted
+        return training(result)
+    training(result["training"])
+    evaluation(result["evaluation"])
+    certificate(result["certificate"])
+    return print("figures:", *result["figures"], sep="\n  ")
 
 
-def show_bench(result: Mapping[str, Any]) -> None:
+def density(result: dict[str, Any]) -> None:
+    from nicest.studies.compare import markdown
+
+    print(markdown(result))
+
+
+def imputation_study(result: dict[str, Any]) -> None:
+    from nicest.studies.compare_imputation import markdown
+
+    print(markdown(result))
+
+
+def outliers(result: dict[str, Any]) -> None:
+    from nicest.studies.compare_outliers import markdown, verdict
+
+    print(markdown(result), verdict(result), result["caveat"], sep="\n\n")
+
+
+def bench(result: dict[str, Any]) -> None:
     print(f"{result['device']}, {result['precision']}, torch {result['versions']['torch']}")
     table = _table("net", "batch", "what", "library", "microseconds", "times the floor")
     for row in result["rows"]:
@@ -141,7 +163,7 @@ def show_bench(result: Mapping[str, Any]) -> None:
         print(f"picture in {result['out']}")
 
 
-def show_study(result: Mapping[str, Any]) -> None:
+def study(result: dict[str, Any]) -> None:
     print(f"{result['device']}, large products at {result['peak_flops'] / 1e12:.3g} TFLOP/s")
     steps = _table("size", "value", "microseconds a step", "of the device's speed")
     for row in result["steps"]:
@@ -158,7 +180,7 @@ def show_study(result: Mapping[str, Any]) -> None:
         print(f"picture in {result['out']}")
 
 
-def show_results(result: Mapping[str, Any]) -> None:
+def results(result: dict[str, Any]) -> None:
     from nicest.studies.reproduce import why
 
     rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
@@ -174,9 +196,11 @@ def show_results(result: Mapping[str, Any]) -> None:
         rows.add_row(name, row["reading"], paper, *figures, f"{minutes:.1f}")
     _print(rows)
     print(f"figures in {result['out']}")
+    for name, reason in result.get("failed", {}).items():
+        print(f"{name} failed: {reason}", file=sys.stderr)
 
 
-def show_figures(result: Mapping[str, Any]) -> None:
+def figures(result: dict[str, Any]) -> None:
     for row in result["recipes"]:
         print(f"{row['recipe']}:", *row.get("figures", [row.get("missing") or row.get("unfinished")]), sep="\n  ")
 
@@ -185,7 +209,7 @@ def _spread(sd: float | None) -> str:
     return "" if sd is None else f" ± {sd:.1f}"
 
 
-def show_vae(result: Mapping[str, Any]) -> None:
+def vae(result: dict[str, Any]) -> None:
     rows = _table("model", "parameters", "test bound, nats", "gain over plain", "seconds")
     for row in result["rows"]:
         gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{_spread(row['gain_sd'])}"
@@ -195,22 +219,24 @@ def show_vae(result: Mapping[str, Any]) -> None:
     print(f"figures in {result['out']}")
 
 
-def show_recipes(result: Mapping[str, Any]) -> None:
+def recipes(result: dict[str, Any]) -> None:
+    if "toml" in result:
+        return print(result["toml"], end="")
     table = _table("recipe", "reading", "paper, nats", "measured, nats", "what it is")
     for row in result["recipes"]:
         figures = [f"{row[key]:.2f}" if row[key] is not None else "–" for key in ("paper_nats", "expected_nats")]
         table.add_row(row["name"], row["reading"], *figures, row["title"])
-    _print(table)
+    return _print(table)
 
 
-def show_sets(result: Mapping[str, Any]) -> None:
+def sets(result: dict[str, Any]) -> None:
     table = _table("data set", "D", "examples", "here", "what it is")
     for row in result["sets"]:
         table.add_row(row["name"], str(row["dim"]), str(row["n"]), "yes" if row["present"] else "no", row["title"])
     _print(table)
 
 
-def show_check(result: Mapping[str, Any]) -> None:
+def check(result: dict[str, Any]) -> None:
     for row in result["files"]:
         print(f"{row['status']:8} {row['file']}")
     if not result["files"]:

@@ -89,8 +89,8 @@ class Network(Kind):
 @dataclass(frozen=True)
 class MLPNetwork(Network):
     kind = "mlp"
-    hidden_layers: int = setting(5, "hidden layers", NOT_NEGATIVE)
-    width: int = setting(1000, "units of every hidden layer", at_least(1))
+    hidden_layers: int = setting(5, "hidden layers", within(0, 1000))
+    width: int = setting(1000, "units of every hidden layer", within(1, 100_000))
     dropout: float = setting(0.0, "dropout after every rectifier", BELOW_ONE)
     initialisation: Literal["torch", "uniform", "zero-last"] = setting(
         "torch", "torch's own; weights U(-0.01, 0.01) and biases 0; or torch's with the last layer 0"
@@ -148,7 +148,7 @@ class TriangularBlock(Block):
 @dataclass(frozen=True)
 class CouplingBlock(Block):
     kind = "coupling"
-    repeat: int = setting(1, "number of coupling layers", at_least(1))
+    repeat: int = setting(1, "number of coupling layers", within(1, 1000))
     partition: Literal["odd-even", "halves", "checkerboard"] = setting(
         "odd-even", "how components are split; the roles of the two sets alternate from layer to layer"
     )

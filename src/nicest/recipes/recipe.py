@@ -70,7 +70,7 @@ class DataSettings(Settings):
         Rule("between 0 and 1", lambda share: 0 < share < 1),
     )
     test: float = setting(0.1, "share held out for testing, where the data set has no split of its own")
-    seed: int = setting(0, "seed of that split")
+    seed: int = setting(0, "seed of that split", within(0, 10**12))
     shape: tuple[int, ...] = setting(
         (),
         "shape of one example; taken from the data",
@@ -106,13 +106,13 @@ class ModelSettings(Settings):
         "none", "before the whitening, bend each column until its skew and tails are a Gaussian's, as a layer"
     )
     couplings: int = setting(
-        4, "number of coupling layers; their roles alternate; none for a single column", NOT_NEGATIVE
+        4, "number of coupling layers; their roles alternate; none for a single column", within(0, 1000)
     )
     partition: Literal["odd-even", "halves", "checkerboard"] = setting("odd-even", "how components are split")
     law: Literal["additive", "multiplicative", "affine"] = setting("additive", "the coupling law")
     bound: float = setting(2.0, "largest absolute log-scale of the multiplicative and affine laws", POSITIVE)
     hidden_layers: tuple[int, ...] = setting((5,), "hidden layers of each coupling function, or one number for all")
-    width: int = setting(1000, "units of every hidden layer", at_least(1))
+    width: int = setting(1000, "units of every hidden layer", within(1, 100_000))
     dropout: float = setting(0.0, "dropout after every rectifier", BELOW_ONE)
     initialisation: Literal["torch", "uniform", "zero-last", "whitened"] = setting(
         "torch",
@@ -159,8 +159,8 @@ class ModelSettings(Settings):
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         depths = self.hidden_layers
-        expected = f"one number, or one for each of the {self.couplings} couplings, none negative"
-        yield "hidden_layers", expected, len(depths) in (1, self.couplings) and min(depths, default=-1) >= 0
+        expected = f"one number, or one for each of the {self.couplings} couplings, from 0 to 1000"
+        yield "hidden_layers", expected, len(depths) in (1, self.couplings) and all(0 <= n <= 1000 for n in depths)
         for name in SHORT if self.blocks else ():
             default = getattr(ModelSettings, name)
             yield name, "left out where model.blocks lists the layers", getattr(self, name) == default

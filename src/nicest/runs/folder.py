@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nicest.data.columns import Column, columns_from_json
+from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError
 from nicest.files import flush, replacing, write_text
 from nicest.flows import Flow
@@ -293,3 +294,5 @@ def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:
         if out.is_file() and other.is_file() and out.samefile(other):
             what = "on which the run was trained" if other is trained else "which was asked about"
             raise NicestError(f"expected a file of its own for the result, got {out}, {what}")
+        if other.is_dir() and out.suffix.lower() in IMAGE_SUFFIXES and other.resolve() in out.resolve().parents:
+            raise NicestError(f"expected a picture outside the images that are read, in {other}, got {out}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.messages import brief
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -24,11 +25,11 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).cpu()  # which a device that holds no numbers, such as meta, cannot do
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go to the device that is set
     except (RuntimeError, AssertionError) as error:
-        raise NicestError(f"no device {name!r} here: {str(error).splitlines()[0]}; try --device cpu") from error
+        raise NicestError(f"no device {name!r} here: {brief(error, 100)}; try --device cpu") from error
     return device
 
 

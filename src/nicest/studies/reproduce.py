@@ -69,7 +69,8 @@ def table(
 ) -> dict[str, Any]:
     """Every row of the plan, or of the recipes asked for, trained, evaluated and written; `seeds` overrides the plan's.
 
-    The file is written after every row. A row whose data is not here, or that fails, says so and the rest is made.
+    The file is written after every row. A row whose data is not here, or that fails, says so and the rest is made;
+    `failed` says why, by recipe.
     What is in the file already and not asked for stays.
     """
     path = Path(out)
@@ -78,8 +79,11 @@ def table(
     for target in (path, Path(page or path)):
         target.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
+    failed: dict[str, str] = {}
     for entry in planned(recipes):
         row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), overrides, device)
+        if "failed" in row:
+            failed[row["recipe"]] = row["failed"]
         if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
             rows[row["recipe"]] = row
         order = dict.fromkeys([*(each.recipe for each in PLAN), *rows])
@@ -90,7 +94,7 @@ def table(
             write_text(Path(page), results_page(result, Path(page).parent))
         if "unfinished" in row:
             return result | {"unfinished": row["unfinished"]}
-    return result
+    return result | ({"failed": failed} if failed else {})
 
 
 def known_table(path: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nicest.files import to_json, write_text
+from nicest.errors import NicestError
+from nicest.files import require_writable, to_json, write_text
 from nicest.flows import Flow
 from nicest.lowering import lower
 from nicest.progress import track
@@ -23,7 +24,10 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     the largest difference, in nats, from the log-det of the Jacobian that automatic differentiation gives, over
     `jacobians` examples. Both are lists beside `dtype`; "bfloat16" means: inside the coupling functions alone.
     """
-    recipe = run.recipe
+    recipe, certificate = run.recipe, run.path / "certificate.json"
+    if jacobians > n:
+        raise NicestError(f"expected at most as many Jacobians as there are examples, {n}, got {jacobians}")
+    require_writable(certificate)
     torch.manual_seed(seed)
     flow = run.flow_in(torch.float64)
     if recipe.data.name == IN_MEMORY:  # nothing of which is kept: samples alone
@@ -49,7 +53,7 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
         errors = torch.tensor([log_det_error(each, points[i]) for i in picked], dtype=torch.float64)
         result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
     result |= {"jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
-    write_text(run.path / "certificate.json", to_json(result))
+    write_text(certificate, to_json(result))
     return result
 
 

@@ -24,7 +24,7 @@ def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, An
     run = RunFolder(out)
     resume = (run.path / LAST).exists()
     if resume and (name := read_tensors(run.path / LAST)[1].data.name) != "digits":
-        raise NicestError(f"expected a run on digits in {run.path}, got one on {name}: choose another --out")
+        raise NicestError(f"expected a run on digits in {run.path}, got one on {name}: choose another folder")
     training = train(load_recipe("digits"), out, resume=resume, device=device)
     if not training["finished"]:
         return {"training": training}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy import stats
 
 from nicest.data.cells import decode, encode
 from nicest.data.columns import Column, require_columns
@@ -53,14 +54,14 @@ def impute_table(
     outputs = [target, *([Path(cells)] if cells else [])]
     if len({each.resolve() for each in outputs}) < len(outputs):
         raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
-    for each in outputs:
-        if each.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
     columns = run.columns
     if not columns:
         raise NicestError(f"{run.path} is no model of a table: train one with `nicest train table --data FILE`")
-    for each in outputs:
-        require_own_file(each, run.recipe, path)
+    for each in (path, *outputs):
+        if each.suffix.lower() not in SUFFIXES:
+            raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
+        if each is not path:
+            require_own_file(each, run.recipe, path)
     file = TableFile(path)
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
@@ -129,21 +130,10 @@ def _filled_rows(
     )
     draws, mean, low, high = (each.cpu().numpy() for each in (imputed.draws, imputed.mean, imputed.low, imputed.high))
     low, high, median = (np.where(discrete, np.floor(each), each) for each in (low, high, np.median(draws, 0)))
-    value = np.where(discrete, np.where(steps, median, most_frequent(draws)), mean)
+    value = np.where(discrete, np.where(steps, median, stats.mode(draws, axis=0).mode), mean)
     share = np.where(discrete, (draws == value).mean(0), np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
     return Cells(value, low, high, share, agree)
-
-
-def most_frequent(draws: np.ndarray) -> np.ndarray:
-    """The most frequent number of every cell, over draws (draws, N, D), the smallest of equals."""
-    ordered = np.sort(draws, 0)
-    best, count = ordered[0].copy(), np.zeros(ordered.shape[1:], dtype=int)
-    run = np.zeros(ordered.shape[1:], dtype=int)
-    for before, now in zip(np.concatenate((ordered[:1], ordered[:-1])), ordered, strict=True):
-        run = np.where(now == before, run + 1, 1)
-        best, count = np.where(run > count, now, best), np.maximum(run, count)
-    return best
 
 
 def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarray) -> Any:

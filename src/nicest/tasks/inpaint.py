@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,14 +12,16 @@ import numpy as np
 import torch
 
 from nicest.errors import NicestError
-from nicest.files import write_bytes
+from nicest.files import require_writable
 from nicest.inference.fill import PRESETS, Schedule, fill
-from nicest.plots import heading, image_grid, panel_figure, picture_kind, save_animation, save_figure
+from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
+from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 from nicest.tasks.masks import Mask, hidden_by, mask_list, mask_name
+from nicest.tasks.pictures import as_images, brightest, save_arrays
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
@@ -55,7 +56,7 @@ def inpaint(
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
     if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
-        raise NicestError(f"rows of {data.dim} numbers are not images: choose --out inpaint.npz")
+        raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
     source = run.splits.split(split)
     if not 1 <= n <= len(source):
         raise NicestError(f"expected 1 to {len(source)} images of the {split} split under each mask, got {n}")
@@ -63,7 +64,8 @@ def inpaint(
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
     for path in paths:
-        picture_kind(path.with_suffix(".png"))  # a folder that cannot be written in is refused before the ascent
+        require_own_file(path, recipe)
+        require_writable(path)  # before the ascent
     bounds = None
     if run.columns:
         lower, upper = torch.tensor([column.bounds for column in run.columns]).unbind(1)
@@ -84,15 +86,13 @@ def inpaint(
     with torch.no_grad():
         truth_nats = flow.log_prob(x, noise=False).double() + unit
     arrays = {
-        "truth": source[index],
+        "truth": as_images(source[index], data),
         "hidden": hidden,
-        "states": filled.states.cpu().numpy().astype(source.dtype),
+        "states": as_images(filled.states.cpu().numpy(), data),
         "nats": filled.nats.cpu().numpy() + unit,
         "truth_nats": truth_nats.cpu().numpy(),
         "looks": np.array(filled.looks),
     }
-    for name in ("truth", "states"):
-        arrays[name] = arrays[name].reshape(*arrays[name].shape[:-1], *data.shape)
     names = [mask_name(each) for each in masks]
     title = f"{heading(data.name, recipe.name)}: hidden parts of images of the {split} split, filled in"
     for path in paths:
@@ -143,30 +143,25 @@ def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:
     paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
     for path in paths:
         if path.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected --out to end in {', '.join(SUFFIXES)}, got {str(path)!r}")
-        if path.is_dir():
-            raise NicestError(f"cannot write {path}: it is a folder")
+            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
     return paths
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data: DataSettings, title: str) -> None:
     if path.suffix.lower() == ".npz":
-        buffer = io.BytesIO()
         ends = {"start": arrays["states"][0], "result": arrays["states"][-1], "masks": np.array(names)}
-        kept = {name: array for name, array in arrays.items() if name != "states"}
-        np.savez_compressed(buffer, **kept, **ends)  # type: ignore[arg-type]
-        write_bytes(path, buffer.getvalue())
+        save_arrays(path, **{name: array for name, array in arrays.items() if name != "states"}, **ends)
         return
     truth, states = arrays["truth"], arrays["states"]
     columns, rows = len(truth) // len(names), np.arange(len(truth))
-    brightest = data.levels - 1 if data.levels else float(np.abs(truth).max()) or 1.0
+    white = brightest(truth, data)
     order = arrays["nats"][-1].argsort(0)[::-1]  # the likeliest chain first
     if path.suffix.lower() == ".gif":
-        frames = [image_grid(state[order[0], rows], brightest=brightest, columns=columns, size=240) for state in states]
+        frames = [image_grid(state[order[0], rows], brightest=white, columns=columns, size=240) for state in states]
         save_animation(frames, path)
         return
     panels = {"truth": truth, "start": states[0][order[0], rows]}
     for k, chain in enumerate(order):
         panels["result" if len(order) == 1 else f"result {k + 1}"] = states[-1][chain, rows]
-    grids = {name: image_grid(images, brightest=brightest, columns=columns, size=1) for name, images in panels.items()}
+    grids = {name: image_grid(images, brightest=white, columns=columns, size=1) for name, images in panels.items()}
     save_figure(panel_figure(grids, names, title=title), path)

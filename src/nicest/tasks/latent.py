@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,20 +13,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from nicest import plots
 from nicest.errors import NicestError
-from nicest.files import write_bytes
+from nicest.files import require_writable
 from nicest.flows import Units, moments
-from nicest.plots import (
-    heading,
-    image_grid,
-    panel_figure,
-    picture_kind,
-    save_figure,
-    spectrum_figure,
-    sphere_figure,
-    truncation_figure,
-)
+from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
+from nicest.tasks.pictures import as_images, brightest, save_arrays
 
 BASES = ("random", "top")
 WAYS = ("straight", "spherical")
@@ -51,7 +43,7 @@ class Model:
         self.sigma = (scalings[-1] if scalings else torch.ones_like(self.scale)) * self.scale
         self.order = self.sigma.argsort(descending=True, stable=True)
         self.whitens = any(getattr(layer, "whitens", False) for layer in self.flow.chain.modules())
-        self.heading = heading(self.data.name, self.recipe.name)
+        self.heading = plots.heading(self.data.name, self.recipe.name)
 
     def encode(self, x: Tensor) -> Tensor:
         return torch.cat([part.clone() for part in self.run.engine.each("encode", x, noise=False)])
@@ -112,24 +104,22 @@ class Model:
 
     def images(self, rows: Tensor) -> np.ndarray:
         """Rows (..., D) in the shape and the number type of the data."""
-        levels = self.data.levels
-        kind = np.float32 if not levels else np.uint8 if levels <= 256 else np.uint16
-        return rows.cpu().numpy().astype(kind).reshape(*rows.shape[:-1], *self.data.shape)
+        return as_images(rows.cpu().numpy(), self.data)
 
     def grid(self, images: np.ndarray) -> Image.Image:
         """Images (rows, columns, *shape) as one picture."""
-        brightest = self.data.levels - 1 if self.data.levels else float(np.abs(images).max()) or 1.0
-        flat = images.reshape(-1, *self.data.shape)
-        return image_grid(flat, brightest=brightest, columns=images.shape[1], size=1)
+        flat, white = images.reshape(-1, *self.data.shape), brightest(images, self.data)
+        return plots.image_grid(flat, brightest=white, columns=images.shape[1], size=1)
 
     def path(self, out: str | Path | None, look: str, *, images: bool = True) -> Path:
         """Where to write: refused before the work where it cannot be; .npz is for arrays, any other for pictures."""
         path = Path(out) if out else self.run.path / "figures" / f"{look}.png"
         if images and len(self.data.shape) == 1 and path.suffix.lower() != ".npz":
-            raise NicestError(f"rows of {self.data.dim} numbers are not images: choose --out {look}.npz")
-        if path.is_dir():
-            raise NicestError(f"cannot write {path}: it is a folder")
-        picture_kind(path.with_suffix(".png") if path.suffix.lower() == ".npz" else path)
+            raise NicestError(f"rows of {self.data.dim} numbers are not images: write arrays, to {look}.npz")
+        if path.suffix.lower() != ".npz":
+            plots.picture_kind(path)
+        require_own_file(path, self.recipe)
+        require_writable(path)
         return path
 
 
@@ -150,7 +140,7 @@ def spectrum(run: Run, *, pca: bool = True, out: str | Path | None = None) -> di
     def figure() -> Figure:
         deviations, title = model.deviation * arrays["sigma"], f"{model.heading}: spectrum of the scaling layer"
         beside = None if model.whitens else arrays.get("pca")
-        return spectrum_figure(deviations, title=title, pca=beside, whitened=pca and model.whitens)
+        return plots.spectrum_figure(deviations, title=title, pca=beside, whitened=pca and model.whitens)
 
     _write(path, arrays, figure)
     result: dict[str, Any] = {"out": str(path), "recipe": model.recipe.name, "deviation": model.deviation}
@@ -188,16 +178,9 @@ def sphere(
     arrays = {"images": images, "h": h.cpu().numpy().reshape(grid, grid, -1), "points": points, "basis": axes}
     where = "a random subspace" if basis == "random" else "the components of largest $\\sigma_d$"
     title = f"{model.heading}: sphere of radius {length:.1f}, in {where}"
-    _write(path, arrays, lambda: sphere_figure(model.grid(images), grid, title=title))
-    return {
-        "out": str(path),
-        "recipe": model.recipe.name,
-        "basis": basis,
-        "radius": length,
-        "typical_radius": typical,
-        "grid": grid,
-        "seed": seed,
-    }
+    _write(path, arrays, lambda: plots.sphere_figure(model.grid(images), grid, title=title))
+    asked = {"basis": basis, "radius": length, "grid": grid, "seed": seed}
+    return {"out": str(path), "recipe": model.recipe.name, "typical_radius": typical, **asked}
 
 
 def rotation(dim: int, seed: int) -> np.ndarray:
@@ -211,18 +194,17 @@ def sphere_points(n: int) -> np.ndarray:
 
     Heights are evenly spaced, and so, as Archimedes found, every point stands for the same area.
     """
-    height = 1 - (2 * np.arange(n)[:, None] + 1) / n
-    angle = 2 * np.pi * np.arange(n) / n
-    level = np.sqrt(1 - height**2)
-    return np.stack(np.broadcast_arrays(level * np.cos(angle), level * np.sin(angle), height), -1)
+    return _points((1 - (2 * np.arange(n) + 1) / n)[:, None], 2 * np.pi * np.arange(n) / n)
 
 
 def even_points(n: int) -> np.ndarray:
     """n points of the unit sphere, (n, 3), from north to south, each turned by the golden angle from the last."""
-    height = 1 - (2 * np.arange(n) + 1) / n
-    angle = np.pi * (3 - math.sqrt(5)) * np.arange(n)
+    return _points(1 - (2 * np.arange(n) + 1) / n, np.pi * (3 - math.sqrt(5)) * np.arange(n))
+
+
+def _points(height: np.ndarray, angle: np.ndarray) -> np.ndarray:
     level = np.sqrt(1 - height**2)
-    return np.stack((level * np.cos(angle), level * np.sin(angle), height), -1)
+    return np.stack(np.broadcast_arrays(level * np.cos(angle), level * np.sin(angle), height), -1)
 
 
 def interpolate(
@@ -256,28 +238,18 @@ def interpolate(
     h = model.between(h0, h1, steps, way)
     latent = model.decode(h.flatten(0, 1)).unflatten(0, h.shape[:2])
     pixels = model.units.leave(straight(y0, y1, t))
-    arrays = {
-        "images": model.images(latent),
-        "pixels": model.images(pixels),
-        "h": h.cpu().numpy(),
-        "pairs": np.array(chosen),
-    }
+    images = {"images": model.images(latent), "pixels": model.images(pixels)}
+    arrays = {**images, "h": h.cpu().numpy(), "pairs": np.array(chosen)}
 
     def figure() -> Figure:
         panels = {f"through latent space, {way}": "images", "through pixels, straight": "pixels"}
         grids = {name: model.grid(arrays[key]) for name, key in panels.items()}
         names = [f"{start} → {end}" for start, end in chosen]
-        return panel_figure(grids, names, title=f"{model.heading}: between images of the {split} split")
+        return plots.panel_figure(grids, names, title=f"{model.heading}: between images of the {split} split")
 
     _write(path, arrays, figure)
-    return {
-        "out": str(path),
-        "recipe": model.recipe.name,
-        "split": split,
-        "pairs": [list(pair) for pair in chosen],
-        "steps": steps,
-        "way": way,
-    }
+    asked = {"split": split, "pairs": [list(pair) for pair in chosen], "steps": steps, "way": way}
+    return {"out": str(path), "recipe": model.recipe.name, **asked}
 
 
 def straight(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
@@ -301,12 +273,7 @@ def spherical(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 
 
 def truncate(
-    run: Run,
-    *,
-    n: int = 8,
-    kept: Sequence[int] | None = None,
-    split: str = "test",
-    out: str | Path | None = None,
+    run: Run, *, n: int = 8, kept: Sequence[int] | None = None, split: str = "test", out: str | Path | None = None
 ) -> dict[str, Any]:
     """What is left of images when only k components of their codes are kept, those of largest σ_d.
 
@@ -329,31 +296,24 @@ def truncate(
     errors: dict[str, list[float]] = {"nice": [], "pca": []}
     for k in counts:
         v = directions[:, :k]
-        cut = {"nice": model.decode(model.cut(h, k))}
-        cut["pca"] = model.units.leave(mean + (y - mean) @ v @ v.mT)
+        cut = {"nice": model.decode(model.cut(h, k)), "pca": model.units.leave(mean + (y - mean) @ v @ v.mT)}
         for name, images in cut.items():
             shown[name].append(images[:n])
             errors[name].append(float((model.middle(images) - y).square().mean(dtype=torch.float64)))
+    found = {f"{name}_errors": values for name, values in errors.items()}
     arrays = {name: model.images(torch.stack(images, 1)) for name, images in shown.items()}
-    arrays |= {f"{name}_errors": np.array(values) for name, values in errors.items()}
-    arrays |= {"kept": np.array(counts), "truth": model.images(x[:n])}
+    arrays |= {name: np.array(values) for name, values in {**found, "kept": counts}.items()}
+    arrays["truth"] = model.images(x[:n])
 
     def figure() -> Figure:
         flat = len(model.data.shape) == 1
         grids = {} if flat else {name.upper(): model.grid(arrays[name]) for name in errors}
         curves = {name.upper(): values for name, values in errors.items()}
-        return truncation_figure(counts, curves, grids, title=f"{model.heading}: k components of each code kept")
+        return plots.truncation_figure(counts, curves, grids, title=f"{model.heading}: k components of each code kept")
 
     _write(path, arrays, figure)
-    return {
-        "out": str(path),
-        "recipe": model.recipe.name,
-        "split": split,
-        "n": n,
-        "examples": len(x),
-        "kept": counts,
-        **{f"{name}_errors": values for name, values in errors.items()},
-    }
+    asked = {"split": split, "n": n, "examples": len(x), "kept": counts}
+    return {"out": str(path), "recipe": model.recipe.name, **asked, **found}
 
 
 def principal(units: Units, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -367,9 +327,7 @@ def principal(units: Units, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray], figure: Callable[[], Figure]) -> None:
-    if path.suffix.lower() != ".npz":
-        save_figure(figure(), path)
-        return
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_bytes(path, buffer.getvalue())
+    if path.suffix.lower() == ".npz":
+        save_arrays(path, **arrays)
+    else:
+        plots.save_figure(figure(), path)

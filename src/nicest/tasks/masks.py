@@ -14,18 +14,8 @@ from nicest.errors import NicestError
 from nicest.messages import nearest
 
 # in the order of the paper's figure, whose captions call 7 and 8 "middle vertically" and "middle horizontally"
-FIGURE = (
-    "top",
-    "bottom",
-    "odd",
-    "even",
-    "left",
-    "right",
-    "middle-rows",
-    "middle-columns",
-    "random:75",
-    "random:90",
-)
+HALVES = ("top", "bottom", "odd", "even", "left", "right", "middle-rows", "middle-columns")
+FIGURE = (*HALVES, "random:75", "random:90")
 FORMS = "rows:0-14, columns:3, box:7-21,7-21, pixels:0-9, channels:0, a picture or an .npy file"
 
 Mask = str | np.ndarray
@@ -79,23 +69,18 @@ def _of_words(text: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     n, channels, height, width = shape
     rows, columns = np.arange(height)[:, None], np.arange(width)
     pixels = rows * width + columns
-    match text:
-        case "top":
-            return rows < height // 2
-        case "bottom":
-            return rows >= height // 2
-        case "odd":  # as the caption counts them, from 1
-            return pixels % 2 == 0
-        case "even":
-            return pixels % 2 == 1
-        case "left":
-            return columns < width // 2
-        case "right":
-            return columns >= width // 2
-        case "middle-rows":
-            return (rows >= height // 4) & (rows < height - height // 4)
-        case "middle-columns":
-            return (columns >= width // 4) & (columns < width - width // 4)
+    named = {
+        "top": rows < height // 2,
+        "bottom": rows >= height // 2,
+        "odd": pixels % 2 == 0,  # as the caption counts them, from 1
+        "even": pixels % 2 == 1,
+        "left": columns < width // 2,
+        "right": columns >= width // 2,
+        "middle-rows": (rows >= height // 4) & (rows < height - height // 4),
+        "middle-columns": (columns >= width // 4) & (columns < width - width // 4),
+    }
+    if text in named:
+        return named[text]
     kind, _, where = text.partition(":")
     match kind:
         case "rows":

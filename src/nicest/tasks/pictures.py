@@ -1,18 +1,36 @@
-"""A picture of any size and kind as an image that a model takes."""
+"""Pictures as rows that a model takes, and its rows as pictures and arrays."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nicest.data.images import IMAGE_FORMATS, turn_upright
 from nicest.errors import NicestError
+from nicest.files import replacing
 from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 
 LARGEST = 4096  # pixels a side
+
+
+def as_images(rows: np.ndarray, data: DataSettings) -> np.ndarray:
+    """Rows (..., D) in the shape and the number type of the data."""
+    images = rows.reshape(*rows.shape[:-1], *data.shape)
+    return images.astype(np.uint8 if data.levels <= 256 else np.uint16) if data.levels else images
+
+
+def brightest(images: np.ndarray, data: DataSettings) -> float:
+    """What is drawn white."""
+    return data.levels - 1 if data.levels else float(np.abs(images).max()) or 1.0
+
+
+def save_arrays(path: Path, **arrays: np.ndarray) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -> np.ndarray:
@@ -43,8 +61,8 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
             f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes that are none ({brief(error)})"
         ) from error
     pixels = np.asarray(ImageOps.invert(fitted) if inverted else fitted, dtype=np.float64)
-    levels = (pixels * (data.levels - 1) / 255).round().astype(np.uint8 if data.levels <= 256 else np.uint16)
-    return np.ascontiguousarray(levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1)
+    levels = (pixels * (data.levels - 1) / 255).round()
+    return as_images((levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1), data).reshape(-1)
 
 
 def _opaque(image: Image.Image, ground: str) -> Image.Image:

@@ -15,7 +15,7 @@ import torch
 
 from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
-from nicest.data.cells import encode
+from nicest.data.cells import Batch, encode
 from nicest.data.columns import Column, require_columns
 from nicest.data.splits import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table, writing
@@ -46,20 +46,8 @@ class Part(NamedTuple):
     first_row: int
 
 
-class Chunk(NamedTuple):
-    """Some rows of a part, ready for the flow."""
-
-    rows: np.ndarray
-    unknown: np.ndarray
-
-
 def score(
-    run: Run,
-    files: Sequence[str | Path],
-    *,
-    out: str | Path = "scores.csv",
-    draws: int = 8,
-    seed: int = 0,
+    run: Run, files: Sequence[str | Path], *, out: str | Path = "scores.csv", draws: int = 8, seed: int = 0
 ) -> dict[str, Any]:
     """Write one line for every row of the files: file, row, log_density and outlier_score.
 
@@ -78,11 +66,11 @@ def score(
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     path = part_path(Path(out), rank, size)
     if path.suffix.lower() not in (".csv", ".parquet"):
-        raise NicestError(f"expected --out to end in .csv or .parquet, got {str(out)!r}")
+        raise NicestError(f"expected a file for the scores that ends in .csv or .parquet, got {str(out)!r}")
     paths = [Path(file) for file in files]
     recipe, columns, engine = run.recipe, run.columns, run.engine
     require_own_file(path, recipe, *paths)
-    parts = list(share(plan(paths, columns), rank, size))
+    parts = share(list(plan(paths, columns)), rank, size)
     draws = run.draws(draws)
     reference = training_quantiles(run, draws)
     named, text = len(paths) > 1 or bool(_image_names(paths[0])), path.suffix.lower() == ".csv"
@@ -120,13 +108,6 @@ def score(
     }
 
 
-def own_device(device: str) -> str:
-    """Under torchrun every process of a machine takes a GPU of its own, where there are some."""
-    if device != "auto" or "LOCAL_RANK" not in os.environ or not torch.cuda.is_available():
-        return device
-    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-
-
 def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
     """The parts of all files, in order."""
     for i, path in enumerate(paths):
@@ -149,10 +130,9 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
             yield Part(i, path, None, 0, 0)
 
 
-def share(parts: Iterator[Part], rank: int, size: int) -> Iterator[Part]:
+def share(parts: Sequence[Part], rank: int, size: int) -> Sequence[Part]:
     """A contiguous run of parts for each process, so that their outputs in order are the whole."""
-    every = list(parts)
-    yield from every[len(every) * rank // size : len(every) * (rank + 1) // size]
+    return parts[len(parts) * rank // size : len(parts) * (rank + 1) // size]
 
 
 def part_path(out: Path, rank: int, size: int) -> Path:
@@ -163,17 +143,17 @@ def _seed(seed: int, part: Part) -> int:
     return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0]) >> 1
 
 
-def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Chunk]:
+def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Batch]:
     """The rows of a part, some at once."""
     if part.table:
         for batch in part.table.batches([column.name for column in columns], part.group):
-            yield Chunk(*encode(batch, columns, part.path))
+            yield encode(batch, columns, part.path)
         return
     if columns:
         yield Chunk(*encode(_read_columns(part.path, columns), columns, part.path))
         return
     values = _read_rows(part.path, recipe)
-    yield Chunk(values, np.zeros(len(values), dtype=bool))
+    yield Batch(values, np.zeros(len(values), dtype=bool))
 
 
 def _read_columns(path: Path, columns: Sequence[Column]) -> Any:
@@ -213,7 +193,7 @@ def _read_rows(path: Path, recipe: Recipe) -> np.ndarray:
     return rows.values
 
 
-def log_densities(engine: Engine, chunk: Chunk, draws: int) -> np.ndarray:
+def log_densities(engine: Engine, chunk: Batch, draws: int) -> np.ndarray:
     """Nats of every row: NaN where a cell is missing, -inf where one is unknown."""
     missing = np.isnan(chunk.rows).any(1) if chunk.rows.dtype.kind == "f" else np.zeros(len(chunk.rows), dtype=bool)
     whole = ~(missing | chunk.unknown)
@@ -266,7 +246,7 @@ def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
     torch.manual_seed(0)
-    nats = log_densities(engine, Chunk(chosen, np.zeros(len(chosen), dtype=bool)), draws)
+    nats = log_densities(engine, Batch(chosen, np.zeros(len(chosen), dtype=bool)), draws)
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
         keep_quantiles(run.path, quantiles, draws, step)

@@ -1,0 +1,125 @@
+"""Options and arguments, each checked when it is parsed: numbers by their range, files by whether they can be used.
+
+So nothing is computed for a number beyond all bounds, or for a result that cannot be written in the end.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from nicest.errors import NicestError
+from nicest.files import require_writable
+from nicest.messages import shown
+
+
+def number(kind: type[int] | type[float], least: int, most: int, help: str, *names: str, **more: Any) -> Any:
+    """The option of a number from `least` to `most`, which is no infinity and no NaN."""
+
+    def parse(text: Any) -> float:
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            what = "a whole number" if kind is int else "a number"
+            raise typer.BadParameter(f"expected {what} from {least:,} to {most:,}, got {shown(text, 40)}")
+        return value
+
+    return typer.Option(*names, parser=parse, help=f"{help} From {least:,} to {most:,}.", **more)
+
+
+def whole(least: int, most: int, help: str, *names: str, **more: Any) -> Any:
+    return number(int, least, most, help, *names, **more)
+
+
+def real(least: int, most: int, help: str, **more: Any) -> Any:
+    return number(float, least, most, help, **more)
+
+
+def to_read(text: str) -> str:
+    """The name of something to read; a pipe or a device, which may never end, is refused."""
+    try:
+        mode = named(text).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return text  # it may be no file, but a name; whoever looks for it says that it is not there
+    except OSError as error:
+        raise NicestError(f"cannot read {text}: {error.strerror}") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise NicestError(f"expected a file or folder, got {text}, a pipe or a device: write its content to a file")
+    return text
+
+
+def named(text: str | Path) -> Path:
+    if not str(text):
+        raise NicestError("expected the name of a file or folder, got an empty one")
+    return Path(text)
+
+
+def out_file(help: str, **more: Any) -> Any:
+    """The option of a file to write: that it can be written is found out before the work."""
+
+    def parse(text: str | Path) -> Path:
+        require_writable(named(text))
+        return Path(text)
+
+    return typer.Option(parser=parse, help=help, **more)
+
+
+def out_folder(help: str, **more: Any) -> Any:
+    """The option of a folder to write in."""
+
+    def parse(text: str | Path) -> Path:
+        require_writable(named(text) / ".lock")
+        return Path(text)
+
+    return typer.Option(parser=parse, help=help, **more)
+
+
+def given(help: str, kind: type = Path, **more: Any) -> Any:
+    """The argument of a file or folder to read."""
+    return typer.Argument(parser=lambda text: kind(to_read(text)), help=help, **more)
+
+
+Preset = Literal["ours", "authors"]
+Direction = Literal["adam", "gradient"]
+Basis = Literal["random", "top"]
+Way = Literal["straight", "spherical"]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
+Run = Annotated[Path, given("A run folder.", show_default=False)]
+Verify = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify/--no-verify",
+        help="Refuse files that are not those training wrote, by their SHA-256; --verify also where none is kept.",
+        show_default="where one is kept",
+    ),
+]
+Moved = Annotated[
+    str | None,
+    typer.Option(
+        "--data", parser=to_read, help="Where the data of the run is now, if it was moved.", show_default=False
+    ),
+]
+Seed = Annotated[int, whole(0, 10**12, "Seed of the random numbers.")]
+Draws = Annotated[int, whole(1, 1000, "Draws of the dequantisation noise to average over.")]
+Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which examples.")]
+Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
+Splittings = Annotated[int, whole(1, 1000, "Splits of each table.")]
+Record = Annotated[Path | None, out_file("A JSON file to write.", show_default=False)]
+Runs = Annotated[Path, out_folder("Where the runs are, or will be.")]
+DataSet = Annotated[str, typer.Argument(help="A data set by name.")]
+
+
+def figure(look: str) -> Any:
+    """The option of a picture that goes into the run folder unless told otherwise."""
+    return out_file("A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
