@@ -25,13 +25,13 @@ from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, LAST, RunFolder, filled, restore_flow
+from nicest.runs.folder import COLUMNS, LAST, RunFolder, Sink, filled, restore_flow
 from nicest.runs.runtime import environment, rows_to
-from nicest.runs.sinks import Memory, Saved, Sink
+from nicest.runs.sinks import Memory, Saved
 from nicest.train.callbacks import Callback, ProgressBar
 from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
-from nicest.train.loop import read_state, run_loop
+from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
 
 
@@ -70,7 +70,8 @@ def fit(
     in the flow, and raises KeyboardInterrupt.
     """
     with joined(device) as (world, place):
-        kept: Sink = Memory() if world.rank > 0 else _sink(sink)
+        opened = RunFolder(sink) if isinstance(sink, str | Path) else sink
+        kept = opened if opened and world.rank == 0 else Memory()
         steps = flow.units.step.tolist()
         splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels, steps)
         data = DataSettings(name=IN_MEMORY)
@@ -137,11 +138,9 @@ def keep_start(state: State, splits: Splits, sink: Sink) -> None:
     state.flow.train()
     if math.isfinite(nats):
         state.counters.best_nats = nats + state.flow.units.interval_nats
-        tensors = state.world.collected(state.average_tensors())
-        if state.world.rank == 0:
-            figures = {"epoch": 0, "step": 0, "valid_nats": state.counters.best_nats}
-            sink.save_model(Saved(state.exact(tensors), state.recipe, figures))
-        state.save(sink)
+        saver = Saver(state, sink)
+        saver.best = state.average_tensors(), {"epoch": 0, "step": 0, "valid_nats": state.counters.best_nats}
+        saver.save()
 
 
 def train(
@@ -296,9 +295,3 @@ def _array(rows: np.ndarray | Tensor) -> np.ndarray:
         rows = rows.detach().cpu()
         return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
     return np.asarray(rows)
-
-
-def _sink(sink: Sink | str | Path | None) -> Sink:
-    if sink is None:
-        return Memory()
-    return RunFolder(sink) if isinstance(sink, str | Path) else sink

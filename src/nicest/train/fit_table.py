@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicest.data import Splits, in_memory
+from nicest.data import in_memory
 from nicest.data.arrays import widened
 from nicest.data.splits import WIDEST
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.recipes import Recipe
 from nicest.recipes.build import build
 from nicest.recipes.defaults import FEW, IN_MEMORY, held_out, recipe_for
 from nicest.recipes.recipe import ModelSettings
@@ -37,7 +36,7 @@ def fit_table(
     quiet: bool = True,
     warm: tuple[Flow, ModelSettings] | None = None,
 ) -> Fitted:
-    """A flow of rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
+    """A flow of rows (N, D) in float64, what is not `given` of its recipe chosen for them; or on from a `warm` one.
 
     Cells that are NaN are missing. `valid` is the share of rows that validates, by default as their number asks for.
     """
@@ -51,22 +50,14 @@ def fit_table(
     share = held_out(len(rows)) if valid is None else valid
     dtype = np.float32 if np.nanmax(np.abs(rows)) < np.finfo(np.float32).max / 4 else np.float64
     splits = in_memory(IN_MEMORY, widened(rows, seed).astype(dtype), seed, share)
+    place = choose_device(device)
     if warm is None:
         unbent = {} if fewest >= FEW else UNBENT
-        recipe = choose_start(splits.training, recipe, unbent | dict(given["model"]))
-        return fit_rows(recipe, splits, device=device, quiet=quiet)
-    flow, model = warm
-    return fit_rows(replace(recipe, model=model), splits, device=device, quiet=quiet, flow=copy.deepcopy(flow))
-
-
-def fit_rows(
-    recipe: Recipe, splits: Splits, *, device: str = "cpu", quiet: bool = True, flow: Flow | None = None
-) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64."""
-    place, recipe = choose_device(device), describe(recipe, splits)
-    if flow is None:
+        recipe = describe(choose_start(splits.training, recipe, unbent | dict(given["model"])), splits)
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-            torch.manual_seed(recipe.train.seed)
+            torch.manual_seed(seed)
             flow = build(recipe).double()
             prepare(flow, splits, torch.device("cpu"), World(), everything=True)
+    else:
+        flow, recipe = copy.deepcopy(warm[0]), describe(replace(recipe, model=warm[1]), splits)
     return fit_flow(flow, recipe, splits, Memory(), () if quiet else None, place, initialise=False)

@@ -17,13 +17,14 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.flows import Flow, bits_per_dim
-from nicest.inference.engine import Engine
+from nicest.inference.engine import Engine, out_of_memory
 from nicest.recipes.recipe import TrainSettings
+from nicest.runs.folder import Sink
 from nicest.runs.runtime import rows_to
-from nicest.runs.sinks import Saved, Sink
+from nicest.runs.sinks import Saved
 from nicest.train.callbacks import Begun, Callback
 from nicest.train.distributed import World, local
-from nicest.train.memory import explaining_memory
+from nicest.train.memory import too_large
 from nicest.train.missing_cells import MissingCells
 from nicest.train.optim import set_rates
 from nicest.train.state import Counters, State
@@ -38,10 +39,14 @@ RARELY = 100  # times what the last save took, that pass before the next; the fi
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
-@explaining_memory
 def run_loop(state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Train from a state to the end, or until a signal comes; then everything is saved. Returns where that was."""
-    return Training(state, splits, sink, callbacks).run()
+    try:
+        return Training(state, splits, sink, callbacks).run()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    raise too_large(state, splits, sink)  # out of the handler: the error holds on to the memory of what failed
 
 
 class Training:
@@ -84,8 +89,8 @@ class Training:
         begun = Begun(self.state.recipe.name, self.total, self.state.counters.step, self.settings.epochs)
         with ExitStack() as stack:  # each hears of the end, whatever the others do
             for each in self.callbacks:
-                stack.callback(each.ended)
                 each.started(begun)
+                stack.callback(each.ended)
             yield
 
     def prepare(self) -> None:
