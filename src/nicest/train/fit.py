@@ -104,8 +104,7 @@ def fit_flow(
                 recipe = _same_training(saved.recipe, recipe, sink)
                 filled(flow, under("flow.", saved.tensors), str(sink))
             else:
-                if world.rank == 0:
-                    sink.refuse_existing()
+                sink.refuse_existing()
                 prepare(flow, splits, device, world, fitted=initialise)
             if not any(p.requires_grad for p in flow.parameters()):
                 nats = Engine(flow.to(device).eval()).log_prob(rows_to(splits.validating, device)).double().mean()
@@ -167,16 +166,14 @@ def train(
                 raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
             with sink.open_for_writing():
                 return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, shown)
-        if world.rank == 0:
-            folder.refuse_existing()
+        sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
             recipe = world.broadcast(sized(recipe, splits, overrides) if world.rank == 0 else None)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
-            if world.rank == 0:
-                folder.refuse_existing()
+            sink.refuse_existing()
             state = start(recipe, splits, place, world)
             begin(state, splits, sink)
             return run_loop(state, splits, sink, shown)
@@ -213,8 +210,8 @@ def prepare(
 
 def begin(state: State, splits: Splits, sink: Sink) -> None:
     """Describe a new training, and keep its state before the first step."""
-    made = {ENVIRONMENT: to_json(environment(state.device) | {"processes": state.world.size})}
-    sink.begin(described(state.recipe, splits) | made)
+    made = environment(state.device) | {"processes": state.world.size}
+    sink.begin(described(state.recipe, splits) | {ENVIRONMENT: to_json(made)})
     state.save(sink)
 
 

@@ -34,7 +34,7 @@ class Block:
             for name in moment_names(state.optimizer)
         ]
         self.gradient = torch.zeros_like(self.weights, dtype=gradient_dtype)
-        self.copy = torch.empty_like(self.weights, dtype=state.precision)
+        self.copy = self.weights.to(state.precision, copy=True)
 
 
 class FusedUpdate:
@@ -73,7 +73,6 @@ class FusedUpdate:
             )
         for p, gradient in zip(others, bias_gradients[at:], strict=True):
             p.grad = gradient.view_as(p)
-        self.refresh()
 
     @staticmethod
     def fits(state: State, chain: LoweredChain) -> bool:
@@ -95,12 +94,6 @@ class FusedUpdate:
         for block in self.blocks:
             changed += [block.weights, *block.moments, block.copy, *([] if block.average is None else [block.average])]
         return changed
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Make the copies what the weights are."""
-        for block in self.blocks:
-            block.copy.copy_(block.weights)
 
     def zero_grad(self) -> None:
         self.vectors.gradient.zero_()  # the networks overwrite theirs
