@@ -14,18 +14,25 @@ from nicest.errors import NicestError
 
 
 @contextmanager
+def writing(path: Path | str, hint: str = "") -> Iterator[None]:
+    """Whatever keeps us from writing a file, said in one line that ends with the hint."""
+    try:
+        yield
+    except OSError as error:
+        raise NicestError(f"cannot write {path}: {error.strerror or error}{hint}") from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when all is written, and vanishes when something fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)  # else a power cut may undo the replacing
-    except OSError as error:
-        reason = error.strerror or error
-        raise NicestError(f"cannot write {path}: {reason}; what was there before is untouched") from error
+        with writing(path, "; what was there before is untouched"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            flush(temporary)
+            temporary.replace(path)
+            flush(path.parent)  # else a power cut may undo the replacing
     finally:
         with suppress(OSError):  # a disk that turned read-only has nothing of ours to remove
             temporary.unlink()
@@ -33,15 +40,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def require_writable(path: Path) -> None:
     """Refuse, before work whose result goes there, a file that cannot be written; nothing is left behind."""
-    try:
+    with writing(path, "; choose another place"):
         if path.exists() and not path.is_file():
             raise NicestError(f"cannot write {path}: it is a {'folder' if path.is_dir() else 'pipe or a device'}")
         folder = next(each for each in path.absolute().parents if each.exists())
         probe = folder / f".{path.name}.{os.getpid()}.tmp"
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        raise NicestError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
 def flush(path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 from rich.console import Console
@@ -41,10 +40,10 @@ class Stderr(io.TextIOBase):
 
 
 class Bar:
-    """A progress bar with a text and the time left; off a terminal, only its notes are printed; quiet, nothing."""
+    """A progress bar with a text and the time left; off a terminal, only its notes are printed."""
 
-    def __init__(self, description: str, total: int, done: int = 0, *, quiet: bool = False) -> None:
-        self.console = Console(file=Stderr(), highlight=False, quiet=quiet)  # type: ignore[arg-type]
+    def __init__(self, description: str, total: int, done: int = 0) -> None:
+        self.console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=12),
@@ -53,7 +52,7 @@ class Bar:
             TextColumn("left"),
             TextColumn("{task.fields[text]}"),
             console=self.console,
-            disable=quiet or not self.console.is_terminal,
+            disable=not self.console.is_terminal,
             transient=True,
         )
         self._task = self._progress.add_task(description, total=total, completed=done, text="")
@@ -70,9 +69,7 @@ class Bar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
 

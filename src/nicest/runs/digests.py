@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,20 @@ from nicest.files import to_json, write_text
 ENVIRONMENT = "environment.json"
 
 
-@contextmanager
-def keeping_digest(path: Path) -> Iterator[Callable[[Path], None]]:
-    """Around the replacing of a file; it yields what is to be told of the new one when that is whole.
+def expect(path: Path, temporary: Path) -> None:
+    """Before a file is replaced: keep the digests of both, so that a crash at any moment leaves a file that is known.
 
-    Until the new file is in its place the digests of both are kept, so that a crash at any moment leaves a file whose
-    digest is known. In a folder without environment.json, which is no run, nothing is kept.
+    In a folder without environment.json, which is no run, nothing is kept.
     """
-    new: list[str] = []
+    if (path.parent / ENVIRONMENT).exists():
+        known = _kept(path) or ([sha256(path)] if path.exists() else [])
+        _keep(path, [*known, sha256(temporary)])
 
-    def whole(temporary: Path) -> None:
-        if (path.parent / ENVIRONMENT).exists():
-            known = _kept(path) or ([sha256(path)] if path.exists() else [])
-            new.append(sha256(temporary))
-            _keep(path, [*known, *new])
 
-    yield whole
-    if new:
-        _keep(path, new)
+def settle(path: Path) -> None:
+    """After a file was replaced: keep the digest of the new one alone."""
+    if known := _kept(path):
+        _keep(path, known[-1:])
 
 
 def verify(path: Path, *, strict: bool = True) -> None:

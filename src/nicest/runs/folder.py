@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from torch import Tensor
 from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError
-from nicest.files import flush, replacing, write_text
+from nicest.files import flush, replacing, write_text, writing
 from nicest.flows import Flow
 from nicest.messages import brief, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
-from nicest.runs.digests import keeping_digest, verify
-from nicest.runs.sinks import Saved
+from nicest.runs.digests import expect, settle, verify
+from nicest.runs.sinks import Memory, Saved
 
 FORMAT = 2
 MODEL, LAST, COLUMNS, METRICS = "model.safetensors", "last.safetensors", "columns.json", "metrics.jsonl"
@@ -34,7 +34,7 @@ def write_tensors(path: Path, saved: Saved) -> None:
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
     tensors, recipe, figures = saved
     metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(figures)}
-    with keeping_digest(path) as whole, replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
         mode = temporary.stat().st_mode
         try:
@@ -42,7 +42,8 @@ def write_tensors(path: Path, saved: Saved) -> None:
         except SafetensorError as error:
             raise OSError(str(error)) from error
         temporary.chmod(mode)
-        whole(temporary)
+        expect(path, temporary)
+    settle(path)
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,11 +140,9 @@ class RunFolder:
         """Make the folder if need be, and hold its lock: one process writes at a time."""
         if self.model != self.path / MODEL:
             raise NicestError(f"expected a folder to train in, got the name of a file, {self.asked}")
-        try:
+        with writing(f"in {self.path}", "; choose another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise NicestError(f"cannot write in {self.path}: {error.strerror}; choose another --out") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,7 +167,8 @@ class RunFolder:
 
     def save_state(self, saved: Saved) -> None:
         if (self.path / METRICS).exists():  # on the disk before a state that counts on it: a power cut keeps no order
-            self._write_metrics(lambda: flush(self.path / METRICS))
+            with writing(self.path / METRICS):
+                flush(self.path / METRICS)
         write_tensors(self.path / LAST, saved)
 
     def forget_state(self) -> None:
@@ -199,17 +199,8 @@ class RunFolder:
             raise NicestError(f"{path} cannot be read: take a copy of it, or train again ({brief(error)})") from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        def append() -> None:
-            with (self.path / METRICS).open("a") as file:
-                file.write(json.dumps(dict(row)) + "\n")
-
-        self._write_metrics(append)
-
-    def _write_metrics(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            raise NicestError(f"cannot write {self.path / METRICS}: {error.strerror}") from error
+        with writing(self.path / METRICS), (self.path / METRICS).open("a") as file:
+            file.write(json.dumps(dict(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / METRICS
@@ -229,6 +220,9 @@ class RunFolder:
             return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
         there = "is no run folder" if self.asked.exists() else "does not exist"
         return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
+
+
+Sink = RunFolder | Memory  # where a training leaves its metrics, its state and its best model
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Where a training leaves its metrics, its state and its best model: a run folder, or memory."""
+"""What a training saves, and memory to save it in; `RunFolder` saves it on disk, by the same methods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,39 +17,6 @@ class Saved(NamedTuple):
     tensors: dict[str, Tensor]
     recipe: Recipe
     figures: dict[str, Any]
-
-
-class Sink(Protocol):
-    """`RunFolder` and `Memory` are sinks. States let a training go on exactly where it stopped."""
-
-    @contextmanager
-    def open_for_writing(self) -> Iterator[None]: ...
-
-    def read_state(self) -> Saved | None:
-        """The last state, None if there is none yet."""
-
-    def save_state(self, saved: Saved) -> None: ...
-
-    def forget_state(self) -> None:
-        """Before the first step: the training may begin anew with other settings."""
-
-    def read_model(self) -> Saved:
-        """The best model so far."""
-
-    def save_model(self, saved: Saved) -> None: ...
-
-    def metrics(self) -> list[dict[str, Any]]: ...
-
-    def append_metrics(self, row: Mapping[str, Any]) -> None: ...
-
-    def drop_metrics_after(self, step: int) -> None:
-        """Forget rows beyond the state that training goes on from."""
-
-    def refuse_existing(self) -> None:
-        """A training is never written over."""
-
-    def begin(self, files: Mapping[str, str]) -> None:
-        """Keep text files that describe the training."""
 
 
 class Memory:
@@ -68,15 +35,18 @@ class Memory:
         yield
 
     def read_state(self) -> Saved | None:
+        """The last state, from which a training goes on exactly where it stopped; None if there is none yet."""
         return self.state
 
     def save_state(self, saved: Saved) -> None:
         self.state = _copied(saved)
 
     def forget_state(self) -> None:
+        """Before the first step: the training may begin anew with other settings."""
         self.state = None
 
     def read_model(self) -> Saved:
+        """The best model so far."""
         if self.model is None:
             raise ValueError("there is no model yet")
         return self.model
@@ -91,6 +61,7 @@ class Memory:
         self.rows.append(dict(row))
 
     def drop_metrics_after(self, step: int) -> None:
+        """Forget rows beyond the state that training goes on from."""
         self.rows = [row for row in self.rows if row["step"] <= step]
 
     def refuse_existing(self) -> None:

@@ -44,32 +44,24 @@ class Callback:
 class ProgressBar(Callback):
     """A bar with the time left on a terminal; elsewhere a line for each validation."""
 
-    def __init__(self) -> None:
-        self.bar: Bar | None = None
-        self.epochs = 0
-
     def started(self, training: Begun) -> None:
         self.epochs = training.epochs
-        self.bar = Bar(training.name, training.steps, training.step)
-        self.bar.__enter__()
+        self.bar = Bar(training.name, training.steps, training.step).__enter__()
 
     def stepped(self, row: Mapping[str, Any]) -> None:
-        if self.bar:
-            figures = f"{row['train_nats']:.1f} nats, {row['train_bits_per_dim']:.3f} bits/dim"
-            self.bar.update(row["step"], f"epoch {row['epoch']}/{self.epochs} {figures}")
+        figures = f"{row['train_nats']:.1f} nats, {row['train_bits_per_dim']:.3f} bits/dim"
+        self.bar.update(row["step"], f"epoch {row['epoch']}/{self.epochs} {figures}")
 
     def validated(self, row: Mapping[str, Any]) -> None:
-        if self.bar and not self.bar.console.is_terminal:
+        if not self.bar.console.is_terminal:
             nats = f"train {row['train_nats']:.2f}  valid {row['valid_nats']:.2f} nats"
             self.bar.note(f"epoch {row['epoch']}/{self.epochs}  {nats}")
 
     def note(self, text: str) -> None:
-        if self.bar:
-            self.bar.note(text)
+        self.bar.note(text)
 
     def ended(self) -> None:
-        if self.bar:
-            self.bar.__exit__(None, None, None)
+        self.bar.__exit__()
 
 
 class TensorBoard(Callback):
@@ -79,7 +71,6 @@ class TensorBoard(Callback):
         if find_spec("tensorboard") is None:
             raise NicestError("TensorBoard is not installed: pip install 'nicest[loggers]'")
         self.folder = Path(folder)
-        self.writer: Any = None
 
     def started(self, training: Begun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -87,16 +78,11 @@ class TensorBoard(Callback):
         self.writer = SummaryWriter(str(self.folder), purge_step=training.step + 1)  # rows of a resumed run come once
 
     def stepped(self, row: Mapping[str, Any]) -> None:
-        self.write("train/nats", row["train_nats"], row["step"])
+        self.writer.add_scalar("train/nats", row["train_nats"], row["step"])
 
     def validated(self, row: Mapping[str, Any]) -> None:
         for name in ("valid_nats", "valid_bits_per_dim", "lr"):
-            self.write(name.replace("_", "/", 1), row[name], row["step"])
-
-    def write(self, name: str, value: float, step: int) -> None:
-        if self.writer is not None:
-            self.writer.add_scalar(name, value, step)
+            self.writer.add_scalar(name.replace("_", "/", 1), row[name], row["step"])
 
     def ended(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        self.writer.close()

@@ -112,11 +112,6 @@ class World:
             )
 
 
-def launched() -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def restarts() -> int:
     """How often torchrun has started all processes anew, after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -125,7 +120,7 @@ def restarts() -> int:
 @contextmanager
 def joined(name: str) -> Iterator[tuple[World, torch.device]]:
     """The processes of torchrun joined, and the device of this one; of those that fail, the first alone says why."""
-    if not launched():
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun did not start this process
         yield World(), choose_device(name)
         return
     device, backend = own_device(name)

@@ -25,13 +25,13 @@ from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, LAST, RunFolder, filled, restore_flow
+from nicest.runs.folder import COLUMNS, LAST, RunFolder, Sink, filled, restore_flow
 from nicest.runs.runtime import environment, rows_to
-from nicest.runs.sinks import Memory, Saved, Sink
+from nicest.runs.sinks import Memory, Saved
 from nicest.train.callbacks import Callback, ProgressBar
 from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
-from nicest.train.loop import read_state, run_loop
+from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
 
 
@@ -70,7 +70,8 @@ def fit(
     in the flow, and raises KeyboardInterrupt.
     """
     with joined(device) as (world, place):
-        kept: Sink = Memory() if world.rank > 0 else _sink(sink)
+        opened = RunFolder(sink) if isinstance(sink, str | Path) else sink
+        kept = opened if opened and world.rank == 0 else Memory()
         steps = flow.units.step.tolist()
         splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels, steps)
         data = DataSettings(name=IN_MEMORY)
@@ -103,8 +104,7 @@ def fit_flow(
                 recipe = _same_training(saved.recipe, recipe, sink)
                 filled(flow, under("flow.", saved.tensors), str(sink))
             else:
-                if world.rank == 0:
-                    sink.refuse_existing()
+                sink.refuse_existing()
                 prepare(flow, splits, device, world, fitted=initialise)
             if not any(p.requires_grad for p in flow.parameters()):
                 nats = Engine(flow.to(device).eval()).log_prob(rows_to(splits.validating, device)).double().mean()
@@ -137,11 +137,9 @@ def keep_start(state: State, splits: Splits, sink: Sink) -> None:
     state.flow.train()
     if math.isfinite(nats):
         state.counters.best_nats = nats + state.flow.units.interval_nats
-        tensors = state.world.collected(state.average_tensors())
-        if state.world.rank == 0:
-            figures = {"epoch": 0, "step": 0, "valid_nats": state.counters.best_nats}
-            sink.save_model(Saved(state.exact(tensors), state.recipe, figures))
-        state.save(sink)
+        saver = Saver(state, sink)
+        saver.best = state.average_tensors(), {"epoch": 0, "step": 0, "valid_nats": state.counters.best_nats}
+        saver.save()
 
 
 def train(
@@ -168,16 +166,14 @@ def train(
                 raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
             with sink.open_for_writing():
                 return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, shown)
-        if world.rank == 0:
-            folder.refuse_existing()
+        sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
             recipe = world.broadcast(sized(recipe, splits, overrides) if world.rank == 0 else None)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
-            if world.rank == 0:
-                folder.refuse_existing()
+            sink.refuse_existing()
             state = start(recipe, splits, place, world)
             begin(state, splits, sink)
             return run_loop(state, splits, sink, shown)
@@ -214,8 +210,8 @@ def prepare(
 
 def begin(state: State, splits: Splits, sink: Sink) -> None:
     """Describe a new training, and keep its state before the first step."""
-    made = {ENVIRONMENT: to_json(environment(state.device) | {"processes": state.world.size})}
-    sink.begin(described(state.recipe, splits) | made)
+    made = environment(state.device) | {"processes": state.world.size}
+    sink.begin(described(state.recipe, splits) | {ENVIRONMENT: to_json(made)})
     state.save(sink)
 
 
@@ -296,9 +292,3 @@ def _array(rows: np.ndarray | Tensor) -> np.ndarray:
         rows = rows.detach().cpu()
         return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
     return np.asarray(rows)
-
-
-def _sink(sink: Sink | str | Path | None) -> Sink:
-    if sink is None:
-        return Memory()
-    return RunFolder(sink) if isinstance(sink, str | Path) else sink

@@ -34,7 +34,7 @@ class Block:
             for name in moment_names(state.optimizer)
         ]
         self.gradient = torch.zeros_like(self.weights, dtype=gradient_dtype)
-        self.copy = torch.empty_like(self.weights, dtype=state.precision)
+        self.copy = self.weights.to(state.precision, copy=True)
 
 
 class FusedUpdate:
@@ -52,19 +52,17 @@ class FusedUpdate:
         shapes = [shape for network in networks for shape in network.shapes]
         widest = [max(rows for rows, _ in network.shapes) for network in networks for _ in network.linears]
 
-        start_moments(self.optimizer)
-        self.step = share_step(self.optimizer)
+        self.step = start_moments(self.optimizer)
         self.matrices = Block(state, [layer.weight for layer in linears], shapes, state.precision)
         vectors, rooms = [*(layer.bias for layer in linears), *others], [*widest, *(p.numel() for p in others)]
-        self.vectors = Block(state, vectors, [(room,) for room in rooms], torch.float32)
+        lengths: list[Shape] = [(room,) for room in rooms]
+        self.vectors = Block(state, vectors, lengths, torch.float32)
         self.blocks = self.matrices, self.vectors
         self.scale = torch.ones((), device=state.device)
 
-        copies = list(
-            zip(parts(self.matrices.copy, shapes), parts(self.vectors.copy, [(n,) for n in rooms]), strict=False)
-        )
+        copies = list(zip(parts(self.matrices.copy, shapes), parts(self.vectors.copy, lengths), strict=False))
         gradients = parts(self.matrices.gradient, shapes)
-        bias_gradients = parts(self.vectors.gradient, [(n,) for n in rooms])
+        bias_gradients = parts(self.vectors.gradient, lengths)
         at = 0
         for network in networks:
             these = slice(at, at := at + len(network.linears))
@@ -75,7 +73,6 @@ class FusedUpdate:
             )
         for p, gradient in zip(others, bias_gradients[at:], strict=True):
             p.grad = gradient.view_as(p)
-        self.refresh()
 
     @staticmethod
     def fits(state: State, chain: LoweredChain) -> bool:
@@ -97,12 +94,6 @@ class FusedUpdate:
         for block in self.blocks:
             changed += [block.weights, *block.moments, block.copy, *([] if block.average is None else [block.average])]
         return changed
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Make the copies what the weights are."""
-        for block in self.blocks:
-            block.copy.copy_(block.weights)
 
     def zero_grad(self) -> None:
         self.vectors.gradient.zero_()  # the networks overwrite theirs
@@ -152,21 +143,16 @@ def side_by_side(tensors: Sequence[Tensor], rooms: Sequence[Shape]) -> Tensor:
     return block
 
 
-def start_moments(optimizer: Optimizer) -> None:
-    """The state that the optimiser would make in its first step, for those weights that have none yet."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if not optimizer.state[p]:
-                optimizer.state[p] = {name: torch.zeros_like(p) for name in moment_names(optimizer)}
-                if not isinstance(optimizer, RMSProp):
-                    optimizer.state[p]["step"] = torch.zeros((), device=p.device)
+def start_moments(optimizer: Optimizer) -> Tensor:
+    """The state that the optimiser would make in its first step, where there is none yet.
 
-
-def share_step(optimizer: Optimizer) -> Tensor:
-    """Let all weights count their steps by one number, which is returned."""
-    states = list(optimizer.state.values())
-    step: Tensor = states[0].get("step", torch.zeros((), device=next(iter(states[0].values())).device))
-    for state in states:
-        if "step" in state:
-            state["step"] = step
+    All weights count their steps by one number, which is returned.
+    """
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    step: Tensor = optimizer.state[trained[0]].get("step", torch.zeros((), device=trained[0].device))
+    for p in trained:
+        for name in moment_names(optimizer):
+            optimizer.state[p].setdefault(name, torch.zeros_like(p))
+        if not isinstance(optimizer, RMSProp):
+            optimizer.state[p]["step"] = step
     return step

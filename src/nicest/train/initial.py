@@ -71,13 +71,14 @@ def choose_start(
     bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"][: 1 + (len(x) >= FEW)]
     priors = [chosen["prior"]] if "prior" in chosen else list(PRIORS)
     shrinkages = [chosen["shrinkage"]] if "shrinkage" in chosen else list(among)
+    whitens, ones = recipe.model.preprocess == "zca", torch.ones(x.shape[1]).double()
     fold, totals = torch.arange(len(x)) % 5, Counter[Start]()
     for k in range(5 if len(x) <= 2_000 and x.shape[1] <= 1_000 else 1):
         for marginals in bends:
             seen, left, log_det = bent(x[fold != k], x[fold == k], marginals)
-            eigenvalues, vectors = _spectrum(seen, recipe.model.preprocess)
-            for shrinkage in shrinkages if recipe.model.preprocess == "zca" else shrinkages[:1]:
-                spread = torch.lerp(eigenvalues, torch.ones_like(eigenvalues), shrinkage).clamp_min(1e-12).sqrt()
+            eigenvalues, vectors = torch.linalg.eigh(moments(seen)[1]) if whitens else (ones, ones.diag())
+            for shrinkage in shrinkages if whitens else shrinkages[:1]:
+                spread = torch.lerp(eigenvalues, ones, shrinkage).clamp_min(1e-12).sqrt()
                 h = (left @ vectors) / spread @ vectors.mT
                 for prior in priors:
                     nats = _unit_variance(PRIORS[prior](x.shape[1]).double(), h) - spread.log().sum()
@@ -95,14 +96,6 @@ def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Te
         seen, log_det = layer(seen)[0], log_dets.sum()
     mean, spread = seen.mean(0), seen.std(0, correction=0).clamp_min(1e-3)  # a fold may hold one value
     return (seen - mean) / spread, (left - mean) / spread, log_det - len(left) * spread.log().sum()
-
-
-def _spectrum(x: Tensor, preprocess: str) -> tuple[Tensor, Tensor]:
-    """The eigenvalues and eigenvectors that the whitening divides by; without one, those of the identity."""
-    if preprocess != "zca":
-        return torch.ones(x.shape[1]).double(), torch.eye(x.shape[1]).double()
-    eigenvalues, vectors = torch.linalg.eigh(moments(x)[1])
-    return eigenvalues, vectors
 
 
 def _unit_variance(prior: Prior, h: Tensor) -> Tensor:

@@ -17,13 +17,14 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.flows import Flow, bits_per_dim
-from nicest.inference.engine import Engine
+from nicest.inference.engine import Engine, out_of_memory
 from nicest.recipes.recipe import TrainSettings
+from nicest.runs.folder import Sink
 from nicest.runs.runtime import rows_to
-from nicest.runs.sinks import Saved, Sink
+from nicest.runs.sinks import Saved
 from nicest.train.callbacks import Begun, Callback
 from nicest.train.distributed import World, local
-from nicest.train.memory import explaining_memory
+from nicest.train.memory import too_large
 from nicest.train.missing_cells import MissingCells
 from nicest.train.optim import set_rates
 from nicest.train.state import Counters, State
@@ -38,10 +39,14 @@ RARELY = 100  # times what the last save took, that pass before the next; the fi
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
-@explaining_memory
 def run_loop(state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Train from a state to the end, or until a signal comes; then everything is saved. Returns where that was."""
-    return Training(state, splits, sink, callbacks).run()
+    try:
+        return Training(state, splits, sink, callbacks).run()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    raise too_large(state, splits, sink)  # out of the handler: the error holds on to the memory of what failed
 
 
 class Training:
@@ -67,7 +72,12 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         state, settings = self.state, self.settings
-        with self.watched(), interruptible(once=not self.world.joined) as self.interrupted:
+        begun = Begun(state.recipe.name, self.total, state.counters.step, settings.epochs)
+        with ExitStack() as stack:  # each callback hears of the end, whatever the others do
+            for each in self.callbacks:
+                each.started(begun)
+                stack.callback(each.ended)
+            self.interrupted = stack.enter_context(interruptible(once=not self.world.joined))
             self.prepare()
             self.saver = Saver(state, self.sink)
             self.introduce()
@@ -78,15 +88,6 @@ class Training:
                 self.saver.save()
         finished = over(state.counters, settings, self.per_epoch)
         return asdict(state.counters) | {"run": str(self.sink), "epochs": settings.epochs, "finished": finished}
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        begun = Begun(self.state.recipe.name, self.total, self.state.counters.step, self.settings.epochs)
-        with ExitStack() as stack:  # each hears of the end, whatever the others do
-            for each in self.callbacks:
-                stack.callback(each.ended)
-                each.started(begun)
-            yield
 
     def prepare(self) -> None:
         """Make what reads the weights where they lie: at the start, and after a roll-back, which may move them."""
@@ -114,8 +115,11 @@ class Training:
         counters = self.state.counters
         unscored, counters.unscored = counters.unscored, False  # the step is done, its validation is not
         epoch, position = divmod(counters.step - unscored, self.per_epoch)
-        if position == 0 and not unscored and not self.begin_epoch(epoch):
-            return
+        if position == 0 and not unscored:
+            self.stopped = not self.cells.draw(epoch, self.signalled)
+            if self.stopped:  # the resumed run draws the missing values
+                return
+            self.state.losses = torch.zeros(self.per_epoch, device=self.state.device)
         lr = set_rates(self.state.optimizer, self.settings, counters.step - unscored, epoch, self.total)
         if not unscored:
             self.take_step(epoch, position)
@@ -127,7 +131,7 @@ class Training:
         validates = last_of_epoch and ((epoch + 1) % every == 0 or epoch + 1 == epochs)
         if looks or self.stopped:
             late = self.world.broadcast(self.saver.late())
-            good = self.good_losses(position)
+            good = int(self.state.losses[: position + 1].isfinite().cumprod(0).sum())  # before the first that is not
             if good <= position or ((self.stopped or late) and self.world.any(not finite(self.state.flow))):
                 self.roll_back(epoch * self.per_epoch + good)
                 return
@@ -137,13 +141,6 @@ class Training:
                 self.saver.save()
             if validates:
                 self.validate(epoch, nats, lr)
-
-    def begin_epoch(self, epoch: int) -> bool:
-        """Draw missing values anew, if it is time; False if a signal came meanwhile: the resumed run draws them."""
-        self.stopped = not self.cells.draw(epoch, self.signalled)
-        if not self.stopped:
-            self.state.losses = torch.zeros(self.per_epoch, device=self.state.device)
-        return not self.stopped
 
     def signalled(self) -> bool:
         return self.world.any(self.interrupted.is_set())
@@ -158,10 +155,6 @@ class Training:
         except FloatingPointError as error:
             raise NicestError(self.diverged()) from error
         state.counters.step += 1
-
-    def good_losses(self, position: int) -> int:
-        """How many losses of the epoch came before the first that is not finite."""
-        return int(self.state.losses[: position + 1].isfinite().cumprod(0).sum())
 
     def report(self, epoch: int, position: int) -> float:
         """Mean nats of the epoch so far, which callbacks hear of."""
@@ -198,8 +191,7 @@ class Training:
         if valid_nats > counters.best_nats:
             counters.best_nats, counters.best_epoch = valid_nats, epoch + 1
             self.saver.best = state.average_tensors(), row
-        if self.world.rank == 0:  # before the state: a resumed run drops a row too many, but a lost one stays lost
-            self.sink.append_metrics(row)
+        self.sink.append_metrics(row)  # before the state: a resumed run drops a row too many, but a lost one stays lost
         if self.world.broadcast(self.saver.due()) or over(counters, self.settings, self.per_epoch):
             self.saver.save()
         for each in self.callbacks:
@@ -217,8 +209,7 @@ class Training:
         if saved is None:
             raise NicestError(f"the last good state is gone from {self.sink}: train again")
         state.restore(saved.tensors, saved.figures | {"rolled_back": True}, random=False)
-        if self.world.rank == 0:
-            self.sink.drop_metrics_after(state.counters.step - state.counters.unscored)
+        self.sink.drop_metrics_after(state.counters.step - state.counters.unscored)
         self.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
         self.cells.put()
         self.saver.best = None

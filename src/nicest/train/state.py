@@ -16,8 +16,9 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.messages import shown
 from nicest.recipes import Recipe
+from nicest.runs.folder import Sink
 from nicest.runs.runtime import training_precision
-from nicest.runs.sinks import Saved, Sink
+from nicest.runs.sinks import Saved
 from nicest.train.distributed import World, placed, shard, whole
 from nicest.train.optim import make_optimizer
 

@@ -126,16 +126,12 @@ def captured_parts(
     """Each part as a CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
 
     def changed() -> list[Tensor]:
-        buffers = [buffer for each in (state.flow, state.average) for buffer in each.buffers() if buffer.numel()]
+        flows = state.flow, state.average
+        buffers = [buffer for each in flows for buffer in each.buffers() if buffer.numel()]
         if fused:
             return [*fused.tensors(), *buffers]
         slots = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
-        return [
-            *slots,
-            *buffers,
-            *(p.detach() for p in state.flow.parameters()),
-            *(p.detach() for p in state.average.parameters()),
-        ]
+        return [*slots, *buffers, *(p.detach() for each in flows for p in each.parameters())]
 
     before = {tensor.data_ptr(): tensor.clone() for tensor in changed()}
     random = torch.cuda.get_rng_state(state.device)
