@@ -150,7 +150,7 @@ def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Ba
             yield encode(batch, columns, part.path)
         return
     if columns:
-        yield Chunk(*encode(_read_columns(part.path, columns), columns, part.path))
+        yield encode(_read_columns(part.path, columns), columns, part.path)
         return
     values = _read_rows(part.path, recipe)
     yield Batch(values, np.zeros(len(values), dtype=bool))
