@@ -47,10 +47,10 @@ from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.fit_table import fit_table
 
 FILE = "estimator.json"
-SAME = ("couplings", "hidden_layers", "width", "dropout", "law", "prior", "marginals", "shrinkage")
+SAME = ("couplings", "hidden_layers", "width", "bins", "dropout", "law", "prior", "marginals", "shrinkage")
 MODEL = {name: name for name in SAME} | {"whitening": "preprocess"}  # parameters, and their names in a recipe
-TRAIN = {name: name for name in ("epochs", "weight_decay", "patience")} | {"batch_size": "batch", "learning_rate": "lr"}
-WORK = 1e12  # multiplications in the coupling functions: a minute or two of one core
+TRAIN = {name: name for name in ("effort", "epochs", "weight_decay", "patience")}
+TRAIN |= {"batch_size": "batch", "learning_rate": "lr"}
 SCORED = 100_000  # training rows that are enough to set the threshold by
 COPIES = 4  # of a row in the mean, where weights are not whole numbers
 FARTHEST = 1e305  # beyond it differences overflow
@@ -66,25 +66,27 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model.predict(X)                      # -1 for outliers, +1 for inliers
         model.impute(X_with_nan)              # missing cells filled in
 
-    The flow: columns standardised, bent to a Gaussian's skew and tails, whitened, additive couplings, a scaling, a
-    factorial prior. Untrained it is a copula of a shrunk covariance; training goes on from there while validation
-    improves. Columns of integers, and of few different numbers, are discrete: the model has their probability. None
-    means chosen from the data, as `docs/estimator.md` tells.
+    Columns are standardised and bent to a Gaussian's skew and tails. Then come couplings with splines, learned mixing
+    and residual networks; or, if short trainings find them better on validation rows, the same after a whitening, or,
+    of few rows, additive couplings. Columns of integers and booleans (of an array, or of a data frame) are discrete:
+    the model has their probability; of float columns it has the density. None means chosen from the data, as
+    `docs/estimator.md` tells.
 
     Parameters
     ----------
-    couplings : coupling layers; 4, or 6 from 500 rows, and none below 50 rows or for a single column.
-    hidden_layers, width : of each coupling function; 2, and 32 to 256 by the number of rows.
-    dropout : inside the coupling functions; 0.2 below 50 rows for each column, else 0.
-    law : "additive" (the paper's), "affine" or "multiplicative"; additive.
-    prior : "gaussian" or "logistic"; whichever scores better on rows left out.
-    marginals : "sinh-arcsinh" or "none"; chosen likewise, and "none" below 50 rows.
-    whitening : "zca", "triangular" or "none"; zca up to 1,000 columns.
-    shrinkage : share of the correlations that whitening disbelieves, 0 to 1; chosen likewise.
-    epochs : most passes over the rows; 1,500 to 10,000 steps in all, fewer for large models, so that a fit takes a
-        minute or two of one core at most.
-    batch_size : rows in a step; a tenth of the rows, between 64 and 1,024.
-    learning_rate, weight_decay : of Adam; 0.003, or 0.001 from 10,000 rows, and 0.01.
+    effort : "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
+    law : "spline", "additive" (the paper's), "affine" or "multiplicative".
+    couplings : coupling layers; 4 or 6, and none below 50 rows or for a single column.
+    hidden_layers, width : of each coupling function; by the number of rows.
+    bins : of the spline law; 16, or 8 beyond 100 columns.
+    dropout : inside the coupling functions; by the number of rows.
+    prior : "gaussian" or "logistic".
+    marginals : "sinh-arcsinh" or "none"; whichever scores better on rows left out; "none" below 50 rows.
+    whitening : "zca", "triangular" or "none".
+    shrinkage : share of the correlations that whitening disbelieves, 0 to 1; chosen by rows left out.
+    epochs : most passes over the rows; as many as make the steps that `effort` allows.
+    batch_size : rows in a step; at most 256 with splines.
+    learning_rate, weight_decay : of Adam; 0.001 with splines, and 0.01.
     patience : epochs without a better validation after which training ends; those of 10 validations.
     validation_fraction : share of rows that validates; a quarter below 1,000 rows, then a tenth, at most 10,000 rows.
         With 0, and below 50 rows, the training rows validate.
@@ -118,9 +120,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     def __init__(
         self,
         *,
+        effort: str = "medium",
         couplings: int | None = None,
         hidden_layers: int | None = None,
         width: int | None = None,
+        bins: int | None = None,
         dropout: float | None = None,
         law: str | None = None,
         prior: str | None = None,
@@ -139,9 +143,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
+        self.effort = effort
         self.couplings = couplings
         self.hidden_layers = hidden_layers
         self.width = width
+        self.bins = bins
         self.dropout = dropout
         self.law = law
         self.prior = prior
@@ -180,7 +186,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         self._require_numbers(rows)
         warm = self.warm_start and hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
         varied = rows if warm else widened(rows, seed)
-        columns = self.columns_ if warm else columns_of(varied, self._names(rows.shape[1]))
+        columns = (
+            self.columns_ if warm else columns_of(varied, self._names(rows.shape[1]), whole_columns(X, rows.shape[1]))
+        )
         codes, unknown = encoded(varied, columns)
         if warm:
             given = self._given(MODEL)
@@ -205,7 +213,6 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 warm=(rescaled(copy.deepcopy(self.flow_), 1 / unit), self.recipe_.model) if warm else None,
                 columns=columns if any(column.discrete for column in columns) else (),
                 copies=copies,
-                work=WORK,
             )
         self.flow_, self.recipe_, off = rescaled(fitted.flow, unit), fitted.recipe, float(np.log(unit).sum())
         self.history_ = [
@@ -460,19 +467,25 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return plain if isinstance(plain["random_state"], int) else plain | {"random_state": None}
 
 
-def columns_of(rows: np.ndarray, names: Sequence[str]) -> tuple[Column, ...]:
+def whole_columns(X: Any, dim: int) -> list[bool]:
+    """Which columns are of integers or booleans, by the types of a data frame or of an array."""
+    types = list(X.dtypes) if hasattr(X, "dtypes") else [np.asarray(X).dtype] * dim
+    return [getattr(each, "kind", "f") in "biu" or str(each).startswith(("Int", "UInt", "Bool")) for each in types]
+
+
+def columns_of(rows: np.ndarray, names: Sequence[str], whole: Sequence[bool]) -> tuple[Column, ...]:
     """What the columns of rows (N, D) hold: whole steps and few values as `nicest train` finds them, or reals.
 
     The origin of reals is one of them: so rows that are the same but for an offset stay the same, to the bit.
     """
     found = []
-    for name, cells in zip(names, rows.T, strict=True):
+    for name, cells, integers in zip(names, rows.T, whole, strict=True):
         there = cells[~np.isnan(cells)]
         tally = Tally(name, "double", seen=len(there))
         tally.add_numbers(there)
         middle = float(np.partition(there, len(there) // 2)[len(there) // 2])
         real = Column(name, "double", "real", tally.low, tally.high, origin=middle)
-        found.append(tally.discrete("double") or real)
+        found.append((tally.discrete("double") if integers else None) or real)
     return tuple(found)
 
 

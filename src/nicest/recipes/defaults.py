@@ -5,29 +5,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from nicest.data.splits import IN_MEMORY
 from nicest.errors import NicestError
-from nicest.recipes.recipe import DataSettings, ModelSettings, Recipe
+from nicest.recipes.recipe import DataSettings, Recipe
 
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
+STEPS = {"low": 600, "medium": 2_500, "high": 10_000}  # of a training
+WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
 
-def recipe_for(n: int, dim: int, given: Given, work: float = math.inf) -> Recipe:
-    """The recipe for n rows of D columns, with what is `given` in place of what would be chosen.
+def recipes_for(n: int, dim: int, given: Given) -> list[Recipe]:
+    """Recipes to try on n rows of D columns, the likeliest first, with what is `given` in place of what is chosen.
 
-    Width, batch and steps grow with the rows; dropout is for tables with few rows for their columns. `work` bounds the
-    multiplications in the coupling functions, forward, of all steps: there are fewer steps then, but 1,000 at least.
+    Splines follow columns that are spiky, clustered or functions of others; they come with and without a whitening
+    before them. Few rows teach them little: there additive couplings on top of a copula may do better.
     """
+    effort = given["train"].get("effort", "medium")
+    if n < FEW or dim > WIDEST_WHITENING or given["model"].get("law", "spline") != "spline":
+        kinds: list[Callable[..., Recipe]] = [additive]
+    elif dim < 2:
+        kinds = [splines]
+    elif effort == "low":
+        kinds = [additive if n < 20 * dim else splines]
+    else:
+        kinds = [splines, partial(splines, whitened=True), *([additive] if n < 5_000 else [])]
+    return [kind(n, dim, given, effort) for kind in kinds]
+
+
+def additive(n: int, dim: int, given: Given, effort: str) -> Recipe:
+    """Columns bent and whitened, then additive couplings: width, batch and steps grow with the rows; dropout is for
+    tables with few rows for their columns."""
     model = {
         "preprocess": "zca" if dim <= WIDEST_WHITENING else "none",
-        "couplings": 0 if n < FEW else 4 if n < 500 else 6,
+        "couplings": 0 if n < FEW or dim < 2 else 4 if n < 500 else 6,
         "hidden_layers": 2,
-        "width": 32 if n < 500 else 64 if n < 5_000 else 128 if n < 50_000 else 256,
+        "width": 32 if n < 500 else 64 if n < 5_000 else 128,
         "dropout": 0.2 if n < 50 * dim else 0.0,
         "initialisation": "whitened",
     }
@@ -35,16 +53,48 @@ def recipe_for(n: int, dim: int, given: Given, work: float = math.inf) -> Recipe
 
     def train(recipe: Recipe) -> dict[str, Any]:
         steps = min(10_000, round(1_500 * max(1.0, n / 1_000) ** 0.4)) if recipe.model.couplings else 1
-        if steps > 1_000:
-            steps = round(min(steps, max(1_000, work / (recipe.train.batch * _multiplications(recipe.model, dim)))))
         rates = {"lr": 3e-3 if n < 10_000 else 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-        per_epoch = round(n * (1 - held_out(n))) // recipe.train.batch
-        return rates | {"clip": 1.0, "precision": "float32"} | _steps(steps, per_epoch, warmup=50, every=20)
+        return rates | {"clip": 1.0} | _steps(bounded(steps, recipe, dim, effort), n, recipe, warmup=50, every=20)
 
-    recipe = Recipe("table", "a table of continuous columns", data=DataSettings(name=IN_MEMORY))
-    return _chosen(
-        recipe, model, batch, train, given if dim > 1 else {**given, "model": {**given["model"], "couplings": 0}}
-    )
+    return _chosen(_table("additive couplings"), model, batch, train, given, dim)
+
+
+def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = False) -> Recipe:
+    """A learned spline in every column, then couplings with splines, learned mixing and residual networks."""
+    model = {
+        "preprocess": "zca" if whitened else "none",
+        "elementwise": 32 if dim <= 100 else 16,
+        "law": "spline",
+        "bins": 16 if dim <= 100 else 8,
+        "mixing": True,
+        "couplings": 0 if dim < 2 else 4 if effort == "low" else 6,
+        "network": "residual",
+        "hidden_layers": 4,
+        "width": 64 if n < 5_000 or effort == "low" else 128,
+        "dropout": 0.2 if n < 5_000 else 0.1,
+        "initialisation": "whitened",
+        "prior": "gaussian",
+    }
+    batch = min(256, max(32, 1 << round(math.log2(n / 4))))
+
+    def train(recipe: Recipe) -> dict[str, Any]:
+        rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
+        steps = bounded(STEPS[effort], recipe, dim, effort)
+        return rates | _steps(steps, n, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
+
+    return _chosen(_table("splines after a whitening" if whitened else "splines"), model, batch, train, given, dim)
+
+
+def bounded(steps: int, recipe: Recipe, dim: int, effort: str) -> int:
+    """No more steps than the work of this effort allows, but 300 at least."""
+    model = recipe.model
+    size = {"affine": 2, "spline": 3 * model.bins - 1}.get(model.law, 1)
+    each = (1 + size) * dim / 2 * model.width + max(model.hidden_layers) * model.width**2
+    return round(min(steps, max(300, WORK[effort] / (recipe.train.batch * max(1, model.couplings * each)))))
+
+
+def _table(title: str) -> Recipe:
+    return Recipe("table", f"a table: {title}", data=DataSettings(name=IN_MEMORY))
 
 
 def recipe_for_images(n: int, dim: int, given: Given) -> Recipe:
@@ -66,31 +116,27 @@ def recipe_for_images(n: int, dim: int, given: Given) -> Recipe:
     def train(recipe: Recipe) -> dict[str, Any]:
         rates = {"lr": 5e-4, "betas": [0.9, 0.99], "eps": 1e-5, "weight_decay": 0.1}
         steps = round(2_000 * max(1.0, n / 1_000) ** 0.4)
-        return rates | _steps(steps, n // recipe.train.batch, warmup=200, every=50)
+        return rates | _steps(steps, n, recipe, warmup=200, every=50) | {"precision": "auto"}
 
-    return _chosen(Recipe(), model, min(200, max(20, n // 40)), train, given)
+    return _chosen(Recipe(), model, min(200, max(20, n // 40)), train, given, dim)
 
 
 def _chosen(
-    recipe: Recipe, model: dict[str, Any], batch: int, train: Callable[[Recipe], dict[str, Any]], given: Given
+    recipe: Recipe, model: dict[str, Any], batch: int, train: Callable[[Recipe], dict[str, Any]], given: Given, dim: int
 ) -> Recipe:
     """The recipe with what is chosen, and `given` in its place; how it trains is chosen for its batch and couplings."""
+    if dim < 2:
+        given = {**given, "model": {**given["model"], "couplings": 0}}
     recipe = recipe.changed({"model": model, "train": {"batch": batch}}, "").changed(given, "NICE")
     return recipe.changed({"train": train(recipe)}, "").changed(given, "NICE")
 
 
-def _multiplications(model: ModelSettings, dim: int) -> int:
-    """About how many the coupling functions take for one row."""
-    depths = model.hidden_layers if len(model.hidden_layers) > 1 else model.hidden_layers * model.couplings
-    return sum(dim * model.width + max(0, depth - 1) * model.width**2 for depth in depths)
-
-
-def _steps(steps: int, per_epoch: int, *, warmup: int, every: int) -> dict[str, Any]:
+def _steps(steps: int, n: int, recipe: Recipe, *, warmup: int, every: int) -> dict[str, Any]:
     """Settings that make so many steps, counted in epochs, of which one of a small table is a step or two.
 
     A validation comes every few steps or once an epoch; training ends after 10 of them without a better one.
     """
-    per_epoch = max(1, per_epoch)
+    per_epoch = max(1, round(n * (1 - held_out(n))) // recipe.train.batch)
     epochs = max(1, round(every / per_epoch))
     return {
         "epochs": math.ceil(steps / per_epoch),
@@ -98,6 +144,7 @@ def _steps(steps: int, per_epoch: int, *, warmup: int, every: int) -> dict[str, 
         "schedule": "cosine",
         "loss": "nats-per-dim",
         "ema": 0.99,
+        "precision": "float32",
         "evaluate_every": epochs,
         "patience": 10 * epochs,
     }

@@ -19,10 +19,13 @@ from nicest.recipes.blocks import (
     POSITIVE,
     Block,
     CouplingBlock,
+    ElementwiseBlock,
     Kind,
     LawSettings,
     LogitBlock,
+    MixingBlock,
     MLPNetwork,
+    ResidualNetwork,
     Rule,
     ScalingBlock,
     Settings,
@@ -43,6 +46,7 @@ BETAS = Rule(
     "two numbers, in [0, 1) and [0.5, 1); the paper's beta2 = 0.01 weighs the new gradient: today's 0.99",
     lambda betas: len(betas) == 2 and 0 <= betas[0] < 1 and 0.5 <= betas[1] < 1,
 )
+BINS = Rule("0, or from 2 to 256", lambda bins: bins == 0 or 2 <= bins <= 256)
 SIZE = Rule(
     "a height and a width", lambda size: not size or (len(size) == 2 and 1 <= min(size) <= max(size) <= 1 << 14)
 )
@@ -105,13 +109,19 @@ class ModelSettings(Settings):
     marginals: Literal["none", "sinh-arcsinh"] = setting(
         "none", "before the whitening, bend each column until its skew and tails are a Gaussian's, as a layer"
     )
+    elementwise: int = setting(0, "bins of a learned spline in every column, after the marginals; 0 for none", BINS)
+    mixing: bool = setting(False, "a learned linear layer before every coupling, and after the last")
     couplings: int = setting(
         4, "number of coupling layers; their roles alternate; none for a single column", within(0, 1000)
     )
     partition: Literal["odd-even", "halves", "checkerboard"] = setting("odd-even", "how components are split")
-    law: Literal["additive", "multiplicative", "affine"] = setting("additive", "the coupling law")
+    law: Literal["additive", "multiplicative", "affine", "spline"] = setting("additive", "the coupling law")
     bound: float = setting(2.0, "largest absolute log-scale of the multiplicative and affine laws", POSITIVE)
-    hidden_layers: tuple[int, ...] = setting((5,), "hidden layers of each coupling function, or one number for all")
+    bins: int = setting(8, "bins of the spline law", within(2, 256))
+    network: Literal["mlp", "residual"] = setting("mlp", "the coupling function: plain, or in residual blocks")
+    hidden_layers: tuple[int, ...] = setting(
+        (5,), "hidden layers of each coupling function, or one number for all; a residual block has two"
+    )
     width: int = setting(1000, "units of every hidden layer", within(1, 100_000))
     dropout: float = setting(0.0, "dropout after every rectifier", BELOW_ONE)
     initialisation: Literal["torch", "uniform", "zero-last", "whitened"] = setting(
@@ -130,21 +140,28 @@ class ModelSettings(Settings):
         """The blocks of the model: those listed, or those that the other settings are short for."""
         if self.blocks:
             return self.blocks
-        starts = "zero-last" if self.initialisation == "whitened" else self.initialisation
-        law = LawSettings(self.law, () if self.law == "additive" else (("bound", self.bound),))
-        repeat = self.couplings if len(self.hidden_layers) == 1 else 1
-        couplings = (
-            CouplingBlock(repeat, self.partition, law, MLPNetwork(depth, self.width, self.dropout, starts))
-            for depth in self.hidden_layers
-        )
         return (
             *([LogitBlock()] if self.preprocess == "logit" else []),
             *([SinhArcsinhBlock()] if self.marginals == "sinh-arcsinh" else []),
+            *([ElementwiseBlock(LawSettings("spline", (("bins", self.elementwise),)))] if self.elementwise else []),
             *([ZCABlock(self.shrinkage)] if self.preprocess == "zca" else []),
             *([TriangularBlock(self.shrinkage)] if self.preprocess == "triangular" else []),
-            *(couplings if self.couplings else []),
+            *(self._couplings() if self.couplings else []),
             ScalingBlock("prior" if self.initialisation == "whitened" else "identity"),
         )
+
+    def _couplings(self) -> Iterator[Block]:
+        starts = "zero-last" if self.initialisation == "whitened" else self.initialisation
+        settings = {"additive": (), "spline": (("bins", self.bins),)}.get(self.law, (("bound", self.bound),))
+        alike = len(self.hidden_layers) == 1
+        for depth in self.hidden_layers * self.couplings if alike and self.mixing else self.hidden_layers:
+            plain = MLPNetwork(depth, self.width, self.dropout, starts)
+            residual = ResidualNetwork(depth // 2, self.width, self.dropout, starts)
+            network = residual if self.network == "residual" else plain
+            yield from [MixingBlock()] if self.mixing else []
+            repeat = self.couplings if alike and not self.mixing else 1
+            yield CouplingBlock(repeat, self.partition, LawSettings(self.law, settings), network)
+        yield from [MixingBlock()] if self.mixing else []
 
     @property
     def n_layers(self) -> int:
@@ -223,6 +240,9 @@ class TrainSettings(Settings):
     )
     sharding: Literal["none", "full"] = setting(
         "none", "under torchrun: each process holds all weights, or, for models beyond one GPU, its part of them"
+    )
+    effort: Literal["low", "medium", "high"] = setting(
+        "medium", "how much work goes into a table whose model is chosen for it: seconds, a minute, minutes"
     )
     evaluate_every: int = setting(
         1, "epochs between two validations; the best model by validation is kept", at_least(1)

@@ -44,6 +44,9 @@ class Callback:
 class ProgressBar(Callback):
     """A bar with the time left on a terminal; elsewhere a line for each validation."""
 
+    def __init__(self) -> None:
+        self.bar = Bar("", 1)  # for notes before training
+
     def started(self, training: Begun) -> None:
         self.epochs = training.epochs
         self.bar = Bar(training.name, training.steps, training.step).__enter__()

@@ -21,7 +21,7 @@ from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
-from nicest.recipes.defaults import IN_MEMORY
+from nicest.recipes.defaults import IN_MEMORY, settings_given
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.digests import ENVIRONMENT
@@ -33,6 +33,8 @@ from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
 from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
+
+TRIAL = 0.15  # share of a training that tells which of several recipes is best
 
 
 class Fitted(NamedTuple):
@@ -170,13 +172,51 @@ def train(
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
-            recipe = world.broadcast(sized(recipe, splits, overrides) if world.rank == 0 else None)
+            asked = settings_given(recipe, overrides)
+            recipe = world.broadcast(
+                choose(sized(recipe, splits, asked), splits, place, shown)[0] if world.rank == 0 else None
+            )
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
             sink.refuse_existing()
             state = start(recipe, splits, place, world)
             begin(state, splits, sink)
             return run_loop(state, splits, sink, shown)
+
+
+def choose(
+    recipes: Sequence[Recipe], splits: Splits, device: torch.device, callbacks: Sequence[Callback] = ()
+) -> tuple[Recipe, list[dict[str, Any]]]:
+    """The recipe that does best on the validation rows after a short training, and what each came to."""
+    tried: list[dict[str, Any]] = []
+    shown = [ProgressBar()] if any(isinstance(each, ProgressBar) for each in callbacks) else []
+    for recipe in recipes if len(recipes) > 1 else []:
+        epochs = math.ceil(TRIAL * recipe.train.epochs)
+        every = min(recipe.train.evaluate_every, max(1, epochs // 4))
+        short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
+        trial = replace(recipe, name=f"trying {recipe.title.partition(': ')[2]}", train=short)
+        nats = fit_rows(trial, splits, device, shown).figures["valid_nats"]
+        tried.append({"title": recipe.title, "valid_nats": nats})
+    if not tried:
+        return recipes[0], []
+    best = max(range(len(recipes)), key=lambda i: tried[i]["valid_nats"])
+    figures = ", ".join(f"{each['title'].partition(': ')[2]} {each['valid_nats']:.2f}" for each in tried)
+    for each in callbacks:
+        each.note(f"after short trainings, nats of the validation rows: {figures}; the best is trained in full")
+    return recipes[best], tried
+
+
+def fit_rows(
+    recipe: Recipe, splits: Splits, device: torch.device, callbacks: Sequence[Callback] = (), flow: Flow | None = None
+) -> Fitted:
+    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64."""
+    recipe = describe(recipe, splits)
+    if flow is None:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(recipe.train.seed)
+            flow = build(recipe, splits.steps).double()
+            prepare(flow, splits, torch.device("cpu"), World(), everything=True)
+    return fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
 
 
 def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:

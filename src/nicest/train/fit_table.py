@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from nicest.data import Splits, in_memory
+from nicest.data import in_memory
 from nicest.data.arrays import widened
 from nicest.data.columns import Column
 from nicest.data.splits import WIDEST
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.recipes import Recipe
-from nicest.recipes.build import build, units_of
-from nicest.recipes.defaults import FEW, IN_MEMORY, held_out, recipe_for
-from nicest.recipes.recipe import ModelSettings
-from nicest.recipes.splits import describe
-from nicest.runs.runtime import choose_device, rows_to
-from nicest.runs.sinks import Memory
-from nicest.train.distributed import World
-from nicest.train.fit import Fitted, fit_flow, prepare
-from nicest.train.initial import UNBENT, choose_start, some
+from nicest.recipes.defaults import IN_MEMORY, held_out
+from nicest.recipes.recipe import DataSettings, ModelSettings, TrainSettings
+from nicest.runs.runtime import choose_device
+from nicest.train.callbacks import ProgressBar
+from nicest.train.fit import Fitted, choose, fit_rows
+from nicest.train.initial import sized
 
 
 def fit_table(
@@ -40,54 +35,34 @@ def fit_table(
     warm: tuple[Flow, ModelSettings] | None = None,
     columns: Sequence[Column] = (),
     copies: np.ndarray | None = None,
-    work: float = math.inf,
 ) -> Fitted:
     """A flow of rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
 
     Cells that are NaN are missing. `valid` is the share of rows that validates, by default as their number asks for.
-    `columns` say which are discrete, if any is; `copies` how often each row counts; `work` is that of `recipe_for`.
+    `columns` say which are discrete, if any is; `copies` how often each row counts.
     """
     if rows.shape[1] > WIDEST and np.isnan(rows).any():
         raise NicestError(f"expected rows without NaN, as of all tables of more than {WIDEST} columns: leave them out")
     there = ~np.isnan(rows).all(1)
     rows, copies = rows[there], None if copies is None else copies[there]
     given = {"model": {}, "train": {}} | dict(given or {})
-    fewest = int((~np.isnan(rows)).sum(0).min())
-    recipe = recipe_for(len(rows) if fewest >= FEW else fewest, rows.shape[1], given, work)
-    recipe = recipe.changed({"train": {"seed": seed}}, "NICE")
     share = held_out(len(rows)) if valid is None else valid
     dtype = np.float32 if np.nanmax(np.abs(rows)) < np.finfo(np.float32).max / 4 else np.float64
     rows = (widened(rows, seed) if warm is None else rows).astype(dtype)
     splits = in_memory(IN_MEMORY, rows, seed, share, columns)
-    if warm is None:
-        # from rows that come once each: with copies of a row on both sides, cross-validation would choose badly
-        units = units_of(describe(recipe, splits).data, splits.steps).double()
-        noise = torch.Generator().manual_seed(seed)
-        seen = units.enter(rows_to(some(splits.training)), generator=noise).numpy()
-        recipe = choose_start(seen, recipe, ({} if fewest >= FEW else UNBENT) | dict(given["model"]))
+    place, shown = choose_device(device), () if quiet else [ProgressBar()]
+    # from rows that come once each: with copies of a row on both sides, cross-validation would choose badly
+    recipes = sized(Recipe("table", data=DataSettings(name=IN_MEMORY), train=TrainSettings(seed=seed)), splits, given)
     if copies is not None:
         splits = in_memory(IN_MEMORY, rows, seed, share, columns, copies)
-        recipe = recipe.changed({"train": _shorter(recipe, copies.mean())}, "NICE").changed(given, "NICE")
-    if warm is None:
-        return fit_rows(recipe, splits, device=device, quiet=quiet)
-    flow, model = warm
-    return fit_rows(replace(recipe, model=model), splits, device=device, quiet=quiet, flow=copy.deepcopy(flow))
+        recipes = [each.changed({"train": _shorter(each, copies.mean())}, "").changed(given, "") for each in recipes]
+    if warm is not None:
+        flow, model = warm
+        return fit_rows(replace(recipes[0], model=model), splits, place, shown, flow=copy.deepcopy(flow))
+    return fit_rows(choose(recipes, splits, place, shown)[0], splits, place, shown)
 
 
 def _shorter(recipe: Recipe, times: float) -> dict[str, int]:
     """The lengths that count in epochs, for epochs that have `times` as many steps."""
     lengths = ("epochs", "evaluate_every", "patience")
     return {name: max(1, round(getattr(recipe.train, name) / times)) for name in lengths}
-
-
-def fit_rows(
-    recipe: Recipe, splits: Splits, *, device: str = "cpu", quiet: bool = True, flow: Flow | None = None
-) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64."""
-    place, recipe = choose_device(device), describe(recipe, splits)
-    if flow is None:
-        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-            torch.manual_seed(recipe.train.seed)
-            flow = build(recipe, splits.steps).double()
-            prepare(flow, splits, torch.device("cpu"), World(), everything=True)
-    return fit_flow(flow, recipe, splits, Memory(), () if quiet else None, place, initialise=False)

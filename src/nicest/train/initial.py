@@ -16,7 +16,7 @@ from nicest.data import Splits
 from nicest.flows import Gaussian, Logistic, Prior, SinhArcsinh, moments
 from nicest.recipes import Recipe
 from nicest.recipes.build import units_of
-from nicest.recipes.defaults import FEW, recipe_for, recipe_for_images, settings_given
+from nicest.recipes.defaults import FEW, Given, recipe_for_images, recipes_for
 from nicest.recipes.splits import describe
 from nicest.runs.runtime import rows_to
 
@@ -36,19 +36,28 @@ class Start(NamedTuple):
     shrinkage: float = 0.4
 
 
-def sized(recipe: Recipe, splits: Splits, overrides: tuple[str, ...]) -> Recipe:
-    """The recipe with model and training chosen for the rows, but for what it sets itself, or `overrides` do."""
-    given = settings_given(recipe, overrides)
-    n, images = splits.n_training + len(splits.validating), len(splits.shape) > 1
+def sized(recipe: Recipe, splits: Splits, given: Given) -> list[Recipe]:
+    """Recipes to try, with model and training chosen for the rows, but for what is `given`."""
+    images = len(splits.shape) > 1
+    n = splits.n_training + (0 if splits.valid is splits.train else len(splits.validating))
     sparse = len(splits.missing) > 0 and splits.fewest_observed < FEW
-    n = splits.fewest_observed if sparse else n
-    made = (recipe_for_images if images else recipe_for)(n, splits.dim, given)
-    chosen: dict[str, Any] = {"marginals": made.model.marginals} if images else UNBENT if sparse else {}
-    rows = some(splits.training)
+    made = recipes_for(splits.fewest_observed if sparse else n, splits.dim, given)
+    if images:
+        made = [recipe_for_images(n, splits.dim, given)]
     noise = torch.Generator().manual_seed(recipe.train.seed)
-    noisy = units_of(describe(recipe, splits).data, splits.steps).enter(rows_to(rows), generator=noise).numpy()
-    recipe = replace(recipe, model=made.model, train=made.train, sized=False)
-    return choose_start(noisy, recipe, chosen | given["model"], SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
+    units = units_of(describe(recipe, splits).data, splits.steps)
+    noisy = units.enter(rows_to(some(splits.training)), generator=noise).numpy()
+    found = []
+    for each in made:
+        fixed: dict[str, Any] = {"marginals": "none"} if images else UNBENT if sparse or n < FEW else {}
+        if each.model.law == "spline":
+            fixed = fixed | {"prior": each.model.prior}
+        trained = replace(each.train, seed=recipe.train.seed)
+        title = recipe.title if images else each.title
+        changed = replace(recipe, title=title, model=each.model, train=trained, sized=False)
+        among = SHRINKAGES_OF_IMAGES if images else SHRINKAGES
+        found.append(choose_start(noisy, changed, fixed | dict(given["model"]), among))
+    return found
 
 
 def some(rows: np.ndarray) -> np.ndarray:
