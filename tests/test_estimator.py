@@ -20,10 +20,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import nicest
 from nicest import NICE, NicestError
 from nicest.data import in_memory
-from nicest.estimator import WORK, repetitions
+from nicest.estimator import repetitions
 from nicest.flows import Coupling
 from nicest.inference.engine import Engine
-from nicest.recipes.defaults import recipe_for
+from nicest.recipes.build import build
+from nicest.recipes.defaults import WORK, held_out, recipes_for
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
 from nicest.train.fit import train as train_recipe
@@ -40,18 +41,18 @@ def gaussian_rows(n: int = 400, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def fitted() -> NICE:
-    return NICE(random_state=0, epochs=20).fit(gaussian_rows())
+    return NICE(law="additive", random_state=0, epochs=20).fit(gaussian_rows())
 
 
 @pytest.mark.filterwarnings("ignore:.*array_api:sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([NICE()], expected_failed_checks=lambda estimator: WEIGHTS)
+@parametrize_with_checks([NICE(effort="low", epochs=2)], expected_failed_checks=lambda estimator: WEIGHTS)
 def test_it_is_an_estimator(estimator: NICE, check: Callable):
     check(estimator)
 
 
 class TestDensity:
     def test_gaussian_rows_get_their_log_density(self):
-        model = NICE(random_state=0, prior="gaussian", marginals="none").fit(gaussian_rows(2_000))
+        model = NICE(law="additive", random_state=0, prior="gaussian", marginals="none").fit(gaussian_rows(2_000))
         rows = gaussian_rows(500, seed=1)
         exact = stats.multivariate_normal([0, 5, -20], MIXING.T @ MIXING).logpdf(rows)
         assert model.score(rows) == pytest.approx(exact.mean(), abs=0.02)
@@ -67,7 +68,7 @@ class TestDensity:
 
     def test_it_integrates_to_one_over_a_skewed_column(self):
         x = np.random.default_rng(0).lognormal(size=(300, 1))
-        model = NICE(random_state=0).fit(x)
+        model = NICE(law="additive", random_state=0).fit(x)
         assert not any(isinstance(layer, Coupling) for layer in model.flow_.chain)
         grid = np.linspace(-20, 400, 200_001)[:, None]
         assert np.trapezoid(np.exp(model.score_samples(grid)), grid[:, 0]) == pytest.approx(1, abs=2e-3)
@@ -84,7 +85,10 @@ class TestDensity:
         angle = np.random.default_rng(0).uniform(0, np.pi, 600)
         x = np.column_stack([np.cos(angle), np.sin(angle)]) + np.random.default_rng(1).normal(0, 0.1, (600, 2))
         x, unseen = x[:400], x[400:]
-        model, start = NICE(random_state=0).fit(x), NICE(random_state=0, couplings=0).fit(x)
+        model, start = (
+            NICE(law="additive", random_state=0).fit(x),
+            NICE(law="additive", random_state=0, couplings=0).fit(x),
+        )
         assert model.n_epochs_ > 0
         assert model.score(unseen) > start.score(unseen) + 0.1
 
@@ -107,7 +111,7 @@ class TestOutliers:
     @pytest.mark.parametrize("contamination", [0.05, 0.25, 0.5])
     def test_contamination_is_the_share_of_outliers(self, contamination: float):
         x = gaussian_rows()
-        labels = NICE(random_state=0, epochs=1, contamination=contamination).fit_predict(x)
+        labels = NICE(law="additive", random_state=0, epochs=1, contamination=contamination).fit_predict(x)
         assert (labels == -1).mean() == pytest.approx(contamination)
 
     def test_auto_is_tukeys_fence(self, fitted: NICE):
@@ -133,14 +137,14 @@ class TestOutliers:
 class TestInScikitLearn:
     def test_pipeline(self):
         x = gaussian_rows()
-        pipe = make_pipeline(StandardScaler(), NICE(random_state=0, epochs=1)).fit(x)
+        pipe = make_pipeline(StandardScaler(), NICE(law="additive", random_state=0, epochs=1)).fit(x)
         assert pipe.transform(x).shape == x.shape
         assert np.isfinite(pipe.score(x))
         np.testing.assert_allclose(pipe.inverse_transform(pipe.transform(x)), x, atol=1e-10)
 
     def test_grid_search_over_numpy_numbers(self):
         grid = {"width": np.array([8, 16]), "prior": ["gaussian", "logistic"]}
-        search = GridSearchCV(NICE(random_state=0, epochs=1), grid, cv=2).fit(gaussian_rows(100))
+        search = GridSearchCV(NICE(law="additive", random_state=0, epochs=1), grid, cv=2).fit(gaussian_rows(100))
         assert search.best_params_["prior"] == "gaussian"
         assert np.isfinite(search.best_estimator_.score(gaussian_rows(10)))
 
@@ -153,7 +157,7 @@ class TestInScikitLearn:
     def test_pandas_in_and_out(self):
         pd = pytest.importorskip("pandas")
         table = pd.DataFrame(gaussian_rows(100), columns=["a", "b", "c"])
-        model = NICE(random_state=0, epochs=1).fit(table)
+        model = NICE(law="additive", random_state=0, epochs=1).fit(table)
         assert list(model.feature_names_in_) == ["a", "b", "c"]
         latent = model.set_output(transform="pandas").transform(table)
         assert isinstance(latent, pd.DataFrame)
@@ -163,7 +167,7 @@ class TestInScikitLearn:
 
     def test_the_same_random_state_gives_the_same_numbers(self):
         x = gaussian_rows(100)
-        first, again, other = (NICE(random_state=seed, epochs=30).fit(x) for seed in (1, 1, 2))
+        first, again, other = (NICE(law="additive", random_state=seed, epochs=30).fit(x) for seed in (1, 1, 2))
         assert np.array_equal(first.score_samples(x), again.score_samples(x))
         assert not np.array_equal(first.score_samples(x), other.score_samples(x))
         assert np.array_equal(first.sample(5, random_state=3), again.sample(5, random_state=3))
@@ -173,7 +177,7 @@ class TestInScikitLearn:
         import torch
 
         before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-        NICE(random_state=0, epochs=1).fit(gaussian_rows(60)).sample(3, random_state=0)
+        NICE(law="additive", random_state=0, epochs=1).fit(gaussian_rows(60)).sample(3, random_state=0)
         assert torch.equal(torch.get_rng_state(), before)
         assert np.array_equal(np.random.get_state()[1], numbers)  # noqa: NPY002
 
@@ -186,7 +190,7 @@ class TestInScikitLearn:
 
     def test_warm_start_goes_on(self):
         x = gaussian_rows(200)
-        model = NICE(random_state=0, epochs=5, warm_start=True).fit(x)
+        model = NICE(law="additive", random_state=0, epochs=5, warm_start=True).fit(x)
         before, marginals = model.history_[-1]["valid_nats"], model.recipe_.model.marginals
         with pytest.warns(UserWarning, match="marginals stays"):
             model.set_params(marginals="sinh-arcsinh" if marginals == "none" else "none").fit(x)
@@ -194,9 +198,9 @@ class TestInScikitLearn:
         assert model.history_[0]["valid_nats"] == pytest.approx(before, abs=0.05)
 
     def test_it_prints_nothing_unless_asked(self, capfd: pytest.CaptureFixture[str]):
-        NICE(random_state=0, epochs=2).fit(gaussian_rows(60))
+        NICE(law="additive", random_state=0, epochs=2).fit(gaussian_rows(60))
         assert capfd.readouterr() == ("", "")
-        NICE(random_state=0, epochs=50, verbose=True).fit(gaussian_rows(60))
+        NICE(law="additive", random_state=0, epochs=50, verbose=True).fit(gaussian_rows(60))
         assert "valid" in capfd.readouterr().err
 
 
@@ -211,7 +215,7 @@ class TestEngine:
 
         monkeypatch.setattr("nicest.estimator.Engine", Counted)
         x = gaussian_rows(60)
-        model = NICE(random_state=0, epochs=1).fit(x)
+        model = NICE(law="additive", random_state=0, epochs=1).fit(x)
         h = model.transform(x)
         model.score_samples(x), model.inverse_transform(h), model.sample(5), model.predict(x)
         assert built == [model.flow_]
@@ -243,7 +247,7 @@ class TestRunFolder:
     def test_names_of_columns_are_kept(self, tmp_path: Path):
         pd = pytest.importorskip("pandas")
         table = pd.DataFrame(gaussian_rows(60), columns=["a", "b", "c"])
-        NICE(random_state=0, epochs=1).fit(table).save(tmp_path / "run")
+        NICE(law="additive", random_state=0, epochs=1).fit(table).save(tmp_path / "run")
         assert list(NICE.load(tmp_path / "run").feature_names_in_) == ["a", "b", "c"]
 
     def test_the_command_line_takes_it(self, fitted: NICE, tmp_path: Path):
@@ -260,7 +264,7 @@ class TestRunFolder:
     def test_its_columns_are_a_table_to_the_command_line(self, tmp_path: Path):
         pd = pytest.importorskip("pandas")
         table = pd.DataFrame(gaussian_rows(300), columns=["a", "b", "c"])
-        model = NICE(random_state=0, epochs=1).fit(table)
+        model = NICE(law="additive", random_state=0, epochs=1).fit(table)
         model.save(tmp_path / "run")
         table.to_parquet(tmp_path / "t.parquet")
         result = score(nicest.open(tmp_path / "run"), [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
@@ -276,7 +280,7 @@ class TestRunFolder:
         pd = pytest.importorskip("pandas")
         table = pd.DataFrame(gaussian_rows(300) + np.array([1e6, 0, -50]), columns=["a", "b", "c"])
         table.to_parquet(tmp_path / "t.parquet")
-        recipe = recipe_for(300, 3, {"model": {}, "train": {"epochs": 2}})
+        (recipe,) = recipes_for(300, 3, {"model": {"law": "additive"}, "train": {"epochs": 2}})
         train_recipe(recipe.override(f'data.name="{tmp_path / "t.parquet"}"'), tmp_path / "run")
         model = NICE.load(tmp_path / "run")
         score(nicest.open(tmp_path / "run"), [tmp_path / "t.parquet"], out=tmp_path / "s.parquet")
@@ -298,7 +302,7 @@ class TestRunFolder:
         table.loc[::3, "t"] = "v"
         for name, columns in {"numbers": ["a", "n"], "texts": ["a", "t"]}.items():
             table[columns].to_parquet(tmp_path / f"{name}.parquet")
-            recipe = recipe_for(300, 2, {"model": {}, "train": {"epochs": 1}})
+            (recipe,) = recipes_for(300, 2, {"model": {"law": "additive"}, "train": {"epochs": 1}})
             train_recipe(recipe.override(f'data.name="{tmp_path / name}.parquet"'), tmp_path / name)
         model = NICE.load(tmp_path / "numbers")
         result = score(nicest.open(tmp_path / "numbers"), [tmp_path / "numbers.parquet"], out=tmp_path / "s.csv")
@@ -310,10 +314,10 @@ class TestRunFolder:
     def test_a_run_of_the_command_line_is_loaded(self, tmp_path: Path):
         x = gaussian_rows().astype(np.float32)
         np.save(tmp_path / "x.npy", x)
-        recipe = recipe_for(len(x), 3, {"model": {}, "train": {"epochs": 2}})
+        (recipe,) = recipes_for(len(x), 3, {"model": {"law": "additive"}, "train": {"epochs": 2}})
         train_recipe(recipe.override(f"data.name={tmp_path / 'x.npy'}"), tmp_path / "run")
         model = NICE.load(tmp_path / "run")
-        assert model.score(x) == pytest.approx(NICE(random_state=0, epochs=2).fit(x).score(x), abs=0.1)
+        assert model.score(x) == pytest.approx(NICE(law="additive", random_state=0, epochs=2).fit(x).score(x), abs=0.1)
         assert (model.predict(x) == 1).mean() > 0.95
         assert model.get_params()["epochs"] == 2
 
@@ -364,7 +368,7 @@ class TestBadRows:
     )
     def test_parameters_are_refused_in_their_own_words(self, parameter: dict, words: str):
         with pytest.raises(ValueError, match=words) as refused:
-            NICE(random_state=0, **parameter).fit(gaussian_rows(60))
+            NICE(law="additive", random_state=0, **parameter).fit(gaussian_rows(60))
         assert not re.search(r"--|recipe|NICE|model\.|train\.|preprocess|memory", str(refused.value))
 
     def test_no_samples(self, fitted: NICE):
@@ -377,7 +381,7 @@ class TestAwkwardRows:
         x = gaussian_rows(100)
         x = np.column_stack([x, x[:, 0], np.full(100, 7.0), np.zeros(100)])
         x = np.concatenate([x, x])
-        model = NICE(random_state=0, epochs=20).fit(x)
+        model = NICE(law="additive", random_state=0, epochs=20).fit(x)
         assert np.isfinite(model.score_samples(x)).all()
         assert np.isfinite(model.sample(100, random_state=0)).all()
         wrong = x[:1] + np.array([0, 0, 0, 0, 1, 0])
@@ -385,18 +389,18 @@ class TestAwkwardRows:
 
     def test_more_columns_than_rows(self):
         x = np.random.default_rng(0).normal(size=(60, 100))
-        assert np.isfinite(NICE(random_state=0, epochs=2).fit(x).score(x[:5] + 0.1))
+        assert np.isfinite(NICE(law="additive", random_state=0, epochs=2).fit(x).score(x[:5] + 0.1))
 
     def test_very_many_columns(self):
         x = np.random.default_rng(0).normal(size=(60, 1_500))
-        model = NICE(random_state=0, epochs=1).fit(x)
+        model = NICE(law="additive", random_state=0, epochs=1).fit(x)
         assert model.recipe_.model.preprocess == "none"
         assert np.isfinite(model.score(x))
 
     @pytest.mark.parametrize("n", [2, 3, 5, 11, 49])
     def test_very_few_rows(self, n: int):
         x = gaussian_rows(n)
-        model = NICE(random_state=0).fit(x)
+        model = NICE(law="additive", random_state=0).fit(x)
         assert np.isfinite(model.score(gaussian_rows(10, seed=2)))
         assert model.recipe_.model.couplings == 0
 
@@ -412,11 +416,11 @@ class TestUnits:
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, rows: np.ndarray) -> NICE:
-        return NICE(random_state=0, epochs=30).fit(rows)
+        return NICE(law="additive", random_state=0, epochs=30).fit(rows)
 
     @pytest.mark.parametrize("offset", [1e12, -(2.0**40), 1.7e9, 3.0])
     def test_an_offset(self, model: NICE, rows: np.ndarray, offset: float):
-        far = NICE(random_state=0, epochs=30).fit(rows + offset)
+        far = NICE(law="additive", random_state=0, epochs=30).fit(rows + offset)
         np.testing.assert_allclose(far.score_samples(rows + offset), model.score_samples(rows), rtol=0, atol=1e-3)
         drawn, moved = model.sample(500, random_state=1), far.sample(500, random_state=1)
         np.testing.assert_allclose(moved - offset, drawn, rtol=0, atol=1e-3)
@@ -428,7 +432,7 @@ class TestUnits:
 
     @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e300])
     def test_a_scale(self, model: NICE, rows: np.ndarray, scale: float):
-        other = NICE(random_state=0, epochs=30).fit(rows * scale)
+        other = NICE(law="additive", random_state=0, epochs=30).fit(rows * scale)
         expected = model.score_samples(rows) - 3 * np.log(scale)
         np.testing.assert_allclose(other.score_samples(rows * scale), expected, rtol=0, atol=1e-3)
         nats = [each.history_[-1]["valid_nats"] for each in (model, other)]
@@ -437,19 +441,19 @@ class TestUnits:
         np.testing.assert_allclose(drawn, model.sample(500, random_state=1), rtol=1e-4, atol=1e-3)
 
     def test_a_warm_start_keeps_them(self, rows: np.ndarray):
-        model = NICE(random_state=0, epochs=5, warm_start=True).fit(rows * 1e-200 + 0.0)
+        model = NICE(law="additive", random_state=0, epochs=5, warm_start=True).fit(rows * 1e-200 + 0.0)
         before = model.score(rows * 1e-200)
         assert model.fit(rows * 1e-200).score(rows * 1e-200) > before - 0.1
 
     def test_what_the_command_line_cannot_hold_is_not_saved(self, rows: np.ndarray, tmp_path: Path):
-        model = NICE(random_state=0, couplings=0).fit(rows * 1e-200)
+        model = NICE(law="additive", random_state=0, couplings=0).fit(rows * 1e-200)
         with pytest.raises(NicestError, match=r"spread is from 1e-30 to 1e\+30: rescale X to save it"):
             model.save(tmp_path / "run")
 
     def test_columns_of_several_offsets_reach_the_command_line(self, rows: np.ndarray, tmp_path: Path):
         """.npy, whose float64 the command line keeps: in float32 all rows of the first column are one."""
         moved = rows + np.array([1e12, 0, -1e6])
-        model = NICE(random_state=0, epochs=1).fit(moved)
+        model = NICE(law="additive", random_state=0, epochs=1).fit(moved)
         model.save(tmp_path / "run")
         np.save(tmp_path / "x.npy", moved)
         command = ["score", str(tmp_path / "run"), str(tmp_path / "x.npy"), "--out", str(tmp_path / "s.csv")]
@@ -468,7 +472,7 @@ class TestWeights:
 
     def gaussian(self, x: np.ndarray, weight: np.ndarray | None) -> NICE:
         """A full Gaussian in closed form, but for a scaling that hardly learns."""
-        return NICE(random_state=0, learning_rate=1e-12, **self.CLOSED).fit(x, sample_weight=weight)
+        return NICE(law="additive", random_state=0, learning_rate=1e-12, **self.CLOSED).fit(x, sample_weight=weight)
 
     @pytest.mark.parametrize(("second", "unit"), [(3.0, 1), (3.0, 0.01), (3.0, 1e5), (2.7, 1)])
     def test_a_gaussian_has_the_weighted_moments(self, second: float, unit: float):
@@ -495,7 +499,8 @@ class TestWeights:
         weight[200:] = 0
         x[200:] = 1e6
         model, without = (
-            NICE(random_state=0, epochs=20).fit(rows, sample_weight=w) for rows, w in ((x, weight), (x[:200], None))
+            NICE(law="additive", random_state=0, epochs=20).fit(rows, sample_weight=w)
+            for rows, w in ((x, weight), (x[:200], None))
         )
         assert model.columns_ == without.columns_
         assert model.score(x[:200]) == pytest.approx(without.score(x[:200]), abs=0.05)
@@ -508,8 +513,8 @@ class TestWeights:
         )
         x = np.column_stack([np.cos(angle), np.sin(angle)]) * np.where(np.arange(800) % 2, 1, -1)[:, None] + noise
         weight = np.where(np.arange(800) % 2, 1.0, 1e-3)
-        model = NICE(random_state=0).fit(x[:600], sample_weight=weight[:600])
-        start = NICE(random_state=0, couplings=0).fit(x[:600][1::2])
+        model = NICE(law="additive", random_state=0).fit(x[:600], sample_weight=weight[:600])
+        start = NICE(law="additive", random_state=0, couplings=0).fit(x[:600][1::2])
         assert model.n_epochs_ > 0
         assert model.score(x[601::2]) > start.score(x[601::2]) + 0.1
         assert model.score(x[601::2]) > model.score(x[600::2]) + 1
@@ -549,7 +554,7 @@ class TestDiscrete:
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, rows: np.ndarray) -> NICE:
-        return NICE(random_state=0, width=32, epochs=60).fit(rows)
+        return NICE(law="additive", discrete="values", random_state=0, width=32, epochs=60).fit(rows)
 
     def test_columns_are_found(self, model: NICE):
         assert [(column.kind, column.step) for column in model.columns_] == [
@@ -564,7 +569,7 @@ class TestDiscrete:
     def test_probabilities_sum_to_one_and_are_near_the_shares(self):
         x = np.random.default_rng(0).choice([0.0, 1, 2], (3_000, 2), p=[0.2, 0.5, 0.3])
         x[:, 1] = np.where(x[:, 0] == 1, x[:, 1], 0) * 5
-        model = NICE(random_state=0, width=32).fit(x)
+        model = NICE(law="additive", discrete="values", random_state=0, width=32).fit(x)
         cells = np.stack(np.meshgrid([0.0, 1, 2], [0.0, 5, 10], indexing="ij"), -1).reshape(-1, 2)
         found = np.exp(model.score_samples(cells))
         shares = np.array([(x == cell).all(1).mean() for cell in cells])
@@ -610,7 +615,7 @@ class TestDiscrete:
         np.testing.assert_allclose(NICE.load(tmp_path / "run").score_samples(rows), model.score_samples(rows))
 
     def test_a_warm_start_refuses_values_that_are_new(self, rows: np.ndarray):
-        model = NICE(random_state=0, epochs=1, warm_start=True).fit(rows[:200])
+        model = NICE(law="additive", discrete="values", random_state=0, epochs=1, warm_start=True).fit(rows[:200])
         model.fit(rows[:200][rows[:200, 0] == 0])  # one value of a column is not a constant then
         other = rows[:200].copy()
         other[7, 2] = 0.3
@@ -620,7 +625,7 @@ class TestDiscrete:
     def test_missing_cells_of_them_train(self, rows: np.ndarray):
         holed = rows[:300].copy()
         holed[::3, 1] = np.nan
-        model = NICE(random_state=0, epochs=5).fit(holed)
+        model = NICE(law="additive", discrete="values", random_state=0, epochs=5).fit(holed)
         assert model.columns_[1].kind == "steps"
         assert np.isfinite(model.score(rows[:300]))
 
@@ -628,37 +633,106 @@ class TestDiscrete:
 class TestSizes:
     @pytest.mark.parametrize("n", [2, 49, 50, 100, 1_000, 30_000, 1_000_000])
     @pytest.mark.parametrize("dim", [1, 2, 100, 10_000])
-    def test_there_is_a_recipe_for_every_size(self, n: int, dim: int):
-        recipe = recipe_for(n, dim, {"model": {}, "train": {}})
-        steps = recipe.train.epochs * max(1, round(0.8 * n) // recipe.train.batch)
-        assert steps <= 12_000
-        assert (recipe.model.couplings == 0) == (n < 50 or dim == 1)
-
-    @pytest.mark.parametrize(("n", "dim"), [(1_000_000, 2), (100_000, 50), (30_000, 1_000)])
-    def test_the_work_of_a_fit_is_bounded(self, n: int, dim: int):
-        """Multiplications of the networks by hand: of all steps together no more than a minute or two of one core."""
-        empty: dict = {"model": {}, "train": {}}
-        longest, recipe = recipe_for(n, dim, empty), recipe_for(n, dim, empty, WORK)
-        width, batch = recipe.model.width, recipe.train.batch
-        each = 6 * (dim // 2 * width + width * width + width * dim // 2)
-        steps = recipe.train.epochs * (n - min(n // 10, 10_000)) // batch
-        assert recipe.model == longest.model
-        assert steps * batch * each <= max(WORK, 1_000 * batch * each) * 1.2 + n * each
-        assert steps >= 1_000
-        assert recipe.train.epochs < longest.train.epochs
+    @pytest.mark.parametrize("effort", WORK)
+    def test_there_are_recipes_for_every_size_and_their_work_is_bounded(self, n: int, dim: int, effort: str):
+        """Multiplications of the networks, forward, in all steps together."""
+        for recipe in recipes_for(n, dim, {"model": {}, "train": {"effort": effort}}):
+            flow, batch = build(recipe.changed({"data": {"shape": [min(dim, 100)]}}, "")), recipe.train.batch
+            each = sum(p.numel() for p in flow.parameters() if p.ndim == 2) * dim / min(dim, 100)
+            per_epoch = max(1, round(n * (1 - held_out(n))) // batch)
+            steps = recipe.train.epochs * per_epoch
+            assert steps <= 10_000 + per_epoch
+            assert steps * batch * each < 3 * WORK[effort] or steps <= 300 + per_epoch
+            assert (recipe.model.couplings == 0) == (n < 50 or dim == 1)
 
     def test_what_is_given_stays(self):
         given = {"model": {"width": 7, "couplings": 6}, "train": {"batch": 10, "epochs": 3}}
-        recipe = recipe_for(1_000, 5, given)
-        assert (recipe.model.width, recipe.model.couplings) == (7, 6)
-        assert (recipe.train.batch, recipe.train.epochs) == (10, 3)
+        for recipe in recipes_for(1_000, 5, given):
+            assert (recipe.model.width, recipe.model.couplings) == (7, 6)
+            assert (recipe.train.batch, recipe.train.epochs) == (10, 3)
 
     def test_a_large_table_takes_bounded_time_for_each_row(self):
         x = np.random.default_rng(0).normal(size=(50_000, 20)).astype(np.float32)
         began = time.perf_counter()
-        model = NICE(random_state=0, epochs=1).fit(x)
+        model = NICE(law="additive", random_state=0, epochs=1).fit(x)
         assert model.score(x[:1_000]) == pytest.approx(-20 * 0.5 * np.log(2 * np.pi * np.e), abs=1.0)
         assert time.perf_counter() - began < 60
+
+
+def moons(n: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    angle, upper = random.uniform(0, np.pi, n), random.random(n) < 0.5
+    x = np.column_stack([np.cos(angle), np.sin(angle)]) * np.where(upper, 1, -1)[:, None]
+    return x + np.where(upper, 0, 1)[:, None] * [1, 0.5] + random.normal(0, 0.05, (n, 2))
+
+
+class TestEffort:
+    def test_splines_are_tried_and_kept_where_they_are_better(self, capsys: pytest.CaptureFixture):
+        x, unseen = moons(1_000), moons(500, seed=1)
+        model = NICE(effort="medium", epochs=250, random_state=0, verbose=1).fit(x)
+        assert model.recipe_.model.law == "spline"
+        assert model.recipe_.train.epochs == 250
+        line = next(line for line in capsys.readouterr().err.splitlines() if "short trainings" in line)
+        assert re.search(r"splines -?\d+\.\d\d, splines after a whitening -?\d+.*, additive couplings -?\d+", line)
+        additive = NICE(law="additive", random_state=0).fit(x)
+        assert model.score(unseen) > additive.score(unseen) + 0.3
+        drawn = model.sample(2_000, random_state=0)
+        assert stats.ks_2samp(drawn[:, 0], unseen[:, 0]).pvalue > 1e-4
+
+    def test_of_few_rows_no_more_is_learnt_than_they_teach(self):
+        """Sixty Gaussian rows of twenty columns: nothing beyond the shrunk covariance of the start."""
+        x = np.random.default_rng(0).normal(size=(160, 20)) @ np.random.default_rng(1).normal(size=(20, 20))
+        start = NICE(couplings=0, random_state=0).fit(x[:60])
+        assert NICE(epochs=40, random_state=0).fit(x[:60]).score(x[60:]) > start.score(x[60:]) - 0.5
+
+    def test_high_effort_on_few_rows_does_no_more_than_they_allow(self):
+        model = NICE(effort="high", random_state=0).fit(gaussian_rows(30))
+        assert model.recipe_.model.couplings == 0
+        assert np.isfinite(model.score(gaussian_rows(10, seed=1)))
+
+    def test_a_single_column_gets_a_spline_of_its_own(self):
+        random = np.random.default_rng(0)
+        x, unseen = (
+            np.where(random.random((2_000, 1)) < 0.5, 0, 5) + random.normal(0, 0.3, (2_000, 1)) for _ in range(2)
+        )
+        entropy = 0.5 * np.log(2 * np.pi * np.e * 0.3**2) + np.log(2)
+        model = NICE(effort="low", random_state=0).fit(x)
+        assert model.score(unseen) == pytest.approx(-entropy, abs=0.1)
+        grid = np.linspace(-10, 15, 100_001)[:, None]
+        assert np.trapezoid(np.exp(model.score_samples(grid)), grid[:, 0]) == pytest.approx(1, abs=1e-3)
+
+    def test_an_effort_that_there_is_not(self):
+        with pytest.raises(ValueError, match="effort is one of low, medium, high; got 'huge'"):
+            NICE(effort="huge").fit(gaussian_rows(60))
+
+
+class TestTypes:
+    """Whether a column is discrete is a matter of its type, unless its values are to decide."""
+
+    def test_integers_of_arrays_and_frames_are_discrete_and_floats_are_not(self):
+        pd = pytest.importorskip("pandas")
+        random = np.random.default_rng(0)
+        table = pd.DataFrame(
+            {"n": random.poisson(4, 200), "x": random.normal(size=200), "f": random.poisson(4, 200) * 1.0}
+        )
+        table["b"] = random.random(200) < 0.5
+        model = NICE(law="additive", epochs=1, random_state=0).fit(table)
+        assert [column.kind for column in model.columns_] == ["steps", "real", "real", "steps"]
+        whole = NICE(law="additive", epochs=1, random_state=0).fit(random.poisson(4, (200, 2)))
+        assert [column.kind for column in whole.columns_] == ["steps", "steps"]
+        by_values = NICE(law="additive", discrete="values", epochs=1, random_state=0).fit(table)
+        assert [column.kind for column in by_values.columns_] == ["steps", "real", "steps", "steps"]
+
+    def test_polars(self):
+        polars = pytest.importorskip("polars")
+        random = np.random.default_rng(0)
+        table = polars.DataFrame({"n": random.poisson(4, 200), "x": random.normal(size=200)})
+        model = NICE(law="additive", epochs=1, random_state=0).fit(table)
+        assert [column.kind for column in model.columns_] == ["steps", "real"]
+
+    def test_anything_else_is_refused(self):
+        with pytest.raises(ValueError, match="discrete is 'types' or 'values', got 'all'"):
+            NICE(discrete="all").fit(gaussian_rows(60))
 
 
 class TestImpute:
@@ -670,7 +744,7 @@ class TestImpute:
         random = np.random.default_rng(0)
         x = random.standard_normal((800, 1))
         rows = np.hstack([x, 3 * x + random.standard_normal((800, 1)), random.standard_normal((800, 1))])
-        return NICE(random_state=0).fit(rows)
+        return NICE(law="additive", random_state=0).fit(rows)
 
     def test_is_the_conditional_mean_with_its_interval(self, model: NICE):
         observed = np.array([-1.0, 0.0, 1.5])

@@ -68,13 +68,13 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     Columns are standardised and bent to a Gaussian's skew and tails. Then come couplings with splines, learned mixing
     and residual networks; or, if short trainings find them better on validation rows, the same after a whitening, or,
-    of few rows, additive couplings. Columns of integers and booleans (of an array, or of a data frame) are discrete:
-    the model has their probability; of float columns it has the density. None means chosen from the data, as
-    `docs/estimator.md` tells.
+    of few rows, additive couplings. None means chosen from the data, as `docs/estimator.md` tells.
 
     Parameters
     ----------
     effort : "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
+    discrete : which columns are discrete: "types", those of integers and booleans; "values", as `nicest train` has it,
+        also floats that hold whole steps or few different numbers. Their scores are probabilities, not densities.
     law : "spline", "additive" (the paper's), "affine" or "multiplicative".
     couplings : coupling layers; 4 or 6, and none below 50 rows or for a single column.
     hidden_layers, width : of each coupling function; by the number of rows.
@@ -121,6 +121,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         self,
         *,
         effort: str = "medium",
+        discrete: str = "types",
         couplings: int | None = None,
         hidden_layers: int | None = None,
         width: int | None = None,
@@ -144,6 +145,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         verbose: int = 0,
     ) -> None:
         self.effort = effort
+        self.discrete = discrete
         self.couplings = couplings
         self.hidden_layers = hidden_layers
         self.width = width
@@ -410,6 +412,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     def _check_shares(self) -> None:
         if not (self.contamination == "auto" or _within(self.contamination, 0, 0.5, low_open=True)):
             raise ValueError(f"contamination is 'auto' or in (0, 0.5], got {self.contamination!r}")
+        if self.discrete not in ("types", "values"):
+            raise ValueError(f"discrete is 'types' or 'values', got {self.discrete!r}")
         if self.validation_fraction is not None and not _within(self.validation_fraction, 0, 0.9):
             raise ValueError(f"validation_fraction is None or from 0 to 0.9, got {self.validation_fraction!r}")
 

@@ -319,7 +319,7 @@ class TestRuns:
         splits = load(str(tmp_path / "t.csv"))
         assert splits.fewest_observed == len(splits.train)
         assert len(splits.incomplete) == 279  # without the empty row
-        recipe = sized(load_recipe("table"), splits, ())
+        (recipe,) = sized(load_recipe("table"), splits, {"model": {}, "train": {}})
         assert (recipe.model.marginals, recipe.model.couplings) == ("none", 0)
 
     def test_in_wide_tables_they_are_left_out_and_that_is_said(self, tmp_path: Path):

@@ -161,6 +161,24 @@ class Spline(Law):
         found = self._bin(inner, b, axis=1)
         return torch.where(y.abs() < self.bound, found.x + found.w * found.find(inner - found.y), y)
 
+    def through(self, x: Tensor, y: Tensor) -> Tensor:
+        """The b of splines, (n · size), with knots near (x, y), each (n, bins - 1) and rising within the bound.
+
+        Knots that lie too close for a bin are moved apart. The slope at a knot is the mean, by logarithms, of those of
+        the bins beside it.
+        """
+
+        def sizes(inner: Tensor) -> Tensor:
+            ends = pad(pad(inner, (1, 0), value=-self.bound), (0, 1), value=self.bound)
+            share = (ends.diff(dim=-1) / (2 * self.bound)).clamp_min(2 * self.LEAST)
+            return share / share.sum(-1, keepdim=True)
+
+        widths, heights = sizes(x), sizes(y)
+        steep = (heights / widths).log()
+        slopes = ((steep[:, 1:] + steep[:, :-1]) / 2 / self.STEEPEST.bound).clamp(-0.9, 0.9).atanh()
+        logits = ((each - self.LEAST).clamp_min(1e-2 * self.LEAST).log() for each in (widths, heights))
+        return torch.cat((*logits, self.STEEPEST.bound * slopes), -1).flatten()
+
     def _bin(self, v: Tensor, b: Tensor, axis: int) -> Bin:
         """The bins that v lies in, by their widths (axis 0) or their heights (axis 1)."""
         k, bound = self.bins, self.bound

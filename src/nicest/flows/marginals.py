@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.laws import Law
+from nicest.flows.laws import Law, Spline
 
 STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
 NARROWEST = 3.0  # largest |log(scale / standard deviation)|
@@ -113,7 +113,8 @@ def bounded(free: Tensor, most: float) -> Tensor:
 class Elementwise(Bijection):
     """y_d = g(x_d; b_d): a coupling law in every dimension, whose b is learned and the same for all x.
 
-    With a `Spline` of many bins each dimension gets a marginal law of its own, as far as the bins resolve it.
+    With a `Spline` of many bins each dimension gets a marginal law of its own, as far as the bins resolve it; `fit`
+    starts it where the quantiles of the data are those of a Gaussian.
     """
 
     def __init__(self, law: Law, dim: int) -> None:
@@ -128,6 +129,17 @@ class Elementwise(Bijection):
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, self.dim)
         return self.law.inverse(y, self.b.expand(len(y), -1))
+
+    @torch.no_grad()
+    def fit(self, x: Tensor) -> Self:
+        if isinstance(self.law, Spline):
+            y = torch.linspace(-self.law.bound, self.law.bound, self.law.bins + 1)[1:-1].to(x)
+            share = torch.special.ndtr(y).clamp(0.5 / len(x), 1 - 0.5 / len(x))
+            knots = torch.quantile(x, share, dim=0).mT.clamp(-self.law.bound, self.law.bound)
+            # beyond the data, where it has no quantiles, nothing is bent
+            knots = torch.where((share > 1 / len(x)) & (share < 1 - 1 / len(x)), knots, y)
+            self.b.copy_(self.law.through(knots.cummax(-1).values, y.expand_as(knots)))
+        return self
 
     def extra_repr(self) -> str:
         return str(self.law)

@@ -27,7 +27,8 @@ def recipes_for(n: int, dim: int, given: Given) -> list[Recipe]:
     before them. Few rows teach them little: there additive couplings on top of a copula may do better.
     """
     effort = given["train"].get("effort", "medium")
-    if n < FEW or dim > WIDEST_WHITENING or given["model"].get("law", "spline") != "spline":
+    plain = given["model"].get("law", "spline") != "spline" or given["model"].get("couplings") == 0
+    if n < FEW or dim > WIDEST_WHITENING or plain:
         kinds: list[Callable[..., Recipe]] = [additive]
     elif dim < 2:
         kinds = [splines]
@@ -54,7 +55,9 @@ def additive(n: int, dim: int, given: Given, effort: str) -> Recipe:
     def train(recipe: Recipe) -> dict[str, Any]:
         steps = min(10_000, round(1_500 * max(1.0, n / 1_000) ** 0.4)) if recipe.model.couplings else 1
         rates = {"lr": 3e-3 if n < 10_000 else 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-        return rates | {"clip": 1.0} | _steps(bounded(steps, recipe, dim, effort), n, recipe, warmup=50, every=20)
+        return (
+            rates | {"clip": 1.0} | _steps(bounded(steps, recipe, dim, effort), trained(n), recipe, warmup=50, every=20)
+        )
 
     return _chosen(_table("additive couplings"), model, batch, train, given, dim)
 
@@ -63,7 +66,7 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
     """A learned spline in every column, then couplings with splines, learned mixing and residual networks."""
     model = {
         "preprocess": "zca" if whitened else "none",
-        "elementwise": 32 if dim <= 100 else 16,
+        "elementwise": 0 if n < 150 else 8 if n < 500 else 16 if n < 2_000 else 32 if n < 20_000 else 64,
         "law": "spline",
         "bins": 16 if dim <= 100 else 8,
         "mixing": True,
@@ -80,7 +83,7 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
     def train(recipe: Recipe) -> dict[str, Any]:
         rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
         steps = bounded(STEPS[effort], recipe, dim, effort)
-        return rates | _steps(steps, n, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
+        return rates | _steps(steps, trained(n), recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
 
     return _chosen(_table("splines after a whitening" if whitened else "splines"), model, batch, train, given, dim)
 
@@ -131,12 +134,12 @@ def _chosen(
     return recipe.changed({"train": train(recipe)}, "").changed(given, "NICE")
 
 
-def _steps(steps: int, n: int, recipe: Recipe, *, warmup: int, every: int) -> dict[str, Any]:
+def _steps(steps: int, rows: int, recipe: Recipe, *, warmup: int, every: int) -> dict[str, Any]:
     """Settings that make so many steps, counted in epochs, of which one of a small table is a step or two.
 
     A validation comes every few steps or once an epoch; training ends after 10 of them without a better one.
     """
-    per_epoch = max(1, round(n * (1 - held_out(n))) // recipe.train.batch)
+    per_epoch = max(1, rows // recipe.train.batch)
     epochs = max(1, round(every / per_epoch))
     return {
         "epochs": math.ceil(steps / per_epoch),
@@ -166,6 +169,11 @@ def settings_given(recipe: Recipe, overrides: tuple[str, ...]) -> dict[str, dict
             if value != getattr(default, name) or f"{table}.{name}" in named
         }
     return found
+
+
+def trained(n: int) -> int:
+    """Of n rows of a table, those that do not validate."""
+    return round(n * (1 - held_out(n)))
 
 
 def held_out(n: int) -> float:

@@ -34,7 +34,7 @@ from nicest.train.initial import sized
 from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
 
-TRIAL = 0.15  # share of a training that tells which of several recipes is best
+TRIAL, TRIAL_STEPS = 0.15, 200  # share of a training, and steps at least, that tell which of several recipes is best
 
 
 class Fitted(NamedTuple):
@@ -191,7 +191,8 @@ def choose(
     tried: list[dict[str, Any]] = []
     shown = [ProgressBar()] if any(isinstance(each, ProgressBar) for each in callbacks) else []
     for recipe in recipes if len(recipes) > 1 else []:
-        epochs = math.ceil(TRIAL * recipe.train.epochs)
+        per_epoch = max(1, splits.n_training // recipe.train.batch)
+        epochs = min(recipe.train.epochs, math.ceil(max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)))
         every = min(recipe.train.evaluate_every, max(1, epochs // 4))
         short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
         trial = replace(recipe, name=f"trying {recipe.title.partition(': ')[2]}", train=short)
