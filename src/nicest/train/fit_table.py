@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicest.data import Splits, in_memory
+from nicest.data import in_memory
 from nicest.data.arrays import widened
 from nicest.data.columns import Column
 from nicest.data.splits import WIDEST
@@ -42,7 +42,7 @@ def fit_table(
     copies: np.ndarray | None = None,
     work: float = math.inf,
 ) -> Fitted:
-    """A flow of rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
+    """A flow of rows (N, D) in float64, what is not `given` of its recipe chosen for them; or on from a `warm` one.
 
     Cells that are NaN are missing. `valid` is the share of rows that validates, by default as their number asks for.
     `columns` say which are discrete, if any is; `copies` how often each row counts; `work` is that of `recipe_for`.
@@ -68,26 +68,18 @@ def fit_table(
     if copies is not None:
         splits = in_memory(IN_MEMORY, rows, seed, share, columns, copies)
         recipe = recipe.changed({"train": _shorter(recipe, copies.mean())}, "NICE").changed(given, "NICE")
+    place, recipe = choose_device(device), describe(recipe, splits)
     if warm is None:
-        return fit_rows(recipe, splits, device=device, quiet=quiet)
-    flow, model = warm
-    return fit_rows(replace(recipe, model=model), splits, device=device, quiet=quiet, flow=copy.deepcopy(flow))
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+            torch.manual_seed(seed)
+            flow = build(recipe, splits.steps).double()
+            prepare(flow, splits, torch.device("cpu"), World(), everything=True)
+    else:
+        flow, recipe = copy.deepcopy(warm[0]), replace(recipe, model=warm[1])
+    return fit_flow(flow, recipe, splits, Memory(), () if quiet else None, place, initialise=False)
 
 
 def _shorter(recipe: Recipe, times: float) -> dict[str, int]:
     """The lengths that count in epochs, for epochs that have `times` as many steps."""
     lengths = ("epochs", "evaluate_every", "patience")
     return {name: max(1, round(getattr(recipe.train, name) / times)) for name in lengths}
-
-
-def fit_rows(
-    recipe: Recipe, splits: Splits, *, device: str = "cpu", quiet: bool = True, flow: Flow | None = None
-) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64."""
-    place, recipe = choose_device(device), describe(recipe, splits)
-    if flow is None:
-        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-            torch.manual_seed(recipe.train.seed)
-            flow = build(recipe, splits.steps).double()
-            prepare(flow, splits, torch.device("cpu"), World(), everything=True)
-    return fit_flow(flow, recipe, splits, Memory(), () if quiet else None, place, initialise=False)
