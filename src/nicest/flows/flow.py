@@ -21,7 +21,7 @@ from nicest.flows.within import Within
 
 Shape = torch.Size | list[int] | tuple[int, ...]
 Moments = tuple[Tensor, Tensor]  # mean and covariance
-Path = tuple[tuple[Any, bool], ...]  # layers, and whether data goes into them and no further
+Path = tuple[tuple[Any, bool], ...]  # layers that data passes; True for a `Within` whose inner layers it goes on to
 _ONE_DRAW = torch.Size()
 FIT_ROWS = 5000  # rows that a layer without a closed form is fitted to
 
@@ -41,7 +41,7 @@ class Flow(nn.Module):
         if units.dim != prior.dim:
             raise ValueError(f"expected a prior of {units.dim} dimensions, as the units have, got {prior.dim}")
         self.units, self.chain, self.prior = units, chain, prior
-        couplings = sum(isinstance(layer, Coupling) for layer in layers_of(chain))
+        couplings = sum(isinstance(layer, Coupling) for layer, _ in reaching(chain))
         if 0 < couplings < 3:
             warnings.warn(
                 f"{couplings} coupling layer(s): at least three are needed before every dimension can influence"
@@ -183,14 +183,14 @@ class Flow(nn.Module):
 
         def reached(before: Path, part: Tensor) -> Tensor:
             y, context = self.enter(part.to(self.device)), None
-            for layer, door in before:
-                y, context = layer.inside(y, context) if door else (layer(y, context)[0], context)
+            for layer, inside in before:
+                y, context = layer.inside(y, context) if inside else (layer(y, context)[0], context)
             return y
 
         def carried(before: Path) -> Moments | None:
             known = self.carried(rows)
-            for layer, door in before:
-                known = known and (layer.inside_moments if door else layer.carry)(*known)
+            for layer, inside in before:
+                known = known and (layer.inside_moments if inside else layer.carry)(*known)
             return known
 
         for layer, before in reaching(self.chain):
@@ -210,17 +210,8 @@ class Flow(nn.Module):
         return FlowDistribution(self, context, given)
 
 
-def layers_of(chain: Bijection) -> Iterator[Bijection]:
-    """The layers of a chain, and of the chains within it, in the order data meets them."""
-    if not isinstance(chain, Chain):
-        yield chain
-        return
-    for layer in chain:
-        yield from layers_of(layer)
-
-
 def reaching(layer: Bijection, before: Path = ()) -> Iterator[tuple[Bijection, Path]]:
-    """Every layer that has none inside it, and what data passes on its way there: layers, or their doors (`Within`)."""
+    """Every layer that has none inside it, with the path of the data that reaches it."""
     if isinstance(layer, Chain):
         for each in layer:
             yield from reaching(each, before)
