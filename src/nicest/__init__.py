@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nicest.inference.engine import Engine
     from nicest.lowering import lower
     from nicest.recipes.recipe import TrainSettings
+    from nicest.runs.factory import save
     from nicest.runs.folder import RunFolder
     from nicest.runs.run import Run, load
     from nicest.runs.run import Run as open  # noqa: F401
@@ -40,6 +41,7 @@ __all__ = [
     "fit",
     "load",
     "lower",
+    "save",
 ]
 
 # torch is imported when something needs it, not before: `nicest --help` answers at once
@@ -59,6 +61,7 @@ _HOMES = {
     "load": "nicest.runs.run",
     "lower": "nicest.lowering",
     "open": "nicest.runs.run",
+    "save": "nicest.runs.factory",
 }
 _ROOMS = ("flows", "lowering", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots")
 

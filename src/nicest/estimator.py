@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -188,21 +189,16 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         self._require_numbers(rows)
         warm = self.warm_start and hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
         varied = rows if warm else widened(rows, seed)
-        columns = (
-            self.columns_ if warm else columns_of(varied, self._names(rows.shape[1]), whole_columns(X, rows.shape[1]))
-        )
+        dim = rows.shape[1]
+        whole = [True] * dim if self.discrete == "values" else whole_columns(X, dim)
+        columns = self.columns_ if warm else columns_of(varied, self._names(dim), whole)
         codes, unknown = encoded(varied, columns)
-        if warm:
-            given = self._given(MODEL)
-            if ignored := [ours for ours, name in MODEL.items() if name in given and self._had(name) != given[name]]:
-                warnings.warn(
-                    f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2
-                )
-            if unknown.any():
-                raise ValueError(
-                    f"expected values that the first fit saw, got others in row {int(unknown.argmax())}: fit without"
-                    " warm_start"
-                )
+        if unknown.any():
+            where = f"row {int(unknown.argmax())}"
+            raise ValueError(f"expected values that the first fit saw, got others in {where}: fit without warm_start")
+        had = _params_of(self.recipe_) if warm else {}
+        if ignored := [name for name in MODEL if warm and _plain(getattr(self, name)) not in (None, had[name])]:
+            warnings.warn(f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2)
         unit = extremes(codes)
         with in_words_of_parameters():
             fitted = fit_table(
@@ -361,7 +357,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model.flow_, model.recipe_, model.history_ = run.flow, recipe, run.metrics
         model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(run.figures.get("epoch", 0))
         model.columns_ = columns_from_json(kept["columns"], str(file)) if "named" in kept else run.columns
-        if kept.get("named", bool(run.columns)):
+        if kept.get("named", bool(kept.get("columns", run.columns))):
             model.feature_names_in_ = np.asarray([column.name for column in model.columns_], dtype=object)
         if not model.columns_:  # of plain rows, whose range is not known
             drawn = run.engine.sample(10_000, generator=torch.Generator().manual_seed(0)).numpy()
@@ -394,11 +390,6 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         values = {name: _plain(getattr(self, ours)) for ours, name in names.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def _had(self, name: str) -> Any:
-        """A setting of the model that was fitted, as a parameter gives it."""
-        value = getattr(self.recipe_.model, name)
-        return value[0] if isinstance(value, tuple) and len(value) == 1 else value
-
     def _names(self, dim: int) -> Sequence[str]:
         return list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(dim)]))
 
@@ -410,12 +401,13 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError(f"expected values up to {FARTHEST:g}, got {largest:g}: rescale that column")
 
     def _check_shares(self) -> None:
-        if not (self.contamination == "auto" or _within(self.contamination, 0, 0.5, low_open=True)):
-            raise ValueError(f"contamination is 'auto' or in (0, 0.5], got {self.contamination!r}")
+        outliers, held_out = self.contamination, self.validation_fraction
+        if outliers != "auto" and not (isinstance(outliers, Real) and 0 < outliers <= 0.5):
+            raise ValueError(f"contamination is 'auto' or in (0, 0.5], got {outliers!r}")
+        if held_out is not None and not (isinstance(held_out, Real) and 0 <= held_out <= 0.9):
+            raise ValueError(f"validation_fraction is None or from 0 to 0.9, got {held_out!r}")
         if self.discrete not in ("types", "values"):
             raise ValueError(f"discrete is 'types' or 'values', got {self.discrete!r}")
-        if self.validation_fraction is not None and not _within(self.validation_fraction, 0, 0.9):
-            raise ValueError(f"validation_fraction is None or from 0 to 0.9, got {self.validation_fraction!r}")
 
     def _rows(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
@@ -523,7 +515,7 @@ def repetitions(weight: np.ndarray, seed: int) -> np.ndarray:
 
     Otherwise, and for integers too large for it, in proportion to the weights, in the mean over seeds.
     """
-    for each in (weight, weight / weight[weight > 0].min()):
+    for each in (weight, weight / weight[weight > 0].min(initial=np.inf)):
         if np.allclose(each, each.round(), rtol=1e-9, atol=0) and each.sum() <= 10 * len(each):
             return each.round().astype(int)
     ends = np.cumsum(weight) * (COPIES * len(weight) / weight.sum())
@@ -545,12 +537,6 @@ def in_words_of_parameters() -> Iterator[None]:
 def _plain(value: Any) -> Any:
     """A number of numpy's as one of Python's."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _within(value: Any, low: float, high: float, *, low_open: bool = False) -> bool:
-    if not isinstance(value, int | float | np.number):
-        return False
-    return bool((low < value if low_open else low <= value) and value <= high)
 
 
 def _params_of(recipe: Recipe) -> dict[str, Any]:

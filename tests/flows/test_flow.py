@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, MixtureSameFamily
 from zoo import LAWS, correlated, coupling, couplings, inputs, jacobian, randomised
 
 from nicest.flows import (
     MLP,
+    VAE,
     ZCA,
     Additive,
     Affine,
@@ -110,6 +112,19 @@ class TestDensity:
         x = inputs("", 9, 2)
         expected = stats.norm.logpdf(x.numpy(), [3.0, -1.0], [2.0, 0.5]).sum(1)
         np.testing.assert_allclose(flow.log_prob(x), expected, rtol=1e-12)
+
+    @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 0, 3)])
+    def test_leading_dimensions(self, shape: tuple[int, ...]):
+        flow, n = make(5, context_dim=2), math.prod(shape)
+        x, context = inputs("", n, 5), torch.randn(n, 2, dtype=torch.float64)
+        found = flow.log_prob(x.view(*shape, 5), context.view(*shape, 2))
+        torch.testing.assert_close(found, flow.log_prob(x, context).view(shape))
+        torch.testing.assert_close(
+            flow.log_prob(x.view(*shape, 5), context[:1].sum(0)),
+            flow.log_prob(x, context[:1].sum(0).expand(n, 2)).view(shape),
+        )
+        with pytest.raises(ValueError, match="expected x of 5 numbers, got a scalar"):
+            flow.log_prob(torch.tensor(1.0))
 
     def test_empty_batch(self):
         assert make(3).log_prob(inputs("", 0, 3)).shape == (0,)
@@ -315,6 +330,37 @@ class TestConstants:
         for name, value in flow.chain.layers["0_chain"].layers["0_sinharcsinh"].state_dict().items():
             torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6)
 
+    @pytest.mark.parametrize("whitening", [ZCA, TriangularAffine])
+    @pytest.mark.parametrize("inner", ["alone", "behind marginals", "behind a coupling"])
+    def test_layers_within_are_fitted_to_the_part_that_reaches_them(self, whitening, inner: str):
+        rows, part = correlated(600, 5).exp(), Partition([0, 3], 5)
+        layer = whitening(3)
+        given = Coupling(Partition([0], 3), Affine(), randomised(Given(1, 4)))
+        before = {"alone": [], "behind marginals": [SinhArcsinh(3)], "behind a coupling": [given]}[inner]
+        within = Within(part, Chain(*before, layer), randomised(Smooth(2, 3)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one coupling, of which nothing is asked
+            flow = Flow(Units.continuous(5), Chain(ZCA(5), within, ZCA(5)), Gaussian(5)).double()
+        flow.fit_constants(rows)
+        first, _, last = flow.chain
+        y = first(flow.units.enter(rows))[0]
+        seen, context = within.inside(y)
+        for each in within.inner:
+            seen = each(seen, context)[0]
+        for white in (seen, last(within(y)[0])[0]):
+            assert white.mean(0).abs().max() < 1e-9
+            torch.testing.assert_close(
+                white.mT.cov(correction=0), torch.eye(white.shape[1]).double(), atol=1e-9, rtol=0
+            )
+
+    def test_layers_within_a_vae_are_fitted_to_what_the_encoder_gives(self):
+        rows = correlated(400, 3)
+        prior = Chain(ZCA(2))
+        vae = VAE(Units.continuous(3), 2, randomised(Smooth(3, 4)), randomised(Smooth(2, 6)), prior=prior).double()
+        vae.fit_constants(rows)
+        z = vae.chain.layers["decoder"](vae.chain.layers["encoder"](vae.enter(rows.repeat(200, 1)))[0])[0][:, 3:]
+        torch.testing.assert_close(prior(z)[0].mT.cov(), torch.eye(2).double(), atol=0.2, rtol=0)
+
     def test_rows_far_from_zero_keep_their_digits_on_the_way_to_the_layers(self):
         """Whole seconds since 1970, say: in float32 they are multiples of 128."""
         rows = correlated(500, 2) + 1.6e9
@@ -391,8 +437,84 @@ class TestConditional:
         loc, spread = flow.prior.prior.loc, flow.prior.prior.log_scale.exp()
         law = stats.norm(float(scale * (loc - shift)), float(scale * spread))
         assert stats.kstest(x[:, 2].numpy(), law.cdf).pvalue > 0.005
-        with pytest.raises(ValueError, match="part of each row"):
-            flow.sample(3)
+
+    @priors
+    @pytest.mark.parametrize("standardise", [False, True])
+    @pytest.mark.parametrize("dim", [1, 2])
+    def test_given_is_the_row_of_both(self, dim: int, prior: str, standardise: bool):
+        """One condition for all x, one for each, and both with leading dimensions."""
+        flow, _ = self.flow(dim, prior, standardise=standardise)
+        c, x = inputs("", 6, 2), inputs("", 7, dim)[1:]
+        rows = flow.log_prob(torch.cat((c, x), 1))
+        torch.testing.assert_close(flow.log_prob(x, given=c), rows)
+        torch.testing.assert_close(flow(x.view(2, 3, dim), given=c.view(2, 3, 2)), rows.view(2, 3))
+        table = flow.log_prob(x[:, None], given=c)
+        assert table.shape == (6, 6)
+        torch.testing.assert_close(table.diagonal(), rows)
+        torch.testing.assert_close(flow.log_prob(x, given=c[0]), table[:, 0])
+
+    @pytest.mark.parametrize("dim", [1, 2])
+    def test_log_det_is_that_of_the_jacobian_in_x(self, dim: int):
+        flow, layer = self.flow(dim)
+        c, x = inputs("", 1, 2)[0], inputs("", 5, dim)
+        part = flow.prior.partition
+
+        def latent(x: Tensor) -> Tensor:
+            return part.split(layer(flow.beside(c, x[None]))[0])[1][0]
+
+        jacobians = torch.stack([torch.autograd.functional.jacobian(latent, row) for row in x])
+        expected = flow.prior.prior.log_prob(torch.stack([latent(row) for row in x]))
+        expected = expected + torch.linalg.slogdet(jacobians).logabsdet
+        torch.testing.assert_close(flow.log_prob(x, given=c), expected, rtol=0, atol=1e-9)
+
+    @pytest.mark.parametrize("standardise", [False, True])
+    def test_samples_given_a_condition_follow_its_density(self, standardise: bool):
+        """By the distribution function of p(x | c), which is summed up on a grid."""
+        flow, _ = self.flow(1, standardise=standardise)
+        t = torch.linspace(-6, 6, 4001, dtype=torch.float64)
+        for c in (torch.tensor([0.5, -1.0]), torch.tensor([-2.0, 1.0])):
+            with torch.no_grad():
+                density = flow.log_prob(t.sinh()[:, None], given=c).exp() * t.cosh() * (t[1] - t[0])
+            generator = torch.Generator().manual_seed(1)
+            x = flow.sample(5000, given=c, generator=generator)
+            assert x.shape == (5000, 1)
+            cdf = np.interp(x[:, 0].numpy(), t.sinh().numpy(), density.cumsum(0).numpy())
+            assert stats.kstest(cdf, "uniform").pvalue > 0.005
+            assert torch.equal(x, flow.sample(5000, given=c.expand(5000, 2), generator=generator.manual_seed(1)))
+
+    def test_components_may_lie_anywhere(self):
+        """c in the columns 1 and 3 of rows of 5."""
+        part = Partition([1, 3], 5)
+        coupling = Coupling(part, Affine(), randomised(Smooth(2, 6)))
+        with pytest.warns(UserWarning, match="1 coupling layer"):
+            flow = Flow(Units.continuous(5), coupling, PartPrior(Gaussian(3), part)).double()
+        flow.units.fit(torch.arange(5.0), torch.arange(5.0) + 1)
+        rows = inputs("", 4, 5)
+        torch.testing.assert_close(flow.log_prob(rows[:, [0, 2, 4]], given=rows[:, [1, 3]]), flow.log_prob(rows))
+        x = flow.sample(4, given=rows[:, [1, 3]], temperature=0.0)
+        h = flow.encode(flow.beside(rows[:, [1, 3]], x))
+        torch.testing.assert_close(h[:, [0, 2, 4]], torch.zeros(4, 3, dtype=torch.float64), rtol=0, atol=1e-9)
+
+    def test_a_missing_or_wrong_condition_is_refused_in_a_line(self):
+        flow, _ = self.flow(2)
+        x, c = torch.zeros(4, 2), torch.zeros(4, 2)
+        for call, words in [
+            (lambda: flow.log_prob(x), "2 numbers given 2; got no condition: give it as given="),
+            (lambda: flow.log_prob(x, given=torch.zeros(4, 3)), "2 numbers given 2; got 2 given 3"),
+            (lambda: flow.log_prob(x, given=torch.tensor(1.0)), "2 numbers given 2; got 2 given a scalar"),
+            (lambda: flow.sample(3), "2 numbers given 2; got none: give it as given="),
+            (lambda: flow.sample(3, given=c), "one for each of 3 draws; got (4,)"),
+            (lambda: flow.sample(4, given=torch.zeros(4, 9)), "2 numbers given 2; got 2 given 9"),
+            (lambda: flow.to_distribution(), "expected a condition, 2 numbers given 2; got none"),
+            (lambda: flow.to_distribution(given=torch.zeros(1)), "2 numbers given 2; got 2 given 1"),
+            (lambda: make(3).log_prob(torch.zeros(4, 3), given=c), "the prior of this flow is of all dimensions"),
+            (lambda: make(3).sample(3, given=c[:3]), "the prior of this flow is of all dimensions"),
+            (lambda: make(3, context_dim=2).log_prob(inputs("", 4, 3)), "a context of 2 numbers, got none"),
+            (lambda: make(3).log_prob(inputs("", 4, 3), c), "a context of 0 numbers, got 2"),
+        ]:
+            with pytest.raises(ValueError, match=re.escape(words)) as refused:
+                call()
+            assert "\n" not in str(refused.value)
 
     def test_prior_of_another_size_than_the_part_is_refused(self):
         with pytest.raises(ValueError, match="3 components in I2, got one of 2"):
@@ -467,15 +589,54 @@ class TestDistribution:
         finally:
             Distribution.set_default_validate_args(True)
 
-    @pytest.mark.parametrize("rows", [1, 6])
-    def test_context(self, rows: int):
-        flow, x, context = make(5, context_dim=2), inputs("", 6, 5), torch.randn(rows, 2, dtype=torch.float64)
-        p = flow.to_distribution(context)
-        torch.testing.assert_close(p.log_prob(x), flow.log_prob(x, context.expand(6, 2)))
+    @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
+    @pytest.mark.parametrize("kind", ["context", "given"])
+    def test_the_batch_shape_is_that_of_the_condition(self, kind: str, batch: tuple[int, ...]):
+        c = torch.randn(*batch, 2, dtype=torch.float64)
+        flow = make(5, context_dim=2) if kind == "context" else TestConditional.flow(5)[0]
+        p = flow.to_distribution(**{kind: c})
+        assert (p.batch_shape, p.event_shape) == (batch, (5,))
+        x = p.sample((4,))
+        assert x.shape == p.rsample((4,)).shape == (4, *batch, 5)
+        assert p.sample().shape == (*batch, 5)
+        rows = c.expand(4, *batch, 2).reshape(-1, 2)
+        expected = flow.log_prob(x.reshape(-1, 5), **{kind: rows}).view(4, *batch)
+        torch.testing.assert_close(p.log_prob(x), expected)
+        torch.testing.assert_close(p.log_prob(x[0]), expected[0])
+        if batch:  # one x for all conditions
+            one = x[..., :1, :]
+            torch.testing.assert_close(p.log_prob(one), p.log_prob(one.expand(x.shape)))
         torch.manual_seed(1)
-        sample = p.sample((6,))
+        x = p.sample((4,))
         torch.manual_seed(1)
-        assert torch.equal(sample, flow.sample(6, context.expand(6, 2)))
+        assert torch.equal(x.reshape(-1, 5), flow.sample(len(rows), **{kind: rows}))
+
+    def test_expand(self):
+        flow, x = make(5), inputs("", 6, 5).view(2, 3, 5)
+        p = flow.to_distribution().expand((2, 3))
+        assert (p.batch_shape, p.sample((4,)).shape) == ((2, 3), (4, 2, 3, 5))
+        torch.testing.assert_close(p.log_prob(x), flow.log_prob(x))
+        torch.testing.assert_close(p.log_prob(x[0, 0]), flow.log_prob(x[0, 0]).expand(2, 3))
+        assert not torch.equal(p.sample()[0, 0], p.sample()[0, 1])  # draws, not one draw repeated
+        given = TestConditional.flow(2)[0].to_distribution(given=torch.randn(3, 2))
+        assert given.expand((4, 3)).batch_shape == (4, 3)
+        with pytest.raises(RuntimeError, match="expand"):
+            given.expand((4,))
+
+    def test_is_a_component_of_a_mixture(self):
+        """p(x) = Σ_k w_k p(x | c_k): its density, and its samples by their mean."""
+        flow, _ = TestConditional.flow(2)
+        c, weights = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+        mixture = MixtureSameFamily(Categorical(weights), flow.to_distribution(given=c))
+        x = mixture.sample((4,))
+        assert x.shape == (4, 2)
+        expected = sum(w * flow.log_prob(x, given=each).exp() for w, each in zip(weights, c, strict=True)).log()
+        torch.testing.assert_close(mixture.log_prob(x), expected)
+        means = torch.stack([flow.sample(20_000, given=each).median(0).values for each in c])
+        plain = MixtureSameFamily(Categorical(weights), make(2).to_distribution().expand((3,)))
+        assert plain.sample((4,)).shape == (4, 2)
+        one = MixtureSameFamily(Categorical(torch.eye(3).double()[1]), flow.to_distribution(given=c))
+        torch.testing.assert_close(one.sample((20_000,)).median(0).values, means[1], rtol=0.1, atol=0.1)
 
     def test_of_pixels_has_whole_levels_as_support_and_no_rsample(self):
         p = pixels(4).to_distribution()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling
 from nicest.flows.linear import Whitening, mean_and_variance, moments
-from nicest.flows.priors import Prior
+from nicest.flows.priors import PartPrior, Prior
 from nicest.flows.units import Units
+from nicest.flows.within import Within
 
 Shape = torch.Size | list[int] | tuple[int, ...]
+Moments = tuple[Tensor, Tensor]  # mean and covariance
+Path = tuple[tuple[Any, bool], ...]  # layers that data passes; True for a `Within` whose inner layers it goes on to
 _ONE_DRAW = torch.Size()
 FIT_ROWS = 5000  # rows that a layer without a closed form is fitted to
 
@@ -27,6 +31,9 @@ class Flow(nn.Module):
 
     `units` go from stored data to real numbers, `chain` is the paper's encoder f, `prior` is p_H. Log-likelihoods are
     in nats of the space x lives in. `forward` is `log_prob`, so that a flow works under compile and data parallelism.
+
+    Under a `PartPrior` the flow is of x given c: `log_prob(x, given=c)` and `sample(n, given=c)`. Inside, and in
+    training, both stand side by side in one row, [c | x].
     """
 
     def __init__(self, units: Units, chain: Bijection, prior: Prior) -> None:
@@ -34,7 +41,7 @@ class Flow(nn.Module):
         if units.dim != prior.dim:
             raise ValueError(f"expected a prior of {units.dim} dimensions, as the units have, got {prior.dim}")
         self.units, self.chain, self.prior = units, chain, prior
-        couplings = sum(isinstance(layer, Coupling) for layer in layers_of(chain))
+        couplings = sum(isinstance(layer, Coupling) for layer, _ in reaching(chain))
         if 0 < couplings < 3:
             warnings.warn(
                 f"{couplings} coupling layer(s): at least three are needed before every dimension can influence"
@@ -68,9 +75,39 @@ class Flow(nn.Module):
         """x = f⁻¹(h), in whole levels where the data has levels."""
         return self.units.leave(self.chain.inverse(h, context))
 
-    def log_prob(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
-        """log p(x), (B,) (NICE eq. 1); of discrete data a bound in the mean over the noise, see `Units`."""
-        return self.log_density(self.enter(x, noise=noise), context) + self.units_log_det
+    def log_prob(
+        self, x: Tensor, context: Tensor | None = None, *, noise: bool = True, given: Tensor | None = None
+    ) -> Tensor:
+        """log p(x), (...) for x (..., D) (NICE eq. 1), or log p(x | c) for a condition c that is `given`.
+
+        Of discrete data it is a bound in the mean over the noise, see `Units`.
+        """
+        if given is not None:
+            x = self.beside(given, x)
+        elif isinstance(self.prior, PartPrior) and x.shape[-1:] != (self.dim,):
+            raise ValueError(f"expected x with its condition, {self.prior.of}; got no condition: give it as given=")
+        if x.ndim == 2 and (context is None or context.ndim > 1):
+            return self.log_density(self.enter(x, noise=noise), context) + self.units_log_det
+        if x.ndim == 0:
+            raise ValueError(f"expected x of {self.dim} numbers, got a scalar")
+        context = context if context is None else as_rows(context, x.shape[:-1])
+        return self.log_prob(as_rows(x, x.shape[:-1]), context, noise=noise).reshape(x.shape[:-1])
+
+    @property
+    def conditional_prior(self) -> PartPrior:
+        """The prior, of a flow of x given a condition."""
+        if not isinstance(self.prior, PartPrior):
+            raise ValueError("expected no condition: the prior of this flow is of all dimensions, not a PartPrior")
+        return self.prior
+
+    def beside(self, given: Tensor, x: Tensor) -> Tensor:
+        """Rows [c | x] (..., D) of x and the condition c that it is given; they are broadcast against each other."""
+        part = self.conditional_prior.partition
+        if (got := (x.shape[-1:], given.shape[-1:])) != ((len(part.i2),), (len(part.i1),)):
+            counts = " given ".join(str(each[0]) if each else "a scalar" for each in got)
+            raise ValueError(f"expected x with its condition, {self.conditional_prior.of}; got {counts}")
+        shape = torch.broadcast_shapes(x.shape[:-1], given.shape[:-1])
+        return part.merge(as_rows(given, shape), as_rows(x, shape)).reshape(*shape, self.dim)
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         return self.log_prob(*inputs, **options)
@@ -96,12 +133,22 @@ class Flow(nn.Module):
         *,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
+        given: Tensor | None = None,
     ) -> Tensor:
         """n draws of x = f⁻¹(h), h ~ p_H, with gradients to the parameters (NICE eq. 2).
 
-        Discrete data comes in whole steps, through which no gradient flows.
+        A condition that is `given` is one for all draws, (C,), or one for each, (n, C). Discrete data comes in whole
+        steps, through which no gradient flows.
         """
-        return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator), context)
+        if given is None:
+            return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator), context)
+        if given.shape[:-1] not in ((), (1,), (n,)):
+            raise ValueError(f"expected one condition, or one for each of {n} draws; got {tuple(given.shape[:-1])}")
+        prior, part = self.conditional_prior.prior, self.conditional_prior.partition
+        x = given.new_zeros(n, len(part.i2))  # nobody looks at it
+        y = self.units.enter(self.beside(given, x), generator=generator)
+        h = prior.rsample(n, temperature=temperature, generator=generator)
+        return part.split(self.decode(part.merge(part.split(y)[0], h), context))[1]
 
     @torch.no_grad()
     def sample(self, *inputs: Any, **options: Any) -> Tensor:
@@ -127,67 +174,98 @@ class Flow(nn.Module):
         """Fit to training rows what is fitted before training and then held: standardisation, marginals, whitening.
 
         Mean and covariance are carried through the layers in closed form, in float64, dequantisation noise included;
-        behind a layer that cannot carry them they are counted anew.
+        behind a layer that cannot carry them they are counted anew. Layers inside a `Within` are fitted to I2.
         """
         training = [module for module in self.modules() if module.training]
         self.eval()  # dropout is for training
         if self.units.standardise:
             self.units.fit(*mean_and_variance(rows))
-        before: list[Bijection] = []
 
-        def reached(part: Tensor) -> Tensor:
-            y = self.units.enter(part.to(self.device))
-            for layer in before:
-                y = layer(y)[0]
+        def reached(before: Path, part: Tensor) -> Tensor:
+            y, context = self.enter(part.to(self.device)), None
+            for layer, inside in before:
+                y, context = layer.inside(y, context) if inside else (layer(y, context)[0], context)
             return y
 
-        def carried() -> tuple[Tensor, Tensor] | None:
-            known: tuple[Tensor, Tensor] | None = self.units.carry(*moments(rows))
-            for layer in before:
-                known = known and layer.carry(*known)
+        def carried(before: Path) -> Moments | None:
+            known = self.carried(rows)
+            for layer, inside in before:
+                known = known and (layer.inside_moments if inside else layer.carry)(*known)
             return known
 
-        for layer in layers_of(self.chain):
+        for layer, before in reaching(self.chain):
             if isinstance(layer, Whitening):
-                layer.fit_moments(*(carried() or moments(rows, of=reached)))
+                layer.fit_moments(*(carried(before) or moments(rows, of=partial(reached, before))))
             elif type(layer).fit is not Bijection.fit:
-                layer.fit(reached(rows[:: -(-len(rows) // FIT_ROWS)]))
-            before.append(layer)
+                layer.fit(reached(before, rows[:: -(-len(rows) // FIT_ROWS)]))
         for module in training:
             module.training = True
 
-    def to_distribution(self, context: Tensor | None = None) -> Distribution:
-        """The flow as a `torch.distributions.Distribution` that checks its arguments."""
-        return FlowDistribution(self, context)
+    def carried(self, rows: Tensor) -> Moments | None:
+        """Mean and covariance of what the chain is given for rows, where they follow in closed form."""
+        return self.units.carry(*moments(rows))
+
+    def to_distribution(self, context: Tensor | None = None, *, given: Tensor | None = None) -> Distribution:
+        """The flow as a `torch.distributions.Distribution` that checks its arguments; see `FlowDistribution`."""
+        return FlowDistribution(self, context, given)
 
 
-def layers_of(chain: Bijection) -> Iterator[Bijection]:
-    """The layers of a chain, and of the chains within it, in the order data meets them."""
-    if not isinstance(chain, Chain):
-        yield chain
-        return
-    for layer in chain:
-        yield from layers_of(layer)
+def reaching(layer: Bijection, before: Path = ()) -> Iterator[tuple[Bijection, Path]]:
+    """Every layer that has none inside it, with the path of the data that reaches it."""
+    if isinstance(layer, Chain):
+        for each in layer:
+            yield from reaching(each, before)
+            before = (*before, (each, False))
+    elif isinstance(layer, Within):
+        yield from reaching(layer.inner, (*before, (layer, True)))
+    else:
+        yield layer, before
+
+
+def as_rows(values: Tensor, shape: Shape) -> Tensor:
+    """Numbers (..., D), broadcast to a batch of this shape, as rows (B, D)."""
+    return values.expand(*shape, values.shape[-1]).reshape(-1, values.shape[-1])
 
 
 class FlowDistribution(Distribution):
-    """A flow as `torch.distributions` has it: event shape (D,), no batch shape."""
+    """A flow as `torch.distributions` has it: event shape (D,), and the batch shape of its condition or context.
+
+    Without either the batch shape is (), until `expand`. A condition (K, C) makes K densities, which may be the
+    components of a `MixtureSameFamily`.
+    """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
 
-    def __init__(self, flow: Flow, context: Tensor | None = None) -> None:
-        self.flow, self.context = flow, context
+    def __init__(
+        self, flow: Flow, context: Tensor | None = None, given: Tensor | None = None, batch_shape: Shape = _ONE_DRAW
+    ) -> None:
+        self.flow, self.context, self.given = flow, context, given
         self.has_rsample = not flow.units.discrete
-        super().__init__(event_shape=torch.Size((flow.dim,)), validate_args=True)
+        dim = flow.dim
+        if isinstance(flow.prior, PartPrior):
+            if given is None:
+                raise ValueError(f"expected a condition, {flow.prior.of}; got none: give it as given=")
+            dim = len(flow.prior.partition.i2)
+        if given is not None:
+            flow.beside(given, given.new_zeros(dim))  # which refuses what does not fit
+        shapes = (each.shape[:-1] for each in (context, given) if each is not None)
+        shape = torch.broadcast_shapes(torch.Size(batch_shape), *shapes)
+        super().__init__(shape, torch.Size((dim,)), validate_args=True)
 
     @property
     def support(self) -> constraints.Constraint:
         return self.flow.units.support
 
+    def expand(self, batch_shape: Shape, _instance: object = None) -> FlowDistribution:
+        shape = torch.Size(batch_shape)
+        context, given = (c if c is None else c.expand(*shape, c.shape[-1]) for c in (self.context, self.given))
+        return FlowDistribution(self.flow, context, given, shape)
+
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
-        rows = value.reshape(-1, value.shape[-1])
-        return self.flow.log_prob(rows, self._context(len(rows))).reshape(value.shape[:-1])
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        context, given = self._conditions(shape)
+        return self.flow.log_prob(as_rows(value, shape), context, given=given).reshape(shape)
 
     def rsample(self, sample_shape: Shape = _ONE_DRAW) -> Tensor:
         if not self.has_rsample:
@@ -199,8 +277,9 @@ class FlowDistribution(Distribution):
             return self._draw(sample_shape)
 
     def _draw(self, sample_shape: Shape) -> Tensor:
-        n = torch.Size(sample_shape).numel()
-        return self.flow.rsample(n, self._context(n)).reshape(*sample_shape, self.flow.dim)
+        shape = torch.Size(sample_shape) + self.batch_shape
+        context, given = self._conditions(shape)
+        return self.flow.rsample(shape.numel(), context, given=given).reshape(shape + self.event_shape)
 
-    def _context(self, n: int) -> Tensor | None:
-        return None if self.context is None else self.context.expand(n, -1)
+    def _conditions(self, shape: Shape) -> tuple[Tensor | None, ...]:
+        return tuple(each if each is None else as_rows(each, shape) for each in (self.context, self.given))

@@ -32,7 +32,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        width = inputs + context_dim
+        self.context_dim, width = context_dim, inputs + context_dim
         for units in hidden:
             layers += [nn.Linear(width, units), nn.ReLU(inplace=True)]
             layers += [Dropout(dropout)] if dropout else []
@@ -42,6 +42,8 @@ class MLP(nn.Module):
         _initialise(self, last, initialisation)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
+        if (got := 0 if context is None else context.shape[-1]) != self.context_dim:
+            raise ValueError(f"expected a context of {self.context_dim} numbers, got {got or 'none'}")
         x: Tensor = self.layers(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
         return x
 

@@ -95,8 +95,11 @@ class Logistic(Prior):
 class PartPrior(Prior):
     """A prior of the components I2 alone: under it a flow that keeps I1 as it is scores log p(x_I2 | x_I1).
 
-    It draws nothing by itself: decode rows whose I1 are the condition and whose I2 are draws of `prior`.
+    It draws nothing by itself: `Flow.sample(n, given=c)` decodes rows of the condition and draws of `prior`.
     """
+
+    prior: Prior
+    partition: Partition
 
     def __init__(self, prior: Prior, partition: Partition) -> None:
         super().__init__(partition.dim)
@@ -104,6 +107,7 @@ class PartPrior(Prior):
             raise ValueError(f"expected a prior of the {len(partition.i2)} components in I2, got one of {prior.dim}")
         self.prior, self.partition, self.scored = prior, partition, partition.i2
         self.standard_deviation = prior.standard_deviation
+        self.of = f"{len(partition.i2)} numbers given {len(partition.i1)}"  # in words
 
     def standard_log_prob(self, e: Tensor) -> Tensor:
         return self.prior.log_prob(self.partition.split(e)[1])
@@ -113,4 +117,4 @@ class PartPrior(Prior):
         raise ValueError("this prior is of a part of each row: the mode of that part is that of `prior.prior`")
 
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        raise ValueError("this prior is of a part of each row: draw that part from `prior.prior` and give the rest")
+        raise ValueError(f"expected a condition, {self.of}; got none: give it as given=")

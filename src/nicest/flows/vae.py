@@ -116,13 +116,20 @@ class VAE(Flow):
         y = self.units.enter(x, noise=noise)
         return torch.cat((y, own(self.noise.rsample(whole(len(y))))), dim=-1)
 
+    def carried(self, rows: Tensor) -> None:
+        """Of the noise and of what the encoder makes of it the moments do not follow."""
+
     def bound(self, y: Tensor, noise: Tensor | None = None) -> Tensor:
         """log p(y, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a bound on log p(y) in mean (NICE App. C)."""
         noise = own(self.noise.rsample(whole(len(y)))) if noise is None else noise
         return self.log_density(torch.cat((y, noise), dim=-1)) - self.noise.log_prob(noise)
 
-    def log_prob(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
+    def log_prob(
+        self, x: Tensor, context: Tensor | None = None, *, noise: bool = True, given: Tensor | None = None
+    ) -> Tensor:
         """The bound for one ε of each row, (B,), in nats of the space x lives in."""
+        if x.ndim != 2 or given is not None:
+            return super().log_prob(x, context, noise=noise, given=given)
         return self.bound(self.units.enter(x, noise=noise)) + self.units.log_det
 
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:

@@ -26,6 +26,16 @@ class Within(Bijection):
         y2, log_det = self.inner(x2, self.m(x1, context))
         return self.partition.merge(x1, y2), log_det
 
+    def inside(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What f is given: x_I2, and its context."""
+        x1, x2 = self.partition.split(x)
+        return x2, self.m(x1, context)
+
+    def inside_moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of x_I2 from those of x."""
+        part = list(self.partition.i2)
+        return mean[part], covariance[part][:, part]
+
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         y1, y2 = self.partition.split(y)
         return self.partition.merge(y1, self.inner.inverse(y2, self.m(y1, context)))

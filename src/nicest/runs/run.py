@@ -17,6 +17,7 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.recipes.splits import load_splits
+from nicest.runs.factory import from_factory
 from nicest.runs.folder import COLUMNS, RunFolder, filled, restore_flow
 from nicest.runs.runtime import choose_device, rows_to
 
@@ -31,7 +32,8 @@ class Run:
 
     The model is read once, the data when asked for, and hashed once. The model must be the file that training wrote,
     by its SHA-256 in environment.json: see `RunFolder` for `verify`. A run of a flow that you built yourself needs that
-    `flow`, built again, to put the stored weights into. `data` says where the data is now, if it was moved.
+    `flow`, built again, to put the stored weights into; one that `nicest.save` wrote is built by the function that it
+    names, once `trust` is that name. `data` says where the data is now, if it was moved.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Run:
         dtype: torch.dtype = torch.float32,
         verify: bool | None = None,
         flow: Flow | None = None,
+        trust: bool | str = False,
         data: str | None = None,
     ) -> None:
         self.folder = RunFolder(path, verify=verify)
@@ -49,7 +52,7 @@ class Run:
         self.tensors, self.recipe, self.figures = self.folder.read_model()
         if data is not None:
             self.recipe = replace(self.recipe, data=replace(self.recipe.data, name=data))
-        self.own = flow
+        self.own = from_factory(self.figures, trust, str(path)) if flow is None else flow
         self.flow = self.flow_in(dtype)
 
     def flow_in(self, dtype: torch.dtype) -> Flow:
