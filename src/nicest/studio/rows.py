@@ -72,13 +72,8 @@ class Rows:
             RowScore(row=i, nats=number(value), denser_share=number(share), why=_why(value))
             for i, (value, share) in enumerate(zip(nats.tolist(), shares.tolist(), strict=True))
         ]
-        return TableScores(
-            columns=names,
-            cells=shown,
-            scores=scores[: limits.ROWS],
-            total=len(nats),
-            caveat=CAVEAT,
-        )
+        first = scores[: limits.ROWS]
+        return TableScores(columns=names, cells=shown, scores=first, total=len(nats), caveat=CAVEAT)
 
     def impute(self, ask: Row) -> ImputedRow:
         """The missing cells of a row, drawn from what the model says of them given the known ones."""
