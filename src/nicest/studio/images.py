@@ -95,24 +95,31 @@ class Images:
         truth = float(self.model.nats(x)[0])
         if not math.isfinite(truth):
             raise NicestError("the model gives this picture no finite likelihood: choose another")
-        pace = Pace(ask.steps)
-        looks = ascend(
-            self.model.flow, x, torch.from_numpy(hidden), pace.due, schedule=schedule, chains=ask.chains, seed=ask.seed
-        )
-        return self._events(looks, pace, truth, ask.steps)
+        marks, last = set(spread(ask.steps, FRAMES)), time.perf_counter()
 
-    def _events(self, looks: Any, pace: Pace, truth: float, steps: int) -> Events:
-        self.loaded.climbers(+1)
-        try:
-            yield "start", {"truth_nats": truth, "steps": steps}
-            unit = self.units.interval_nats
-            for filled in looks:
-                nats = [round(each + unit, 3) for each in filled.nats[0, :, 0].tolist()]
-                yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": self.packed(filled.result[:, 0])}
-                pace.go_on()
-            yield "end", {"steps": steps}
-        finally:
-            self.loaded.climbers(-1)
+        def due(i: int) -> bool:
+            """When to look: often at the start, and never later than a frame's time after the last look."""
+            return i in marks or time.perf_counter() - last > SECONDS
+
+        looks = ascend(
+            self.model.flow, x, torch.from_numpy(hidden), due, schedule=schedule, chains=ask.chains, seed=ask.seed
+        )
+
+        def events() -> Events:
+            nonlocal last
+            self.loaded.climbers(+1)
+            try:
+                yield "start", {"truth_nats": truth, "steps": ask.steps}
+                for filled in looks:
+                    nats = [round(each + self.units.interval_nats, 3) for each in filled.nats[0, :, 0].tolist()]
+                    pictures = self.packed(filled.result[:, 0])
+                    yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": pictures}
+                    last = time.perf_counter()
+                yield "end", {"steps": ask.steps}
+            finally:
+                self.loaded.climbers(-1)
+
+        return events()
 
     def move(self, ask: messages.Move) -> messages.Moved:
         model = self.model
@@ -175,20 +182,6 @@ class Images:
         images = (np.stack([self.row(each) for each in frame]).reshape(-1, *self.data.shape) for frame in ask.frames)
         draw = partial(image_grid, brightest=self.loaded.brightest, columns=chains, size=160 * chains)
         return animation([draw(each) for each in images], milliseconds=40)
-
-
-class Pace:
-    """When to look at an ascent: often at its start, and never later than a frame's time after the last look."""
-
-    def __init__(self, steps: int) -> None:
-        self.looks = set(spread(steps, FRAMES))
-        self.last = time.perf_counter()
-
-    def due(self, i: int) -> bool:
-        return i in self.looks or time.perf_counter() - self.last > SECONDS
-
-    def go_on(self) -> None:
-        self.last = time.perf_counter()
 
 
 def _bytes(text: str) -> bytes:
