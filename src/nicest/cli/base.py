@@ -67,8 +67,19 @@ Moved = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the random numbers.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--data", help="A folder of your own tables (.csv, .csv.gz, .parquet, .arrow, .npy, .npz)."),
+]
+Methods = Annotated[list[str] | None, typer.Option(help="Only this method, repeatable.", show_default="all of them")]
 Splittings = Annotated[int, typer.Option(min=1, help="Splits of each table.")]
-Record = Annotated[Path | None, typer.Option(help="A JSON file to write.", show_default=False)]
+Jobs = Annotated[int, typer.Option(min=0, help="Processes at a time.", show_default="one for each core")]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        help="A JSON file, written as results come; run again, and what it holds is kept.", show_default=False
+    ),
+]
 
 
 class Split(StrEnum):

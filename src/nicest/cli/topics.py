@@ -5,16 +5,19 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nicest.cli.base import (
     Basis,
     Device,
+    Folder,
+    Jobs,
     Json,
+    Methods,
     Moved,
-    Record,
+    Results,
     Run,
     Seed,
     Set,
@@ -184,58 +187,76 @@ def bench(
     emit(run_bench(net or ["mnist"], batch or [200], **asked), as_json, show_bench)  # type: ignore[arg-type]
 
 
+def run_comparison(comparison: Any, as_json: bool, **asked: Any) -> None:
+    from nicest.studies.compare import compare, markdown
+
+    result = compare(comparison, **{name: value for name, value in asked.items() if value is not None})
+    emit(result, as_json, lambda result: print(markdown(result), *filter(None, [result.get("caveat")]), sep="\n\n"))
+    leave_unfinished(result)
+
+
 @compare_app.command("density")
 def compare_density(
     tables: Tables = None,
-    seeds: Splittings = 3,
-    out: Record = None,
+    data: Folder = None,
+    method: Methods = None,
+    seeds: Splittings = 2,
+    jobs: Jobs = 0,
+    out: Results = None,
     as_json: Json = False,
 ) -> None:
-    """Log-density of held-out rows: NICE, Gaussians, mixtures, kernels, and zuko's flows if it is installed.
+    """Log-density of held-out rows: NICE, mixtures, kernels, and zuko's NSF and MAF if it is installed.
 
-    Example: nicest compare density iris wine
+    Nats are of columns standardised by the training rows.
+
+    Example: nicest compare density --data my-tables --out density.json
     """
-    from nicest.studies.compare import compare_density as run_comparison
-    from nicest.studies.compare import markdown
+    from nicest.studies.compare_density import DENSITY
 
-    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
-    emit(result, as_json, lambda result: print(markdown(result)))
+    run_comparison(DENSITY, as_json, tables=tables, data=data, methods=method, seeds=seeds, jobs=jobs, out=out)
 
 
 @compare_app.command("imputation")
 def compare_imputation(
     tables: Tables = None,
-    seeds: Splittings = 3,
+    data: Folder = None,
+    method: Methods = None,
+    seeds: Splittings = 2,
     holes: Annotated[bool, typer.Option("--holes", help="Cells are missing in the training rows, too.")] = False,
-    out: Record = None,
+    jobs: Jobs = 0,
+    out: Results = None,
     as_json: Json = False,
 ) -> None:
-    """Missing cells found again: NICE, column means, nearest neighbours, chained regressions. It takes minutes.
+    """Missing cells found again: NICE, means, neighbours, chained regressions and forests. It takes minutes.
 
     Example: nicest compare imputation wine --seeds 1 --holes
     """
-    from nicest.studies.compare_imputation import SETS, imputation, markdown
+    from nicest.studies.compare_imputation import imputation
 
-    result = imputation(tables or SETS, range(seeds), holes=holes, out=out)
-    emit(result, as_json, lambda result: print(markdown(result)))
+    asked = {"tables": tables, "data": data, "methods": method, "seeds": seeds, "jobs": jobs, "out": out}
+    run_comparison(imputation(holes=holes), as_json, **asked)
 
 
 @compare_app.command("outliers")
 def compare_outliers(
     tables: Tables = None,
-    seeds: Splittings = 3,
-    out: Record = None,
+    data: Folder = None,
+    method: Methods = None,
+    seeds: Splittings = 2,
+    jobs: Jobs = 0,
+    out: Results = None,
     as_json: Json = False,
 ) -> None:
-    """Outliers found, as ROC AUC: NICE's density and typicality, and four detectors of scikit-learn.
+    """Outliers found, as ROC AUC: NICE's density and typicality, KNN, LOF, IsolationForest and a mixture.
+
+    Every method is trained on half of the inliers. Your tables hold labels: `y` in a .npz file, or a column
+    `outlier` or `y`; 1 is an outlier.
 
     Example: nicest compare outliers wine moons
     """
-    from nicest.studies.compare_outliers import compare_outliers as run_comparison
-    from nicest.studies.compare_outliers import markdown, verdict
+    from nicest.studies.compare_outliers import OUTLIERS
 
-    result = run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
-    emit(result, as_json, lambda result: print(markdown(result), verdict(result), result["caveat"], sep="\n\n"))
+    run_comparison(OUTLIERS, as_json, tables=tables, data=data, methods=method, seeds=seeds, jobs=jobs, out=out)
 
 
 @reproduce_app.command("table")
