@@ -113,7 +113,8 @@ def compare(
         for name, why in comparison.absent.items():
             bar.note(f"without {name}: {why}")
         if trials:
-            bar.note(f"{out} already holds {len(trials)} of {len(keys)} results: running the rest")
+            kept = f"{out} already holds {len(trials)} of {len(keys)} results"
+            bar.note(f"{kept}: running the rest; remove the file to run all of them again")
         began = last = time.perf_counter()
         try:
             for done, (key, found) in enumerate(run_jobs(work, jobs or os.cpu_count() or 1), start=1):
@@ -146,7 +147,8 @@ def _known(out: Path, comparison: Comparison, digests: Mapping[str, str]) -> dic
     found: dict[Key, list[dict[str, Any]]] = {}
     try:
         before = json.loads(out.read_text())
-        own = all(before[key] == value for key, value in {**comparison.about, "comparison": comparison.name}.items())
+        same = {**comparison.about, "comparison": comparison.name, "unit": comparison.unit}
+        own = all(before[key] == value for key, value in same.items())
         for trial in before["trials"] if own else ():
             if "failed" not in trial and before["digests"].get(trial["table"]) == digests.get(trial["table"]):
                 found.setdefault((trial["table"], trial["seed"], trial["method"]), []).append(trial)
