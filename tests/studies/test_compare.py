@@ -27,9 +27,9 @@ ROWS = np.random.default_rng(0).normal(size=(60, 3))
 
 @pytest.fixture(autouse=True, scope="module")
 def _light_workers() -> Iterator[None]:
-    """Workers import this module once, and nothing that only real methods need."""
+    """Workers start with what the comparison itself needs, not with what only real methods need."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PRELOADED", (__name__,))
+        patch.setattr(module, "PRELOADED", ("nicest.studies.compare",))
         yield
 
 
@@ -240,6 +240,8 @@ def test_unknown_names_are_refused(folder: Path, refusal: Callable[..., str]):
         compare, toy(first_cell), tables=["onee"], **asked
     )
     assert "no method 'fails'; there are first_cell" in refusal(compare, toy(first_cell), methods=["fails"], **asked)
+    without = toy(first_cell)._replace(absent={"fails": "it is not installed"})
+    assert refusal(compare, without, methods=["fails"], **asked) == "cannot run fails: it is not installed"
 
 
 class TestInterrupted:

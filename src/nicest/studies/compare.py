@@ -72,15 +72,17 @@ def compare(
     """
     files = tables_in(data) if data else {}
     names = _chosen(tables, files or comparison.tables, "table")
+    for name in methods:
+        if name in comparison.absent:
+            raise NicestError(f"cannot run {name}: {comparison.absent[name]}")
     chosen = _chosen(methods, comparison.methods, "method")
     digests = {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in names if data}
     keys = [(name, seed, method) for name in names for seed in range(seeds) for method in chosen]
     known = {} if out is None else _known(out, comparison, digests)
     trials = {key: known[key] for key in keys if key in known}
-    # the largest tables first, so that nothing waits for a long job at the end
-    left = sorted(
-        set(keys) - set(trials), key=lambda key: (-files[key[0]].stat().st_size if data else 0, keys.index(key))
-    )
+    left = [key for key in keys if key not in trials]
+    if data:  # the largest tables first, so that nothing waits for a long job at the end
+        left.sort(key=lambda key: -files[key[0]].stat().st_size)
     work = {
         key: (
             partial(read_file, files[key[0]]) if data else comparison.tables[key[0]],
@@ -110,7 +112,7 @@ def compare(
     with Bar(f"comparing {comparison.name}", len(keys), len(trials)) as bar:
         if out is not None:
             require_writable(out)
-        for name, why in comparison.absent.items():
+        for name, why in ({} if methods else comparison.absent).items():
             bar.note(f"without {name}: {why}")
         if trials:
             kept = f"{out} already holds {len(trials)} of {len(keys)} results"
