@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nicest.flows import Flow
-from nicest.inference.impute import Imputed, impute_rows
+from nicest.inference.impute import impute_rows
 from nicest.studies.compare import Comparison, Figures
 from nicest.studies.datasets import AS_STORED, Table
 from nicest.train.fit_table import fit_table
@@ -65,36 +64,28 @@ def measures(guess: Guess, truth: np.ndarray, missing: np.ndarray, scale: np.nda
     return found
 
 
-def fit_flow(rows: np.ndarray, seed: int) -> Flow:
-    """What `nicest.NICE` fits to rows (N, D); a level x of a column of few integers is the interval [x, x + 1)."""
-    noise = few_levels(rows) * np.random.default_rng(seed).random(rows.shape)
-    return fit_table(rows + noise, seed=seed).flow
-
-
 def few_levels(rows: np.ndarray) -> np.ndarray:
     """Which columns hold few distinct integers, (D,)."""
     columns = [column[~np.isnan(column)] for column in rows.T]
     return np.array([bool((each == each.round()).all()) and len(np.unique(each)) <= FEW for each in columns])
 
 
-def impute_table(flow: Flow, rows: np.ndarray, train_rows: np.ndarray, seed: int) -> Imputed:
-    """Rows with NaN, imputed in real numbers: levels enter as their middles and are bounded by those of training."""
-    levels, missing = few_levels(train_rows), np.isnan(rows)
-    low = np.where(levels, np.nanmin(train_rows, 0), -np.inf)
-    high = np.where(levels, np.nanmax(train_rows, 0) + 1, np.inf)
-    x, lower, upper = (torch.from_numpy(each) for each in (rows + levels / 2, low, high))
-    return impute_rows(flow, x, torch.from_numpy(missing), interval=INTERVAL, bounds=(lower, upper), seed=seed)
-
-
 def nice(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> Mapping[str, Guess]:
-    """The mean of its draws with their interval, and its mode; and how the chains went."""
-    began = time.perf_counter()
-    flow = fit_flow(train_rows, seed)
+    """What `nicest.NICE` fits: the mean of its draws with their interval, and its mode; and how the chains went.
+
+    A level x of a column of few integers is the interval [x, x + 1): it gets noise in training, enters as its middle,
+    and is bounded by the levels of training.
+    """
+    began, levels = time.perf_counter(), few_levels(train_rows)
+    noise = levels * np.random.default_rng(seed).random(train_rows.shape)
+    flow = fit_table(train_rows + noise, seed=seed).flow
     about = {"fit_seconds": time.perf_counter() - began}
-    imputed = impute_table(flow, rows, train_rows, seed)
-    levels = few_levels(train_rows)
-    draws, mode = (np.where(levels, np.floor(each), each) for each in (imputed.draws.numpy(), imputed.mode.numpy()))
+    lowest = np.where(levels, np.nanmin(train_rows, 0), -np.inf)
+    highest = np.where(levels, np.nanmax(train_rows, 0) + 1, np.inf)
+    x, lower, upper = (torch.from_numpy(each) for each in (rows + levels / 2, lowest, highest))
+    imputed = impute_rows(flow, x, x.isnan(), interval=INTERVAL, bounds=(lower, upper), seed=seed)
     about |= {"acceptance": float(imputed.acceptance.mean()), "rows_not_mixed": int((~imputed.mixed).sum())}
+    draws, mode = (np.where(levels, np.floor(each), each) for each in (imputed.draws.numpy(), imputed.mode.numpy()))
     low, high = ends(draws)
     return {"": Guess(draws.mean(0), low, high, about), "mode": Guess(mode, about=about)}
 
