@@ -116,7 +116,7 @@ def compare(
             bar.note(f"without {name}: {why}")
         if trials:
             kept = f"{out} already holds {len(trials)} of {len(keys)} results"
-            bar.note(f"{kept}: running the rest; remove the file to run all of them again")
+            bar.note(f"{kept}: {len(left)} left to run; remove the file to run all of them again")
         began = last = time.perf_counter()
         try:
             for done, (key, found) in enumerate(run_jobs(work, jobs or os.cpu_count() or 1), start=1):
