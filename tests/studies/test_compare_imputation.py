@@ -1,35 +1,70 @@
-"""compare_imputation: every method on the same hidden cells, figures that mean what they say, and the page's table."""
-
-import json
-from collections.abc import Callable
-from pathlib import Path
+"""The comparison of imputations: the same hidden cells for every method, and figures that mean what they say."""
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nicest.cli import app
+from nicest.cli import app, topics
 from nicest.inference import impute
-from nicest.studies import compare_imputation
-from nicest.studies.compare_imputation import Guess, ends, few_levels, imputation, markdown, measures, others, summary
+from nicest.studies import compare_imputation as module
+from nicest.studies.compare_imputation import METHODS, Guess, ends, few_levels, imputation, measures, trial
+from nicest.studies.datasets import AS_STORED, Table
 
-ROOT = Path(__file__).parents[2]
 SHORT = {"draws": 16, "steps": 20, "warmup": 20}
 
 
-@pytest.mark.parametrize("holes", [False, True])
-def test_a_small_comparison_has_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool):
-    monkeypatch.setattr(compare_imputation, "POSTERIOR_DRAWS", 2)
+@pytest.fixture(scope="module")
+def line() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows along a line, some of them with missing cells, and what these were."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(300, 1)) @ np.ones((1, 4)) + 0.1 * rng.normal(size=(300, 4))
+    return rows[60:], np.where(rng.random((60, 4)) < 0.4, np.nan, rows[:60]), rows[:60]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_but_the_mean_finds_cells_on_a_line(method: str, line, monkeypatch: pytest.MonkeyPatch):
+    if method == "miceforest":
+        pytest.importorskip("miceforest")
     monkeypatch.setattr(impute.impute_rows, "__kwdefaults__", impute.impute_rows.__kwdefaults__ | SHORT)
-    result = imputation(["wine"], [3], holes=holes, out=tmp_path / "a.json")
-    assert json.loads((tmp_path / "a.json").read_text()) == result
-    rows = {row["method"]: row for row in result["rows"]}
-    assert list(rows) == ["column mean", "KNN", "iterative", "iterative, draws", "NICE, mean", "NICE, mode"]
-    assert rows["NICE, mean"]["rmse"] < rows["column mean"]["rmse"]
-    assert {name for name, row in rows.items() if "coverage" in row} == {"iterative, draws", "NICE, mean"}
-    assert rows["NICE, mean"]["rows"] == 36
-    assert result["holes_in_training"] == holes
-    assert len(markdown(result).splitlines()) == 8
+    train_rows, rows, truth = line
+    found = METHODS[method](train_rows, rows, 0)
+    assert list(found) == (["", "mode"] if method == "NICE" else [""])
+    for guess in found.values():
+        np.testing.assert_allclose(guess.values[~np.isnan(rows)], rows[~np.isnan(rows)])
+        some = np.isnan(rows) & (np.isnan(rows).sum(1) < 4)[:, None]
+        error = np.sqrt(np.mean((guess.values - truth)[some] ** 2))
+        assert error > 0.8 if method == "column mean" else error < 0.25
+    assert (found[""].low is not None) == (method in ("iterative, draws", "NICE"))
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_fifth_of_the_cells_of_a_fifth_of_the_rows_is_hidden(holes: bool):
+    table, seen = AS_STORED["wine"](np.random.default_rng(0)), []
+
+    def method(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> dict[str, Guess]:
+        seen.append((train_rows, rows))
+        return {"": Guess(np.zeros_like(rows), about={"chains": 3.0})}
+
+    found = trial(method, table, 3, holes=holes)
+    train_rows, rows = seen[0]
+    assert (len(train_rows), len(rows)) == (142, 36)
+    assert np.isnan(rows).mean() == pytest.approx(0.2, abs=0.04)
+    assert np.isnan(train_rows).mean() == pytest.approx(0.2 if holes else 0, abs=0.03)
+    assert found[""].keys() == {"rmse", "chains"}
+
+
+def test_errors_of_pixels_are_in_one_unit_and_a_constant_column_keeps_its_own():
+    rows = np.stack([np.zeros(50), np.arange(50.0)], 1)
+
+    def off_by_one(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> dict[str, Guess]:
+        return {"": Guess(truth[1] + 1)}
+
+    order = np.random.default_rng(0).permutation(50)
+    truth = rows[order[10:]], rows[order[:10]]
+    one = trial(off_by_one, Table(rows, one_unit=True), 0, holes=False)[""]["rmse"]
+    assert one == pytest.approx(1 / truth[0].std())
+    each = trial(off_by_one, Table(rows), 0, holes=False)[""]["rmse"]
+    assert 1 / truth[0].std(0)[1] < each < 1
 
 
 def test_measures_are_of_the_hidden_cells_in_units_of_the_scale():
@@ -45,39 +80,30 @@ def test_intervals_of_few_draws_hold_a_further_draw():
     assert ((low <= draws[19]) & (draws[19] <= high)).mean() == pytest.approx(0.9, abs=0.01)
 
 
-def test_chained_regressions_make_more_than_one_round():
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(300, 1)) @ np.ones((1, 4)) + 0.1 * rng.normal(size=(300, 4))
-    holes = np.where(rng.random((60, 4)) < 0.4, np.nan, rows[:60])
-    values = others(rows[60:], holes, 0)["iterative"]().values
-    hard = np.isnan(holes).sum(1) == 2
-    assert np.abs(values - rows[:60])[hard].max() < 0.6
-
-
-def test_columns_of_few_whole_numbers_are_levels():
+def test_columns_of_few_integers_are_levels():
     rows = np.stack([np.arange(40) % 3, np.arange(40), np.arange(40) % 3 + 0.5], 1)
     assert few_levels(rows).tolist() == [True, False, False]
 
 
-def test_the_summary_is_the_mean_over_seeds():
-    records = [{"set": "a", "method": "b", "seed": k, "rmse": float(k), "seconds": 2.0} for k in (1, 3)]
-    assert summary(records) == [{"set": "a", "method": "b", "rmse": 2.0, "seconds": 2.0, "rmse_sd": 1.0}]
+def test_nice_finds_levels_where_columns_hold_few_integers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(impute.impute_rows, "__kwdefaults__", impute.impute_rows.__kwdefaults__ | SHORT)
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.integers(0, 4, 120), rng.normal(size=120)], 1).astype(float)
+    holes = np.where(rng.random((20, 2)) < 0.5, np.nan, rows[:20])
+    mode = METHODS["NICE"](rows[20:], holes, 0)["mode"].values[:, 0]
+    assert set(mode) <= {0.0, 1.0, 2.0, 3.0}
 
 
-def test_an_unknown_table_is_refused(refusal: Callable[..., str]):
-    assert "got 'iris'" in refusal(imputation, ["iris"])
-
-
-@pytest.mark.parametrize("name", ["tables-imputation", "tables-imputation-holes"])
-def test_the_page_shows_what_was_measured(name: str):
-    result = json.loads((ROOT / "results" / f"{name}.json").read_text())
-    assert markdown(result) in (ROOT / "docs" / "tables.md").read_text()
+def test_what_is_not_installed_is_said():
+    assert ("miceforest" in imputation().methods) != ("miceforest" in module.ABSENT)
 
 
 def test_the_command_asks_for_what_it_was_told(monkeypatch: pytest.MonkeyPatch):
     asked: list = []
-    row = {"set": "wine", "method": "KNN", "rmse": 0.5, "rmse_sd": 0.1, "seconds": 1.0}
-    monkeypatch.setattr(compare_imputation, "imputation", lambda *a, **k: asked.append((*a, k)) or {"rows": [row]})
-    end = CliRunner().invoke(app, ["compare", "imputation", "wine", "--seeds", "2", "--holes"])
-    assert asked == [(["wine"], range(2), {"holes": True, "out": None})]
-    assert "| wine | KNN | 0.500 ± 0.100 |" in end.output
+    monkeypatch.setattr(topics, "run_comparison", lambda *a, **k: asked.append((*a, k)))
+    words = ["wine", "--seeds", "2", "--holes", "--jobs", "3", "--method", "KNN", "--json"]
+    CliRunner().invoke(app, ["compare", "imputation", *words])
+    (comparison, as_json, rest) = asked[0]
+    assert (comparison.about["holes_in_training"], as_json) == (True, True)
+    expected = {"tables": ["wine"], "data": None, "methods": ["KNN"], "seeds": 2, "jobs": 3, "out": None}
+    assert rest == expected

@@ -1,48 +1,77 @@
 """The comparison of outlier scores."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nicest import NICE
-from nicest.cli import app
-from nicest.studies import compare_outliers as module
-from nicest.studies.compare_outliers import (
-    DENSITY,
-    DETECTORS,
-    SETS,
-    TYPICALITY,
-    area,
-    by_table,
-    compare_outliers,
-    markdown,
-    standardised_sides,
-    typicality,
-    verdict,
-)
+from nicest.studies.compare_outliers import METHODS, OUTLIERS, SETS, area, labelled, trial
+from nicest.studies.datasets import TABLES, Table, read_file
 
 ROOT = Path(__file__).parents[2]
-METHODS = [DENSITY, TYPICALITY, "IsolationForest", "LocalOutlierFactor", "OneClassSVM", "GaussianMixture"]
+
+
+def sides(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rows, is_outlier = labelled(SETS[name](np.random.default_rng(seed)))
+    return rows[~is_outlier], rows[is_outlier]
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_training_rows_are_inliers_and_come_from_their_seed(name: str):
-    train, test, is_inlier = standardised_sides(name, 1)
-    again = standardised_sides(name, 1)
-    assert np.array_equal(train, again[0])
-    assert np.array_equal(test, again[1])
-    assert is_inlier.sum() == (len(train) + is_inlier.sum()) // 3
-    assert np.allclose(train.mean(0), 0, atol=1e-9)
+def test_sets_have_both_kinds_and_come_from_their_seed(name: str):
+    (inliers, outliers), again = sides(name), sides(name)
+    assert np.array_equal(np.concatenate([inliers, outliers]), np.concatenate(again))
+    assert len(inliers) > len(outliers) > 0
+
+
+def test_half_of_the_inliers_train_and_all_else_is_tested():
+    rows = np.random.default_rng(0).normal(size=(50, 2))
+    labels = np.arange(50) % 5 == 0
+    rows[labels] += 100
+    seen = []
+
+    def method(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+        seen.append((train, test))
+        return -np.abs(test).sum(1)
+
+    assert trial(method, Table(rows, labels=labels.astype(int)), 0) == {"": {"auc": 1.0}}
+    train, test = seen[0]
+    assert (len(train), len(test)) == (20, 30)
+    np.testing.assert_allclose([train.mean(0), train.std(0)], [[0, 0], [1, 1]], atol=1e-12)
     assert not {row.tobytes() for row in train} & {row.tobytes() for row in test}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_far_rows(method: str):
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.normal(size=(120, 3)), rng.normal([6, -6, 6], size=(20, 3))])
+    table = Table(rows, labels=np.repeat([0, 1], [120, 20]))
+    assert trial(METHODS[method], table, 0)[""]["auc"] > 0.99
+
+
+def test_neighbours_score_by_the_distance_to_the_fifth():
+    train, test = np.random.default_rng(0).normal(size=(40, 3)), np.random.default_rng(1).normal(size=(7, 3))
+    distances = np.sort(np.linalg.norm(test[:, None] - train, axis=2), axis=1)
+    np.testing.assert_allclose(METHODS["KNN"](train, test, 0), -distances[:, 4])
+
+
+def test_labels_come_from_the_archive_or_a_column(tmp_path: Path, refusal: Callable[..., str]):
+    rows, labels = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30) % 3 == 0
+    np.savez(tmp_path / "t.npz", X=rows, y=labels.astype(np.int32))
+    lines = [f"{a!r},{int(label)},{b!r}" for (a, b), label in zip(rows.tolist(), labels, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,outlier,b", *lines]))
+    for name in ("t.npz", "t.csv"):
+        found, is_outlier = labelled(read_file(tmp_path / name))
+        assert np.array_equal(found, rows)
+        assert np.array_equal(is_outlier, labels)
+    assert "expected labels y in a .npz file, or a column outlier or y" in refusal(labelled, Table(rows, ("a", "b")))
+    assert "got [0, 1, 2]" in refusal(labelled, Table(rows, labels=np.arange(30) % 3))
+
+
 def test_shuffled_columns_keep_their_values():
-    inliers, outliers = SETS["copula"](np.random.default_rng(0))
-    whole = module.TABLES["copula"](np.random.default_rng(0))
+    inliers, outliers = sides("copula")
+    whole = TABLES["copula"](np.random.default_rng(0)).rows
     assert np.array_equal(np.sort(outliers, 0), np.sort(whole[len(inliers) :], 0))
     assert not np.array_equal(outliers, whole[len(inliers) :])
 
@@ -56,51 +85,12 @@ def test_the_area_counts_ties_half_and_takes_minus_infinity():
 
 def test_typicality_is_that_of_the_estimator():
     x = np.random.default_rng(0).normal(size=(40, 3))
-    model = NICE(random_state=0).fit(x)
-    np.testing.assert_allclose(typicality(model.score_samples(x), model.score_samples(x)), model.typicality(x))
+    np.testing.assert_allclose(METHODS["NICE, typicality"](x, x, 0), NICE(random_state=0).fit(x).typicality(x))
 
 
-def test_one_command(tmp_path: Path):
-    result = compare_outliers(tables=("iris",), seeds=1, out=tmp_path / "outliers.json")
-    assert json.loads((tmp_path / "outliers.json").read_text()) == result
-    assert [row["method"] for row in result["rows"]] == METHODS
-    assert all(row["mean_auc"] > 0.7 for row in result["rows"])
-    assert "not typicality" in result["caveat"]
-
-
-def test_density_fails_inside_and_typicality_does_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "DETECTORS", DETECTORS[:1])
-    found = by_table(compare_outliers(tables=("inside",), seeds=1))["inside"]
-    assert found[DENSITY]["mean_auc"] < 0.1
-    assert found[TYPICALITY]["mean_auc"] > 0.9
-
-
-def test_the_best_is_bold_and_so_are_its_equals():
-    about = {"table": "a", "train": 6, "inliers": 3, "outliers": 2, "dim": 4, "sd_auc": 0.01}
-    areas = {DENSITY: 0.9, TYPICALITY: 0.95, "other": 0.9502}
-    result = {"rows": [about | {"method": name, "mean_auc": each} for name, each in areas.items()]}
-    line = "| a | 9 + 2, 4 | 0.900 ± 0.010 | **0.950** ± 0.010 | **0.950** ± 0.010 |"
-    assert markdown(result).splitlines()[-1] == line
-    assert verdict(result).splitlines() == [
-        "NICE, density: the best on 0 of 1 tables; not on a.",
-        "NICE, typicality: the best on 1 of 1 tables.",
-    ]
-
-
-def test_the_command_prints_table_verdict_and_caveat(monkeypatch: pytest.MonkeyPatch):
-    result = json.loads((ROOT / "results" / "tables-outliers.json").read_text())
-    monkeypatch.setattr(module, "compare_outliers", lambda **_: result)
-    end = CliRunner().invoke(app, ["compare", "outliers", "iris"])
-    assert all(part in end.output for part in (markdown(result), verdict(result), result["caveat"]))
-
-
-def test_an_unknown_table(refusal: Callable[..., str]):
-    assert "no table 'irises'; there are iris, wine" in refusal(compare_outliers, tables=("irises",))
-
-
-def test_the_page_shows_what_was_measured():
-    result = json.loads((ROOT / "results" / "tables-outliers.json").read_text())
-    page = (ROOT / "docs" / "tables.md").read_text()
-    assert markdown(result) in page
-    assert all(line in page for line in verdict(result).splitlines())
-    assert "Nalisnick" in page
+def test_density_fails_inside_and_typicality_does_not():
+    table = SETS["inside"](np.random.default_rng(0))
+    assert trial(METHODS["NICE"], table, 0)[""]["auc"] < 0.1
+    assert trial(METHODS["NICE, typicality"], table, 0)[""]["auc"] > 0.9
+    assert "not typicality" in OUTLIERS.about["caveat"]
+    assert "Nalisnick" in (ROOT / "docs" / "tables.md").read_text()

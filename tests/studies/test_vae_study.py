@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nicest.flows import MLP, VAE, Units
-from nicest.studies.vae import build, count, mean_nats, study, widest
+from nicest.studies.vae import FLOOR, build, count, mean_nats, study, widest
 
 SMALL = {"steps": 80, "batch": 100, "width": 80, "latent_dim": 8, "draws": 2, "importance_draws": 8}
 
@@ -73,12 +73,12 @@ def test_same_seed_same_numbers():
 @pytest.mark.parametrize("model", ["posterior", "prior"])
 def test_nice_inside_starts_as_the_identity(model: str):
     vae, x, noise = (
-        build(model, Units.continuous(6, standardise=False), 4, 8, -4.0).double(),
+        build(model, Units.continuous(6, standardise=False), 4, 8).double(),
         torch.rand(5, 6).double(),
         torch.randn(5, 4).double(),
     )
     layers = vae.joint.chain.layers
-    plain = VAE(vae.units, 4, layers["encoder"].network, layers["decoder"].network, floor=-4.0).double()
+    plain = VAE(vae.units, 4, layers["encoder"].network, layers["decoder"].network, floor=FLOOR).double()
     torch.testing.assert_close(vae.bound(x, noise), plain.bound(x, noise), rtol=0, atol=1e-12)
 
 

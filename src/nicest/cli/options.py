@@ -115,7 +115,20 @@ Draws = Annotated[int, whole(1, 1000, "Draws of the dequantisation noise to aver
 Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which examples.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
 Splittings = Annotated[int, whole(1, 1000, "Splits of each table.")]
-Record = Annotated[Path | None, out_file("A JSON file to write.", show_default=False)]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        parser=lambda text: Path(to_read(text)),
+        help="A folder of your own tables (.csv, .csv.gz, .parquet, .arrow, .npy, .npz).",
+    ),
+]
+Methods = Annotated[list[str] | None, typer.Option(help="Only this method, repeatable.", show_default="all of them")]
+Jobs = Annotated[int, whole(0, 1000, "Processes at a time.", show_default="one for each core")]
+Record = Annotated[
+    Path | None,
+    out_file("A JSON file, written as results come; run again, and what it holds is kept.", show_default=False),
+]
 Runs = Annotated[Path, out_folder("Where the runs are, or will be.")]
 DataSet = Annotated[str, typer.Argument(help="A data set by name.")]
 

@@ -130,22 +130,10 @@ def demo(result: dict[str, Any]) -> None:
     return print("figures:", *result["figures"], sep="\n  ")
 
 
-def density(result: dict[str, Any]) -> None:
+def comparison(result: dict[str, Any]) -> None:
     from nicest.studies.compare import markdown
 
-    print(markdown(result))
-
-
-def imputation_study(result: dict[str, Any]) -> None:
-    from nicest.studies.compare_imputation import markdown
-
-    print(markdown(result))
-
-
-def outliers(result: dict[str, Any]) -> None:
-    from nicest.studies.compare_outliers import markdown, verdict
-
-    print(markdown(result), verdict(result), result["caveat"], sep="\n\n")
+    print(markdown(result), *filter(None, [result.get("caveat")]), sep="\n\n")
 
 
 def bench(result: dict[str, Any]) -> None:

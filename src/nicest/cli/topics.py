@@ -130,44 +130,70 @@ def bench(
     return run_bench(net or ["mnist"], batch or [200], **asked)
 
 
-@command(compare_app, show.density, "density")
-def compare_density(tables: options.Tables = None, seeds: options.Splittings = 3, out: options.Record = None) -> Result:
-    """Log-density of held-out rows: NICE, Gaussians, mixtures, kernels, and zuko's flows if it is installed.
-
-    Example: nicest compare density iris wine
-    """
-    from nicest.studies.compare import compare_density as run_comparison
-
-    return run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
-
-
-@command(compare_app, show.imputation_study, "imputation")
-def compare_imputation(
+@command(compare_app, show.comparison, "density")
+def compare_density(
     tables: options.Tables = None,
-    seeds: options.Splittings = 3,
-    holes: Annotated[bool, typer.Option("--holes", help="Cells are missing in the training rows, too.")] = False,
+    data: options.Folder = None,
+    method: options.Methods = None,
+    seeds: options.Splittings = 2,
+    jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """Missing cells found again: NICE, column means, nearest neighbours, chained regressions. It takes minutes.
+    """Log-density of held-out rows: NICE, mixtures, kernels, and zuko's NSF and MAF if it is installed.
+
+    Nats are of columns standardised by the training rows.
+
+    Example: nicest compare density --data my-tables --out density.json
+    """
+    from nicest.studies.compare import compare
+    from nicest.studies.compare_density import DENSITY
+
+    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
+    return compare(DENSITY, **asked)  # type: ignore[arg-type]
+
+
+@command(compare_app, show.comparison, "imputation")
+def compare_imputation(
+    tables: options.Tables = None,
+    data: options.Folder = None,
+    method: options.Methods = None,
+    seeds: options.Splittings = 2,
+    holes: Annotated[bool, typer.Option("--holes", help="Cells are missing in the training rows, too.")] = False,
+    jobs: options.Jobs = 0,
+    out: options.Record = None,
+) -> Result:
+    """Missing cells found again: NICE, means, neighbours, chained regressions and forests. It takes minutes.
 
     Example: nicest compare imputation wine --seeds 1 --holes
     """
-    from nicest.studies.compare_imputation import SETS, imputation
+    from nicest.studies.compare import compare
+    from nicest.studies.compare_imputation import imputation
 
-    return imputation(tables or SETS, range(seeds), holes=holes, out=out)
+    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
+    return compare(imputation(holes=holes), **asked)  # type: ignore[arg-type]
 
 
-@command(compare_app, show.outliers, "outliers")
+@command(compare_app, show.comparison, "outliers")
 def compare_outliers(
-    tables: options.Tables = None, seeds: options.Splittings = 3, out: options.Record = None
+    tables: options.Tables = None,
+    data: options.Folder = None,
+    method: options.Methods = None,
+    seeds: options.Splittings = 2,
+    jobs: options.Jobs = 0,
+    out: options.Record = None,
 ) -> Result:
-    """Outliers found, as ROC AUC: NICE's density and typicality, and four detectors of scikit-learn.
+    """Outliers found, as ROC AUC: NICE's density and typicality, KNN, LOF, IsolationForest and a mixture.
+
+    Every method is trained on half of the inliers. Your tables hold labels: `y` in a .npz file, or a column
+    `outlier` or `y`; 1 is an outlier.
 
     Example: nicest compare outliers wine moons
     """
-    from nicest.studies.compare_outliers import compare_outliers as run_comparison
+    from nicest.studies.compare import compare
+    from nicest.studies.compare_outliers import OUTLIERS
 
-    return run_comparison(tables=tuple(tables or ()), seeds=seeds, out=out)
+    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
+    return compare(OUTLIERS, **asked)  # type: ignore[arg-type]
 
 
 @command(reproduce_app, show.results, "table")

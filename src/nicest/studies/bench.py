@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest import __version__
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.flows import Flow
@@ -27,9 +25,10 @@ from nicest.plots import bench_figure, picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
-from nicest.runs.runtime import choose_device, describe_device, rows_to
-from nicest.studies.peers import PEERS, installed
+from nicest.runs.runtime import choose_device, environment, rows_to
+from nicest.studies.peers import build_peer, installed
 from nicest.train.fit import start
+from nicest.train.state import State
 from nicest.train.step import TrainingStep
 
 NETS = ("mnist", "cifar10", "small")
@@ -37,6 +36,7 @@ SMALL = ("model.hidden_layers=2", "model.width=64")
 SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,)}
 WARPS = ("share=0.8", "rotation=0.1", "scale=0.08", "shear=0.1", "shift=0.5", "elastic=0.5", "contrast=1.2")
 Runs = dict[str, Callable[[], object]]  # "training step", "log_prob", "sample"
+Group = list[tuple[str, str, Callable[[], object]]]  # what is done, by which library
 
 
 def bench(
@@ -64,28 +64,22 @@ def bench(
     startup: list[dict[str, Any]] = []
     cases = [(net, batch) for net in nets for batch in batches]
     for net, batch in track(cases, "bench", len(cases)):
-        recipe = recipe_of(net, batch)
-        floor = {what: measure(run, place, windows, seconds) for what, run in floor_runs(recipe, place).items()}
-        floors = {"training step": floor["training products"] + floor["adam"]}
-        floors |= {"log_prob": floor["products"], "sample": floor["products"]}
-        for library, runs, first in contestants(recipe, place):
-            startup.append({"lib": library, "net": net, "batch": batch, "seconds": first})
-            for what, run in runs.items():
-                took = measure(run, place, windows, seconds)
-                rows.append(_row(what, library, net, batch, took, floors[what]))
-        for group in variants(recipe, place):
-            took_each = measure_in_turn([run for *_, run in group], place, windows, seconds)
+        recipe, case = recipe_of(net, batch), {"net": net, "batch": batch}
+        floor = floor_runs(recipe, place)
+        products, training, adam = measure(list(floor.values()), place, windows, seconds)
+        floors = {"training step": training + adam, "log_prob": products, "sample": products}
+        for group in chain(contestants(recipe, place, startup), variants(recipe, place)):
+            took_each = measure([run for *_, run in group], place, windows, seconds)
             for (what, library, _), took in zip(group, took_each, strict=True):
-                rows.append(_row(what, library, net, batch, took, floors[what]))
-        rows += [_row(what, "floor", net, batch, took, took) for what, took in floors.items()]
-    result = {
-        "device": describe_device(place),
+                figures = {"microseconds": took, "floor_ratio": took / floors[what]}
+                rows.append({"what": what, "lib": library} | case | figures)
+        for what, took in floors.items():
+            rows.append({"what": what, "lib": "floor"} | case | {"microseconds": took, "floor_ratio": 1.0})
+    result = environment(place) | {
         "rows": rows,
         "startup": startup,
         "import_ms": import_milliseconds(),
         "precision": "bfloat16 inside m" if place.type == "cuda" else "float32",
-        "versions": {"nicest": __version__, "torch": torch.__version__},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if out:
         save_figure(bench_figure(rows, title=f"{result['device']}: microseconds"), Path(out))
@@ -97,31 +91,36 @@ def recipe_of(net: str, batch: int) -> Recipe:
     """The paper's recipe of a net, at this batch; whitening is left out for all."""
     recipe = load_recipe("mnist" if net == "small" else net)
     recipe = recipe.override(*(SMALL if net == "small" else ()), "model.preprocess=none", f"train.batch={batch}")
-    return replace(recipe, data=replace(recipe.data, shape=SHAPES[net], levels=256))
+    return replace(recipe, name=net, data=replace(recipe.data, shape=SHAPES[net], levels=256))
 
 
-def contestants(recipe: Recipe, device: torch.device) -> Iterator[tuple[str, Runs, float]]:
-    """Each library's runs, and the seconds from nothing to its first training step; one at a time, to spare memory."""
-    dim, batch = recipe.data.dim, recipe.train.batch
-    hidden = (recipe.model.width,) * recipe.model.hidden_layers[0]
-    levels = np.random.default_rng(0).integers(0, 256, (4 * batch, dim), dtype=np.uint8)
+def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, Any]]) -> Iterator[Group]:
+    """Each library's runs, one at a time, to spare memory; `startup` gets the seconds to its first training step."""
     for library in ("nicest", *installed()):
         began = time.perf_counter()
-        runs = (
-            our_runs(recipe, levels, device)
-            if library == "nicest"
-            else peer_runs(library, levels, batch, hidden, device)
-        )
+        runs = our_runs(recipe, device) if library == "nicest" else peer_runs(library, recipe, device)
         runs["training step"]()
         wait(device)
-        yield library, runs, time.perf_counter() - began
+        case = {"lib": library, "net": recipe.name, "batch": recipe.train.batch}
+        startup.append(case | {"seconds": time.perf_counter() - began})
+        yield [(what, library, run) for what, run in runs.items()]
 
 
-def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device, *, precision: torch.dtype | None = None) -> Runs:
+def noise(recipe: Recipe, rows: int = 0) -> np.ndarray:
+    """Grey levels at random, four batches of them or so many rows."""
+    size = rows or 4 * recipe.train.batch, recipe.data.dim
+    return np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+
+
+def begin(recipe: Recipe, levels: np.ndarray, device: torch.device) -> State:
+    """A training at its start."""
+    return start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
+
+
+def our_runs(recipe: Recipe, device: torch.device, *, precision: torch.dtype | None = None) -> Runs:
     """A training step as the loop takes it, and the engine, in training precision unless another is given."""
-    batch = recipe.train.batch
-    state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
-    rows = rows_to(levels, device)
+    batch, levels = recipe.train.batch, noise(recipe)
+    state, rows = begin(recipe, levels, device), rows_to(levels, device)
     step, index = TrainingStep(state, rows, batch), torch.arange(batch, device=device)
     engine = Engine(state.flow, batch=batch, precision=precision or state.precision)
     return {
@@ -131,23 +130,21 @@ def our_runs(recipe: Recipe, levels: np.ndarray, device: torch.device, *, precis
     }
 
 
-def variants(recipe: Recipe, device: torch.device) -> Iterator[list[tuple[str, str, Callable[[], object]]]]:
+def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
     """What more a step may do and what it costs; scoring in full precision; a small flow beside the same by hand.
 
     Each group is measured in turn, so that its figures compare where the speed of the machine varies.
     """
-    batch, shape = recipe.train.batch, recipe.data.shape
-    levels = np.random.default_rng(0).integers(0, 256, (4 * batch, recipe.data.dim), dtype=np.uint8)
     averaged = recipe.override("train.ema=0.999")
-    yield [("training step", "nicest + average", our_runs(averaged, levels, device)["training step"])]
-    if len(shape) > 1:
+    yield [("training step", "nicest + average", our_runs(averaged, device)["training step"])]
+    if len(recipe.data.shape) > 1:
         warped = averaged.override(*(f"augment.{each}" for each in WARPS))
-        yield [("training step", "nicest + average, warps", our_runs(warped, levels, device)["training step"])]
+        yield [("training step", "nicest + average, warps", our_runs(warped, device)["training step"])]
     if device.type == "cuda":
-        runs = our_runs(recipe, levels, device, precision=torch.float32)
+        runs = our_runs(recipe, device, precision=torch.float32)
         yield [(what, "nicest, float32", runs[what]) for what in ("log_prob", "sample")]
-    if len(shape) == 1:
-        flow, y = build(recipe).to(device).eval(), torch.rand(batch, recipe.data.dim, device=device)
+    if len(recipe.data.shape) == 1:
+        flow, y = build(recipe).to(device).eval(), torch.rand(recipe.train.batch, recipe.data.dim, device=device)
         fast = lower(flow)
         ways = {
             "nicest": lambda: fast.log_density(y),
@@ -183,24 +180,25 @@ def import_milliseconds() -> float:
     return statistics.median(float(each.stdout) * 1e3 for each in run)
 
 
-def peer_runs(library: str, levels: np.ndarray, batch: int, hidden: tuple[int, ...], device: torch.device) -> Runs:
+def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
     """The same work in a peer: dequantise, forward, backward, Adam; in inference without gradients."""
-    flow = PEERS[library](levels.shape[1], hidden).to(device)
-    optimizer = torch.optim.Adam(flow.parameters(), lr=1e-3)
-    rows = rows_to(levels[:batch], device)
+    batch, model = recipe.train.batch, recipe.model
+    peer = build_peer(library, recipe.data.dim, (model.width,) * model.hidden_layers[0])
+    optimizer = torch.optim.Adam(peer.flow.to(device).parameters(), lr=1e-3)
+    rows = rows_to(noise(recipe)[:batch], device)
 
     def dequantised() -> Tensor:
         return (rows + torch.rand(rows.shape, device=device)) / 256
 
     def step() -> None:
         optimizer.zero_grad()
-        (-flow.log_prob(dequantised()).mean()).backward()
+        (-peer.log_prob(dequantised()).mean()).backward()
         optimizer.step()
 
     return {
         "training step": step,
-        "log_prob": torch.no_grad()(lambda: flow.log_prob(dequantised())),
-        "sample": torch.no_grad()(lambda: flow.sample(batch)),
+        "log_prob": torch.no_grad()(lambda: peer.log_prob(dequantised())),
+        "sample": torch.no_grad()(lambda: peer.sample(batch)),
     }
 
 
@@ -232,15 +230,11 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
     return {what: capture(run, device)[0].replay for what, run in runs.items()} if device.type == "cuda" else runs
 
 
-def measure(run: Callable[[], object], device: torch.device, windows: int, seconds: float) -> float:
-    """Microseconds of one run: the median of some windows, after a warm-up that also says how many fill a window."""
-    return measure_in_turn([run], device, windows, seconds)[0]
+def measure(runs: Sequence[Callable[[], object]], device: torch.device, windows: int, seconds: float) -> list[float]:
+    """Microseconds of each run: the median of some windows, which the runs take in turn.
 
-
-def measure_in_turn(
-    runs: Sequence[Callable[[], object]], device: torch.device, windows: int, seconds: float
-) -> list[float]:
-    """Microseconds of each of several runs, which take turns window by window."""
+    A warm-up says how many times a run fills a window.
+    """
     repeats = []
     for run in runs:
         run()
@@ -264,8 +258,3 @@ def measure_in_turn(
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _row(what: str, library: str, net: str, batch: int, took: float, floor: float) -> dict[str, Any]:
-    row = {"what": what, "net": net, "lib": library, "batch": batch}
-    return row | {"microseconds": took, "floor_ratio": took / floor}

@@ -1,185 +1,318 @@
-"""NICE beside what people use for tables instead: the same rows, the same split, nats in the units of the data."""
+"""What every comparison shares: jobs in worker processes, results kept as they come, and tables of who is best."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
 import time
-import warnings
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import multivariate_normal
-from sklearn.covariance import LedoitWolf
-from sklearn.mixture import GaussianMixture
-from sklearn.neighbors import KernelDensity
-from torch import nn
-from torch.distributions import Distribution
+from scipy.stats import rankdata
+from threadpoolctl import threadpool_limits
 
 from nicest.errors import NicestError
-from nicest.files import to_json, write_text
-from nicest.inference.engine import Engine
-from nicest.progress import track
+from nicest.files import require_writable, to_json, write_text
+from nicest.messages import nearest, one_line
+from nicest.progress import Bar
 from nicest.runs.runtime import choose_device, environment
-from nicest.studies.datasets import TABLES
-from nicest.train.fit_table import fit_table
+from nicest.studies.datasets import Read, Table, read_file, tables_in
 
-Scores = np.ndarray
-Method = Callable[[np.ndarray, np.ndarray, int], Scores]
-COMPONENTS, COVARIANCES = (1, 2, 3, 5, 8, 12), ("full", "tied", "diag", "spherical")
-BANDWIDTHS = np.geomspace(0.05, 2, 15)
+Figures = dict[str, float]
+Key = tuple[str, int, str]  # table, seed, method
+Run = Callable[[Table, int], Mapping[str, Figures]]
+NONE: Mapping[str, Any] = MappingProxyType({})
+PRELOADED = ("torch._dynamo", *(f"nicest.studies.compare_{name}" for name in ("density", "outliers", "imputation")))
+QUIET = 30  # seconds between two lines of progress off a terminal
 
 
-def compare_density(*, tables: tuple[str, ...] = (), seeds: int = 3, out: str | Path | None = None) -> dict[str, Any]:
-    """Mean log-density of the fifth of the rows that no method has seen, for each table, method and seed.
+class Comparison(NamedTuple):
+    """Methods, tables, and `trial(method, table, seed)`, which gives the figures of each score of a method.
 
-    Every method gets columns standardised by the training rows, whose log-det is counted; what it has to choose it
-    chooses by a quarter of the training rows, and is then fitted to all of them where that is possible.
+    `figures` are their names and digits; the first decides who is best. `absent` are methods that cannot run here, and
+    why; `about` goes into the results. Everything can be pickled: trials run in other processes.
     """
-    methods = {"NICE": _nice} | CLASSICAL | (PEERS if find_spec("zuko") else {})
-    for name in tables:
-        if name not in TABLES:
-            raise NicestError(f"no table {name!r}; there are {', '.join(TABLES)}")
-    cases = [(table, method) for table in tables or TABLES for method in methods]
-    rows = [_case(*case, methods[case[1]], seeds) for case in track(cases, "comparing", len(cases))]
-    result = environment(choose_device("cpu")) | {"unit": "nats", "seeds": seeds, "rows": rows}
-    if out is not None:
-        write_text(Path(out), to_json(result))
-    return result
+
+    name: str
+    unit: str
+    figures: Mapping[str, int]
+    highest: bool
+    tables: Mapping[str, Read]
+    methods: Mapping[str, Any]
+    trial: Callable[[Any, Table, int], Mapping[str, Figures]]
+    absent: Mapping[str, str] = NONE
+    about: Mapping[str, Any] = NONE
 
 
-def _case(table: str, name: str, method: Method, seeds: int) -> dict[str, Any]:
-    nats, began = [], time.perf_counter()
-    for seed in range(seeds):
-        train, test, log_det = standardised_split(table, seed)
-        nats.append(float(np.mean(method(train, test, seed))) + log_det)
-    return {
-        "table": table,
-        "n": len(train) + len(test),
-        "dim": train.shape[1],
-        "method": name,
-        "mean_nats": float(np.mean(nats)),
-        "nats": nats,
-        "seconds": (time.perf_counter() - began) / seeds,
+def compare(
+    comparison: Comparison,
+    *,
+    data: Path | None = None,
+    tables: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    seeds: int = 2,
+    jobs: int = 0,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Run every method on `seeds` splits of every table, `jobs` at a time, and say which is best where.
+
+    `data` is a folder of tables. `out` is written after every job; a later run with the same `out` keeps the trials
+    in it and runs the rest. A job that fails is a trial with its reason.
+    """
+    files = tables_in(data) if data else {}
+    names = _chosen(tables, files or comparison.tables, "table")
+    for name in methods:
+        if name in comparison.absent:
+            raise NicestError(f"cannot run {name}: {comparison.absent[name]}")
+    chosen = _chosen(methods, comparison.methods, "method")
+    digests = {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in names if data}
+    keys = [(name, seed, method) for name in names for seed in range(seeds) for method in chosen]
+    known = {} if out is None else _known(out, comparison, digests)
+    trials = {key: known[key] for key in keys if key in known}
+    left = [key for key in keys if key not in trials]
+    if data:  # the largest tables first, so that nothing waits for a long job at the end
+        left.sort(key=lambda key: -files[key[0]].stat().st_size)
+    work = {
+        key: (
+            partial(read_file, files[key[0]]) if data else comparison.tables[key[0]],
+            partial(comparison.trial, comparison.methods[key[2]]),
+        )
+        for key in left
+    }
+    result = environment(choose_device("cpu")) | {
+        "comparison": comparison.name,
+        "unit": comparison.unit,
+        "figures": dict(comparison.figures),
+        "highest_is_best": comparison.highest,
+        "seeds": seeds,
+        "data": data,
+        "digests": digests,
+        "absent": dict(comparison.absent),
+        **comparison.about,
     }
 
+    def so_far(**more: Any) -> dict[str, Any]:
+        found = [trial for key in keys for trial in trials.get(key, ())]
+        told = result | summary(found, comparison.figures, comparison.highest) | {"trials": found} | more
+        if out is not None:
+            write_text(out, to_json(told))
+        return told
 
-def standardised_split(table: str, seed: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Training and test rows, four to one, standardised by the former, and the log-det of that."""
-    rng = np.random.default_rng(seed)
-    x = TABLES[table](rng)
-    test, train = np.split(x[rng.permutation(len(x))], [len(x) // 5])
-    mean, spread = train.mean(0), train.std(0)
-    return (train - mean) / spread, (test - mean) / spread, -float(np.log(spread).sum())
-
-
-def _held_out(train: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.random.default_rng(seed).permutation(len(train))
-    valid, rest = np.split(train[order], [len(train) // 4])
-    return rest, valid
-
-
-def _nice(train: np.ndarray, test: np.ndarray, seed: int) -> Scores:
-    """What nicest.NICE(random_state) does, with its defaults."""
-    flow = fit_table(train, seed=seed).flow
-    return Engine(flow).log_prob(torch.from_numpy(test)).numpy()
-
-
-def _gaussian(train: np.ndarray, test: np.ndarray, seed: int) -> Scores:
-    return multivariate_normal(train.mean(0), np.cov(train.T, bias=True)).logpdf(test)
-
-
-def _ledoit_wolf(train: np.ndarray, test: np.ndarray, seed: int) -> Scores:
-    fitted = LedoitWolf().fit(train)
-    return multivariate_normal(fitted.location_, fitted.covariance_).logpdf(test)
-
-
-def _mixture(train: np.ndarray, test: np.ndarray, seed: int) -> Scores:
-    """Components and kind of covariance by validation."""
-    rest, valid = _held_out(train, seed)
-
-    def mixture(k: int, kind: str) -> GaussianMixture:
-        return GaussianMixture(k, covariance_type=kind, reg_covar=1e-4, max_iter=200, random_state=seed)
-
-    choices = [(k, kind) for k in COMPONENTS for kind in COVARIANCES if k < len(rest)]
-    best = max(choices, key=lambda choice: mixture(*choice).fit(rest).score(valid))
-    return mixture(*best).fit(train).score_samples(test)
+    with Bar(f"comparing {comparison.name}", len(keys), len(trials)) as bar:
+        if out is not None:
+            require_writable(out)
+        for name, why in ({} if methods else comparison.absent).items():
+            bar.note(f"without {name}: {why}")
+        if trials:
+            kept = f"{out} already holds {len(trials)} of {len(keys)} results"
+            bar.note(f"{kept}: {len(left)} left to run; remove the file to run all of them again")
+        began = last = time.perf_counter()
+        try:
+            for done, (key, found) in enumerate(run_jobs(work, jobs or os.cpu_count() or 1), start=1):
+                trials[key] = found
+                so_far()
+                now = time.perf_counter()
+                ahead = timedelta(seconds=round((now - began) / done * (len(left) - done)))
+                text = f"{len(trials)} of {len(keys)} done, about {ahead} left"
+                bar.update(len(trials), text)
+                if not bar.console.is_terminal and now - last > QUIET:
+                    last = now
+                    bar.note(text)
+        except KeyboardInterrupt:
+            kept = f", kept in {out}: the same command goes on" if out else ""
+            return so_far(unfinished=f"stopped after {len(trials)} of {len(keys)} results{kept}")
+    return so_far()
 
 
-def _kernels(train: np.ndarray, test: np.ndarray, seed: int) -> Scores:
-    """Bandwidth by validation."""
-    rest, valid = _held_out(train, seed)
-    best = max(BANDWIDTHS, key=lambda width: KernelDensity(bandwidth=width).fit(rest).score(valid))
-    return KernelDensity(bandwidth=best).fit(train).score_samples(test)
+def _chosen(asked: Sequence[str], known: Mapping[str, Any], what: str) -> list[str]:
+    for name in asked:
+        if name not in known:
+            raise NicestError(f"no {what} {name!r}; there are {', '.join(known)}{nearest(name, known)}")
+    return list(dict.fromkeys(asked)) or list(known)
 
 
-def _zuko(kind: str) -> Method:
-    def fit(train: np.ndarray, test: np.ndarray, seed: int) -> Scores:
-        """Three transforms of two layers of 64, Adam, the best by validation; ends when that gets no better."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import zuko
-        Distribution.set_default_validate_args(__debug__)  # zuko turns it off for everybody
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = getattr(zuko.flows, kind)(train.shape[1], transforms=3, hidden_features=(64, 64))
-            return _early_stopped(model, *_held_out(train, seed), test)
-
-    return fit
-
-
-def _early_stopped(model: nn.Module, train: np.ndarray, valid: np.ndarray, test: np.ndarray) -> Scores:
-    """Scores of a flow of zuko's after at most 1,500 steps, a validation every 25 and a patience of 8."""
-    rows, held, unseen = (torch.from_numpy(part).float() for part in (train, valid, test))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    best, scores, tired = -np.inf, np.full(len(test), -np.inf), 0
-    for step in range(1_500):
-        batch = rows[torch.randint(len(rows), (min(128, len(rows)),))]
-        optimizer.zero_grad()
-        (-model().log_prob(batch).mean()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        if step % 25 == 24:
-            with torch.no_grad():
-                found = float(model().log_prob(held).mean())
-                tired = 0 if found > best else tired + 1
-                if found > best:
-                    best, scores = found, model().log_prob(unseen).double().numpy()
-            if tired == 8:
-                break
-    return scores
+def _known(out: Path, comparison: Comparison, digests: Mapping[str, str]) -> dict[Key, list[dict[str, Any]]]:
+    """The trials in a file, by job, except those that failed and those of tables that have changed since."""
+    if not out.exists():
+        return {}
+    found: dict[Key, list[dict[str, Any]]] = {}
+    try:
+        before = json.loads(out.read_text())
+        same = {**comparison.about, "comparison": comparison.name, "unit": comparison.unit}
+        own = all(before[key] == value for key, value in same.items())
+        for trial in before["trials"] if own else ():
+            if "failed" not in trial and before["digests"].get(trial["table"]) == digests.get(trial["table"]):
+                found.setdefault((trial["table"], trial["seed"], trial["method"]), []).append(trial)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        own = False
+    if not own:
+        raise NicestError(f"{out} does not hold results of this comparison: choose another --out, or remove the file")
+    return found
 
 
-CLASSICAL: dict[str, Method] = {
-    "Gaussian": _gaussian,
-    "Ledoit-Wolf": _ledoit_wolf,
-    "mixture": _mixture,
-    "kernels": _kernels,
-}
-PEERS: dict[str, Method] = {"zuko MAF": _zuko("MAF"), "zuko NSF": _zuko("NSF")}
+def run_jobs(jobs: Mapping[Key, tuple[Read, Run]], workers: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+    """The trials of each job as it ends. Every job has its own process, so that a crash there ends nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))  # so that a process starts in milliseconds
+    queue, running = list(jobs)[::-1], dict[Any, tuple[Key, Any]]()
+    try:
+        while queue or running:
+            while queue and len(running) < workers:
+                key = queue.pop()
+                receive, send = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(*jobs[key], key[1], send))
+                process.start()
+                send.close()  # so that the pipe ends with the process
+                running[receive] = key, process
+            ready: Any
+            for ready in connection.wait(list(running)):
+                key, process = running.pop(ready)
+                try:
+                    answer = ready.recv()
+                except EOFError:
+                    answer = []
+                process.join()
+                code = process.exitcode
+                why = (
+                    f"its process was killed by signal {-code}, perhaps for want of memory" if code < 0 else "no answer"
+                )
+                about = dict(zip(("table", "seed", "method"), key, strict=True))
+                yield key, [about | each for each in answer or [{"failed": why}]]
+    finally:
+        for _, process in running.values():
+            process.kill()
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The tables of a comparison: nats with their spread between splits, the best of each row in bold; and seconds."""
-    methods = list(dict.fromkeys(row["method"] for row in result["rows"]))
-    nats = [f"| table | rows x columns | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
-    seconds = [f"| seconds | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for table in dict.fromkeys(row["table"] for row in result["rows"]):
-        found = [row for row in result["rows"] if row["table"] == table]
-        best = max(row["mean_nats"] for row in found)
-        size = f"{found[0]['n']} x {found[0]['dim']}"
-        nats.append(f"| {table} | {size} | {' | '.join(_cell(row, best) for row in found)} |")
-        seconds.append(f"| {table} | {' | '.join(_seconds(row['seconds']) for row in found)} |")
-    return "\n".join([*nats, "", *seconds])
+def _work(read: Read, run: Run, seed: int, send: Any) -> None:
+    """Run a job on one thread and send its trials; end early if nobody is left to receive them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    with threadpool_limits(1):
+        try:
+            table = read(np.random.default_rng(seed))
+            about: dict[str, Any] = {"n": len(table.rows), "dim": table.rows.shape[1], "left_out": list(table.left_out)}
+            began = time.perf_counter()
+            scores = run(table, seed)
+            about["seconds"] = time.perf_counter() - began
+            send.send([_trial(name, about, figures) for name, figures in scores.items()])
+        except NicestError as error:
+            send.send([{"failed": one_line(error)}])
+        except Exception as error:
+            send.send([{"failed": f"{type(error).__name__}: {one_line(error)}"}])
 
 
-def _cell(row: dict[str, Any], best: float) -> str:
-    mean = f"{row['mean_nats']:.2f}"
-    spread = f" ± {np.std(row['nats'], ddof=1):.2f}" if len(row["nats"]) > 1 else ""
-    return (f"**{mean}**" if row["mean_nats"] == best else mean) + spread
+def _trial(score: str, about: Mapping[str, Any], figures: Figures) -> dict[str, Any]:
+    wrong = [f"its {name} is {value}" for name, value in figures.items() if not np.isfinite(value)]
+    return ({"score": score} if score else {}) | ({"failed": "; ".join(wrong)} if wrong else {**about, **figures})
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2g}"
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()  # type: ignore[union-attr]
+    os._exit(1)
+
+
+def summary(trials: Sequence[Mapping[str, Any]], figures: Mapping[str, int], highest: bool) -> dict[str, Any]:
+    """Means over the seeds, for each table and method (`rows`), and each method over all tables (`standings`)."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for trial in trials:
+        if "failed" not in trial:
+            name = ", ".join(filter(None, (trial["method"], trial.get("score"))))
+            groups.setdefault((trial["table"], name), []).append(trial)
+    rows, first = [], next(iter(figures))
+    for (table, method), group in groups.items():
+        means = {key: float(np.mean([each[key] for each in group])) for key in figures if key in group[0]}
+        spread = float(np.std([each[first] for each in group], ddof=1)) if len(group) > 1 else None
+        size = {"n": group[0]["n"], "dim": group[0]["dim"], "seeds": len(group)}
+        rows.append({"table": table, "method": method, **size, **means, "sd": spread})
+    return {"rows": rows, "standings": standings(rows, first, figures[first], highest)}
+
+
+def standings(rows: Sequence[Mapping[str, Any]], figure: str, digits: int, highest: bool) -> list[dict[str, Any]]:
+    """Each method over all tables: mean rank, first places, largest gap to the best, and mean.
+
+    What prints alike is a tie. A method that failed on a table has the last rank there and no gap; the mean is over
+    the tables that no method failed on.
+    """
+    tables, methods = (list(dict.fromkeys(row[key] for row in rows)) for key in ("table", "method"))
+    values, sign = np.full((len(tables), len(methods)), -np.inf), 1 if highest else -1
+    for row in rows:
+        values[tables.index(row["table"]), methods.index(row["method"])] = sign * round(row[figure], digits)
+    done = np.isfinite(values)
+    best, ranks, common = values.max(1, initial=-np.inf), rankdata(-values, axis=1), values[done.all(1)]
+    gaps = np.where(done, best[:, None] - values, 0)
+    return [
+        {
+            "method": method,
+            "mean_rank": float(ranks[:, i].mean()),
+            "wins": int((values[:, i] == best).sum()),
+            "worst_gap": float(gaps[:, i].max()),
+            "worst_table": tables[int(gaps[:, i].argmax())],
+            "mean": sign * float(common[:, i].mean()) if len(common) else None,
+        }
+        for i, method in enumerate(methods)
+    ]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Every figure by table and method, the best of the first in bold; how each method does over all; what failed."""
+    places = result["standings"]
+    methods, first = [each["method"] for each in places], next(iter(result["figures"]))
+    tables = dict.fromkeys(trial["table"] for trial in result["trials"])
+    found = {(row["table"], row["method"]): row for row in result["rows"]}
+    lines = [f"{result['unit']}. The best is in bold; ± is the standard deviation over the seeds."]
+    for figure, digits in result["figures"].items():
+        lines += ["", *_header([figure, "rows x columns", *methods])]
+        for table in tables:
+            cells = [found.get((table, method), {}) for method in methods]
+            sizes = [f"{cell['n']} x {cell['dim']}" for cell in cells if cell]
+            texts = [_cell(cell, figure, digits) for cell in cells]
+            if figure == first and sizes:
+                best = (max if result["highest_is_best"] else min)(cell[figure] for cell in cells if cell)
+                texts = [f"**{text}**" if text == f"{best:.{digits}f}" else text for text in texts]
+                spreads = [cell.get("sd") for cell in cells]
+                texts = [t if s is None else f"{t} ± {s:.{digits}f}" for t, s in zip(texts, spreads, strict=True)]
+            lines.append(_line([table, sizes[0] if sizes else "failed", *texts]))
+    digits = result["figures"][first]
+    lines += ["", *_header(["over all tables", *methods])]
+    lines.append(_line(["mean rank", *(f"{each['mean_rank']:.2f}" for each in places)]))
+    lines.append(_line(["first places", *(f"{each['wins']} of {len(tables)}" for each in places)]))
+    gaps = (f"{each['worst_gap']:.{digits}f} ({each['worst_table']})" for each in places)
+    lines.append(_line(["largest gap to the best", *gaps]))
+    lines.append(
+        _line([f"mean {first}", *(_cell({} if each["mean"] is None else each, "mean", digits) for each in places)])
+    )
+    failures: dict[str, list[str]] = {}
+    for trial in result["trials"]:
+        if "failed" in trial:
+            text = f"Failed on {trial['table']}: {trial['failed']}"
+            failures.setdefault(text, []).append(f"{trial['method']}, seed {trial['seed']}")
+    return "\n".join(
+        [*lines, *([""] if failures else []), *(f"{why} ({'; '.join(who)})" for why, who in failures.items())]
+    )
+
+
+def _cell(cell: Mapping[str, Any], figure: str, digits: int) -> str:
+    if figure not in cell:
+        return "" if cell else "–"
+    return f"{cell[figure]:.2g}" if figure == "seconds" and cell[figure] < 1 else f"{cell[figure]:.{digits}f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _header(cells: Sequence[str]) -> list[str]:
+    return [_line(cells), "|---" * len(cells) + "|"]

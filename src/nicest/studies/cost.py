@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from nicest import __version__
-from nicest.data import Splits
 from nicest.inference.engine import Engine
 from nicest.plots import picture_kind, save_figure, study_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
-from nicest.runs.runtime import choose_device, describe_device, rows_to
-from nicest.studies.bench import measure, our_runs, recipe_of, wait
-from nicest.train.fit import start
+from nicest.runs.runtime import choose_device, environment, rows_to
+from nicest.studies.bench import begin, measure, noise, our_runs, recipe_of, wait
 
 AXES = {
     "D": (98, 196, 392, 784, 1568, 3136, 6272),
@@ -59,14 +55,11 @@ def study(
         flops = step_flops(recipe)
         row = {"axis": axis, "value": value, "microseconds": took, "flops": flops}
         steps.append(row | {"utilisation": flops / (took * 1e-6) / speed})
-    result = {
-        "device": describe_device(place),
+    result = environment(place) | {
         "peak_flops": speed,
         "steps": steps,
         "rows": list(scoring(base, place, ROWS[:3] if small else ROWS)),
         "trainings": [] if small else [projected(name, place, windows, seconds) for name in PAPER],
-        "versions": {"nicest": __version__, "torch": torch.__version__},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if out:
         save_figure(study_figure(result), Path(out))
@@ -93,22 +86,24 @@ def peak(device: torch.device, windows: int, seconds: float) -> float:
     """Operations a second at one large matrix product, in the precision that networks train in here."""
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / (measure(lambda: a @ b, device, windows, seconds) * 1e-6)
+    return 2 * n**3 / (measure([lambda: a @ b], device, windows, seconds)[0] * 1e-6)
 
 
 def step_microseconds(recipe: Recipe, device: torch.device, windows: int, seconds: float) -> float:
-    levels = noise(4 * recipe.train.batch, recipe.data.dim)
-    return measure(our_runs(recipe, levels, device)["training step"], device, windows, seconds)
+    return measure([our_runs(recipe, device)["training step"]], device, windows, seconds)[0]
 
 
 def scoring(recipe: Recipe, device: torch.device, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Seconds and memory to score and to sample so many rows through the engine, beside what the rows take."""
-    levels = noise(1000, recipe.data.dim)
-    state = start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
+    levels = noise(recipe, 1000)
+    state = begin(recipe, levels, device)
     engine = Engine(state.flow, precision=state.precision)
     for n in sizes:
         rows = rows_to(levels[:1], device).repeat(n, 1)
-        for what, run in (("log_prob", partial(engine.log_prob, rows)), ("sample", partial(_drain, engine, n))):
+        for what, run in (
+            ("log_prob", partial(engine.log_prob, rows)),
+            ("sample", lambda n=n: deque(engine.draws(n), 0)),
+        ):
             run()
             wait(device)
             if device.type == "cuda":
@@ -120,11 +115,6 @@ def scoring(recipe: Recipe, device: torch.device, sizes: tuple[int, ...]) -> Ite
             if device.type == "cuda":
                 row["bytes"] = torch.cuda.max_memory_allocated(device) - before
             yield row
-
-
-def _drain(engine: Engine, n: int) -> None:
-    for _ in engine.draws(n):
-        pass
 
 
 def projected(name: str, device: torch.device, windows: int, seconds: float) -> dict[str, Any]:
@@ -142,7 +132,3 @@ def projected(name: str, device: torch.device, windows: int, seconds: float) -> 
         "hours": took * 1e-6 * steps / 3600,
         "flops": step_flops(recipe) * steps,
     }
-
-
-def noise(n: int, dim: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (n, dim), dtype=np.uint8)

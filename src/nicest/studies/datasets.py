@@ -1,37 +1,142 @@
-"""Tables that come with scikit-learn or are drawn from a formula, as continuous rows: nothing is downloaded."""
+"""Tables to compare methods on: files in a folder, tables of scikit-learn, and draws from formulas."""
 
 from __future__ import annotations
 
+import gzip
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 from sklearn import datasets
 
+from nicest.data import tables
+from nicest.data.arrays import ARRAY_KEYS, read_members, read_npy
+from nicest.data.cells import as_numbers, family
+from nicest.errors import NicestError
+from nicest.messages import listed
+
 Generator = np.random.Generator
+SUFFIXES = (*tables.SUFFIXES, ".csv.gz", ".npy", ".npz")
+FEWEST = 20  # rows
 
 
-def _dequantised(x: np.ndarray, step: np.ndarray | float, rng: Generator) -> np.ndarray:
-    """Values that were rounded to multiples of `step`, spread over it evenly: else their density is infinite."""
-    return x + step * rng.uniform(-0.5, 0.5, x.shape)
+class Table(NamedTuple):
+    """Complete rows of numbers (N, D) with the names of their columns, and labels where the file holds them apart.
+
+    In a table of `one_unit` errors of different columns compare as they are, as those of pixels do.
+    """
+
+    rows: np.ndarray
+    names: tuple[str, ...] = ()
+    labels: np.ndarray | None = None
+    left_out: tuple[str, ...] = ()
+    one_unit: bool = False
 
 
-def _diabetes(rng: Generator) -> np.ndarray:
-    """Nine columns of scikit-learn's diabetes, all but the sex."""
-    x = np.delete(datasets.load_diabetes(scaled=False).data, 1, axis=1)
-    return _dequantised(x, np.array([1, 0.1, 1, 1, 0.2, 1, 0.01, 0.0001, 1]), rng)
+Read = Callable[[Generator], Table]
 
 
-def _copula(rng: Generator, n: int = 2_000, dim: int = 8) -> np.ndarray:
+def tables_in(folder: Path) -> dict[str, Path]:
+    """The table files of a folder by name: that of the file without its ending, or all of it where two are alike."""
+    if not folder.is_dir():
+        raise NicestError(f"expected a folder of tables, found no {folder}; looked from {Path.cwd()}")
+    files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
+    if not files:
+        raise NicestError(f"expected tables ({', '.join(SUFFIXES)}) in {folder}, found none")
+    names = [path.name[: -len(max((s for s in SUFFIXES if path.name.lower().endswith(s)), key=len))] for path in files]
+    each = zip(names, files, strict=True)
+    return {name if names.count(name) == 1 else path.name: path for name, path in each}
+
+
+def read_file(path: Path, rng: Generator | None = None) -> Table:
+    """The columns of numbers of a file. Text, constant columns and incomplete rows are left out.
+
+    A .npz file holds the array X, and labels y where there are some.
+    """
+    if path.suffix.lower() in (".npy", ".npz"):
+        parts = {"X": read_npy(path)} if path.suffix.lower() == ".npy" else read_members(path, partial(_keys, path))
+        if parts["X"].ndim != 2 or parts["X"].dtype.kind not in "fiub":
+            got = f"shape {parts['X'].shape} of {parts['X'].dtype}"
+            raise NicestError(f"{path}: expected an array (rows, columns) of numbers, got {got}")
+        columns = {f"x{i + 1}": column for i, column in enumerate(parts["X"].astype(np.float64).T)}
+        labels = parts.get("y")
+    elif path.suffix.lower() == ".gz":
+        with tempfile.TemporaryDirectory() as folder:
+            unpacked = Path(folder) / path.stem
+            with gzip.open(path) as packed, unpacked.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+            try:
+                columns, labels = _columns(unpacked), None
+            except NicestError as error:
+                raise NicestError(str(error).replace(str(unpacked), str(path))) from error
+    else:
+        columns, labels = _columns(path), None
+    varies = {name: len(np.unique(column[np.isfinite(column)])) > 1 for name, column in columns.items()}
+    names = tuple(name for name, is_kept in varies.items() if is_kept)
+    if not names:
+        raise NicestError(f"{path}: expected columns of numbers that vary, got none among {listed(list(columns))}")
+    rows = np.column_stack([columns[name] for name in names])
+    whole = np.isfinite(rows).all(1)
+    if whole.sum() < FEWEST:
+        raise NicestError(f"{path}: expected at least {FEWEST} complete rows of numbers, got {whole.sum()}")
+    labels = None if labels is None else np.asarray(labels).ravel()[whole]
+    return Table(rows[whole], names, labels, tuple(name for name in columns if name not in names))
+
+
+def _keys(path: Path, keys: list[str]) -> dict[str, str]:
+    for key in (*ARRAY_KEYS, *(keys if len(keys) == 1 else ())):
+        if key in keys:
+            return {"X": key} | ({"y": "y"} if "y" in keys else {})
+    raise NicestError(f"{path}: expected an array called X, and labels called y if there are any, got {listed(keys)}")
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a table as numbers; those of text are all NaN."""
+    file = tables.TableFile(path)
+    parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in file.names}
+    texts = {f.name for f in file.schema if not family(f.type)}
+    for batch in file.batches(file.names):
+        for name in [name for name in file.names if name not in texts]:
+            numbers, words = as_numbers(batch.column(name))
+            parts[name].append(numbers)
+            if words.any():
+                texts.add(name)
+    length = max(sum(map(len, each)) for each in parts.values())
+    return {name: np.full(length, np.nan) if name in texts else np.concatenate(parts[name]) for name in parts}
+
+
+def _of_sklearn(
+    name: str, rng: Generator, *, step: float | tuple[float, ...] = 0, without: tuple[int, ...] = ()
+) -> Table:
+    """A table of scikit-learn, its classes as labels.
+
+    Values that were rounded to multiples of `step` are spread over it evenly: else their density is infinite.
+    """
+    found = getattr(datasets, f"load_{name}")(**({"scaled": False} if name == "diabetes" else {}))
+    x = np.delete(np.asarray(found.data, dtype=np.float64), without, axis=1)
+    x = x + np.array(step) * rng.uniform(-0.5, 0.5, x.shape) if step else x
+    return Table(x, labels=found.target, one_unit=name == "digits")
+
+
+def _moons(rng: Generator) -> Table:
+    return Table(datasets.make_moons(1_000, noise=0.1, random_state=int(rng.integers(1 << 31)))[0])
+
+
+def _copula(rng: Generator, n: int = 2_000, dim: int = 8) -> Table:
     """A Gaussian copula under Student's t of 2.5 degrees of freedom, in columns of different units."""
     mixing = rng.normal(size=(dim, dim + 2))
     covariance = mixing @ mixing.T
     spread = np.sqrt(covariance.diagonal())
     z = rng.multivariate_normal(np.zeros(dim), covariance / np.outer(spread, spread), size=n)
-    return stats.t(2.5).ppf(stats.norm.cdf(z)) * 10.0 ** rng.uniform(-1, 2, dim)
+    return Table(stats.t(2.5).ppf(stats.norm.cdf(z)) * 10.0 ** rng.uniform(-1, 2, dim))
 
 
-def _houses(rng: Generator, n: int = 4_000) -> np.ndarray:
+def _houses(rng: Generator, n: int = 4_000) -> Table:
     """In the manner of California's districts: incomes, ages, rooms, people, two coasts, values that hang on them."""
     latitude = np.where(rng.random(n) < 0.55, rng.normal(34, 0.6, n), rng.normal(37.8, 0.7, n))
     longitude = -119.5 - 0.85 * (latitude - 36) + rng.normal(0, 0.5, n)
@@ -41,16 +146,20 @@ def _houses(rng: Generator, n: int = 4_000) -> np.ndarray:
     bedrooms = 0.2 * rooms * np.exp(rng.normal(0, 0.08, n))
     people, each = rng.lognormal(7, 0.7, n), np.exp(1.05 + 0.15 * rng.standard_t(3, n))
     value = np.exp(0.7 * np.log(income) + 0.4 * np.exp(-((latitude - 37.8) ** 2)) + rng.normal(0, 0.3, n))
-    return np.column_stack([income, age, rooms, bedrooms, people, each, latitude, longitude, value])
+    return Table(np.column_stack([income, age, rooms, bedrooms, people, each, latitude, longitude, value]))
 
 
-TABLES: dict[str, Callable[[Generator], np.ndarray]] = {
-    "iris": lambda rng: _dequantised(datasets.load_iris().data, 0.1, rng),
-    "wine": lambda rng: _dequantised(datasets.load_wine().data, 0.01, rng),
-    "diabetes": _diabetes,
-    "breast_cancer": lambda rng: datasets.load_breast_cancer().data,
-    "digits": lambda rng: _dequantised(datasets.load_digits().data, 1.0, rng),
-    "moons": lambda rng: datasets.make_moons(1_000, noise=0.1, random_state=int(rng.integers(1 << 31)))[0],
+DIABETES = (1, 0.1, 1, 1, 0.2, 1, 0.01, 0.0001, 1)  # steps of its columns, without the sex
+TABLES: dict[str, Read] = {
+    "iris": partial(_of_sklearn, "iris", step=0.1),
+    "wine": partial(_of_sklearn, "wine", step=0.01),
+    "diabetes": partial(_of_sklearn, "diabetes", step=DIABETES, without=(1,)),
+    "breast_cancer": partial(_of_sklearn, "breast_cancer"),
+    "digits": partial(_of_sklearn, "digits", step=1.0),
+    "moons": _moons,
     "copula": _copula,
     "houses": _houses,
+}
+AS_STORED: dict[str, Read] = {
+    name: partial(_of_sklearn, name) for name in ("breast_cancer", "wine", "diabetes", "digits")
 }

@@ -139,8 +139,8 @@ def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) 
     for seed in range(entry.seeds):
         folder = runs / f"{recipe.name}-{seed}"
         try:
-            if not ensure(recipe, folder, (*changed, f"train.seed={seed}"), device):
-                return row | {"unfinished": f"{folder} was interrupted: the same command goes on with it"}
+            if unfinished := ensure(recipe, folder, (*changed, f"train.seed={seed}"), device):
+                return row | {"unfinished": unfinished}
         except NicestError as error:
             return row | {"failed": str(error)}
         made.append(json.loads((folder / DONE).read_text()))
@@ -162,23 +162,21 @@ def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) 
 def absent(recipe: Recipe) -> str:
     """Why the data of a recipe cannot be had here, or nothing."""
     name = recipe.data.name
-    listed = {row.name: row for row in list_sets()}
-    if name in listed and not listed[name].present:
-        return f"needs its data: {SETS[name].how}"
-    return ""
+    gone = any(row.name == name and not row.present for row in list_sets())
+    return f"needs its data: {SETS[name].how}" if gone else ""
 
 
-def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str) -> bool:
-    """A trained and evaluated run in the folder: made, gone on with, or found; False if it was interrupted."""
+def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str) -> str:
+    """A trained and evaluated run in the folder: made, gone on with, or found; what to say if it was interrupted."""
     resume = (folder / LAST).exists()
     if resume:
         found, wanted = parse((folder / "recipe.toml").read_text(), str(folder)), recipe.override(*settings)
         if (found.model, found.augment, found.train) != (wanted.model, wanted.augment, wanted.train):
             raise NicestError(f"{folder} holds a run with other settings than asked for: remove it, or choose --runs")
     if (folder / DONE).exists():
-        return True
+        return ""
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
-        return False
+        return f"{folder} was interrupted: the same command goes on with it"
     run = Run(folder, device=device)
     result, rows = evaluate(run), run.metrics
     environment = json.loads((folder / "environment.json").read_text())
@@ -188,13 +186,11 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
         "epochs": rows[-1]["epoch"],
         "valid_nats": max(row["valid_nats"] for row in rows),
         "seconds": rows[-1]["seconds"],
-        "device": environment["device"],
         "torch": environment["versions"]["torch"],
-        "date": environment["date"],
-        "commit": environment.get("commit"),
     }
+    figures |= {key: environment.get(key) for key in ("device", "date", "commit")}
     write_text(folder / DONE, to_json(figures))
-    return True
+    return ""
 
 
 def figures(
@@ -217,8 +213,7 @@ def figures(
             continue
         folder, pictures = Path(runs) / f"{recipe.name}-0", Path(out) / recipe.name
         pictures.mkdir(parents=True, exist_ok=True)
-        if not ensure(recipe, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
-            unfinished = f"{folder} was interrupted: the same command goes on with it"
+        if unfinished := ensure(recipe, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
             return {"recipes": [*made, {"recipe": recipe.name, "unfinished": unfinished}], "unfinished": unfinished}
         drawn = draw(Run(folder, device=device), pictures)
         made.append({"recipe": recipe.name, "figures": [str(path) for path in drawn]})
@@ -286,8 +281,9 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         lines.append(f"| {dataset} | " + " | ".join(cells) + " |")
     lines += ["", "## Published beside ours", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
     lines += ["| NICE, as published | 5514.71 | 5371.78 |"]
-    lines += [f"| {row['recipe']}, ours | – | {row['test_mean_nats']:.2f} |" for row in rows if _is(row, "cifar10")]
-    lines += [f"| {row['recipe']}, ours | {row['test_mean_nats']:.2f} | – |" for row in rows if _is(row, "tfd")]
+    for column, place in (("cifar10", "– | {:.2f}"), ("tfd", "{:.2f} | –")):
+        measured = [row for row in rows if row["column"] == column and "runs" in row]
+        lines += [f"| {row['recipe']}, ours | {place.format(row['test_mean_nats'])} |" for row in measured]
     for model in ("Deep MFA", "GRBM"):
         lines.append(f"| {model} | {PUBLISHED['tfd'][model]:.0f} | {PUBLISHED['cifar10'][model]:.0f} |")
     lines += ["", "Deep MFA's are lower bounds (Tang et al. 2012, as the paper cites them).", ""]
@@ -305,8 +301,9 @@ def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
     """Which readings of the paper come within 1 % of its figure."""
     readings = [row for row in rows if "runs" in row and row["paper_nats"] and row["reading"] in ("text", "released")]
     off = {row["recipe"]: 100 * (row["test_mean_nats"] / row["paper_nats"] - 1) for row in readings}
-    near = [f"`{name}` ({percent:+.1f} %)" for name, percent in off.items() if abs(percent) <= 1]
-    far = [f"`{name}` ({percent:+.1f} %)" for name, percent in off.items() if abs(percent) > 1]
+    found = {name: f"`{name}` ({percent:+.1f} %)" for name, percent in off.items()}
+    near = [text for name, text in found.items() if abs(off[name]) <= 1]
+    far = [text for text in found.values() if text not in near]
     if not off:
         return []
     return [f"Within 1 % of the paper's figure: {', '.join(near) or 'none'}; not: {', '.join(far) or 'none'}."]
@@ -319,15 +316,11 @@ def vae_section(study: dict[str, Any]) -> list[str]:
     lines += [f"{study['steps']:,} steps of {study['batch']}, alike for all; {study['device']}.", ""]
     lines += ["| model | parameters | bound | gain over plain |", "|---|---|---|---|"]
     for row in study["rows"]:
-        bound = f"{row['test_nats']:.1f}" + (f" ± {row['test_sd']:.1f}" if row["test_sd"] is not None else "")
-        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}"
-        gain += f" ± {row['gain_sd']:.1f}" if row["model"] != "plain" and row["gain_sd"] is not None else ""
-        lines.append(f"| {row['model']} | {row['parameters']:,} | {bound} | {gain} |")
-    lines += [
-        "",
-        "`wider` is the plain VAE with as many parameters as the richest: what those are worth by themselves.",
-    ]
-    return [*lines, ""]
+        test, gain = ("" if row[key] is None else f" ± {row[key]:.1f}" for key in ("test_sd", "gain_sd"))
+        over = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{gain}"
+        lines.append(f"| {row['model']} | {row['parameters']:,} | {row['test_nats']:.1f}{test} | {over} |")
+    wider = "`wider` is the plain VAE with as many parameters as the richest: what those are worth by themselves."
+    return [*lines, "", wider, ""]
 
 
 PICTURES = {
@@ -357,10 +350,6 @@ def why(row: dict[str, Any]) -> str:
     """Why a row has no figure."""
     reason = row.get("missing") or row.get("unfinished") or f"failed: {row.get('failed')}"
     return str(reason).replace("|", "/")
-
-
-def _is(row: dict[str, Any], dataset: str) -> bool:
-    return row["column"] == dataset and "runs" in row
 
 
 def _link(path: Path, folder: Path) -> str:

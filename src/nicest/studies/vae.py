@@ -25,6 +25,7 @@ from nicest.train.fit import fit
 Model = Literal["plain", "wider", "posterior", "prior"]
 CONTEXT = 64  # numbers about x that the couplings of the posterior see
 ROWS = 2000  # that are scored at once
+FLOOR = -2.0  # of the log-scale of a pixel, on the interval of the recipe
 
 
 def study(
@@ -35,10 +36,8 @@ def study(
     steps: int = 10_000,
     batch: int = 500,
     lr: float = 2e-3,
-    weight_decay: float = 0.0,
     latent_dim: int = 32,
     width: int = 320,
-    floor: float = -2.0,
     draws: int = 8,
     importance_draws: int = 64,
     device: str = "auto",
@@ -57,6 +56,7 @@ def study(
     if not data.levels:
         raise NicestError(f"{data.name} is continuous: the study is of pixels, which have grey levels")
     rows = {part: rows_to(splits.split(part), place) for part in ("train", "valid", "test")}
+    scored = rows | {"train": rows["train"][: len(rows["test"])]}
     batch = min(batch, len(rows["train"]))
     per_epoch = len(rows["train"]) // batch
     epochs = max(1, round(steps / per_epoch))
@@ -71,7 +71,6 @@ def study(
                 epochs=epochs,
                 batch=batch,
                 lr=lr,
-                weight_decay=weight_decay,
                 eps=1e-8,
                 schedule="cosine",
                 warmup=min(100, steps - 1),
@@ -81,7 +80,7 @@ def study(
             )
             for model in models:
                 torch.manual_seed(seed)
-                vae = build(model, units_of(data), latent_dim, widths[model], floor)
+                vae = build(model, units_of(data), latent_dim, widths[model])
                 watch = Watch(bar, len(runs) * steps, f"{model}, seed {seed}")
                 start = time.perf_counter()
                 try:
@@ -89,19 +88,11 @@ def study(
                 except NicestError as error:
                     raise NicestError(f"the {model} VAE of seed {seed} diverged: {error}") from error
                 seconds = time.perf_counter() - start
-                runs.append(
-                    {
-                        "model": model,
-                        "seed": seed,
-                        "parameters": count(vae),
-                        "seconds": seconds,
-                        "train_nats": mean_nats(vae, rows["train"][: len(rows["test"])], draws),
-                        "valid_nats": mean_nats(vae, rows["valid"], draws),
-                        "test_nats": mean_nats(vae, rows["test"], draws),
-                        "importance_nats": mean_nats(vae, rows["test"], 1, importance_draws),
-                    }
-                )
-                bar.note(f"{model}, seed {seed}: test bound {runs[-1]['test_nats']:.1f} nats in {seconds:.0f} s")
+                run = {"model": model, "seed": seed, "parameters": count(vae), "seconds": seconds}
+                run |= {f"{part}_nats": mean_nats(vae, each, draws) for part, each in scored.items()}
+                run["importance_nats"] = mean_nats(vae, rows["test"], 1, importance_draws)
+                runs.append(run)
+                bar.note(f"{model}, seed {seed}: test bound {run['test_nats']:.1f} nats in {seconds:.0f} s")
     return {
         "dataset": data.name,
         "interval": list(data.interval),
@@ -111,9 +102,9 @@ def study(
         "steps": steps,
         "batch": batch,
         "lr": lr,
-        "weight_decay": weight_decay,
+        "weight_decay": settings.weight_decay,
         "width": width,
-        "floor": floor,
+        "floor": FLOOR,
         "draws": draws,
         "importance_draws": importance_draws,
         "device": describe_device(place),
@@ -122,9 +113,9 @@ def study(
     }
 
 
-def build(model: Model, units: Units, latent_dim: int, width: int, floor: float = -2.0) -> VAE:
+def build(model: Model, units: Units, latent_dim: int, width: int) -> VAE:
     """A VAE of two hidden layers of `width` each way; NICE inside it starts as the identity."""
-    return VAE(units, latent_dim, **parts(model, units.dim, latent_dim, width), floor=floor)
+    return VAE(units, latent_dim, **parts(model, units.dim, latent_dim, width), floor=FLOOR)
 
 
 def parts(model: Model, dim: int, latent_dim: int, width: int) -> dict[str, Any]:
@@ -189,11 +180,13 @@ def summary(model: Model, runs: list[dict[str, Any]]) -> dict[str, Any]:
     own = [run for run in runs if run["model"] == model]
     plain = {run["seed"]: run["test_nats"] for run in runs if run["model"] == "plain"}
     gains = [run["test_nats"] - plain[run["seed"]] for run in own if plain]
-    row: dict[str, Any] = {"model": model, "seeds": len(own), "parameters": own[0]["parameters"]}
-    for name in ("train_nats", "valid_nats", "test_nats", "importance_nats", "seconds"):
-        row[name] = statistics.fmean(run[name] for run in own)
+    figures = ("train_nats", "valid_nats", "test_nats", "importance_nats", "seconds")
     spread = statistics.stdev if len(own) > 1 else lambda _: None
-    return row | {
+    return {
+        "model": model,
+        "seeds": len(own),
+        "parameters": own[0]["parameters"],
+        **{name: statistics.fmean(run[name] for run in own) for name in figures},
         "test_sd": spread([run["test_nats"] for run in own]),
         "gain_nats": statistics.fmean(gains) if gains else None,
         "gain_sd": spread(gains) if gains else None,

@@ -14,44 +14,17 @@ from starlette.exceptions import HTTPException
 
 from nicest import __version__
 from nicest.errors import NicestError
-from nicest.studio import limits
+from nicest.studio import limits, messages
 from nicest.studio.images import Events, Images
 from nicest.studio.limits import Desk
-from nicest.studio.messages import (
-    Between,
-    Columns,
-    Film,
-    ImputedRow,
-    Inpainting,
-    Limits,
-    Mask,
-    MaskName,
-    Metrics,
-    Move,
-    Moved,
-    One,
-    Pictures,
-    Row,
-    Runs,
-    Scores,
-    Seed,
-    Spectrum,
-    Sphere,
-    Status,
-    Table,
-    TableScores,
-    Temperature,
-    ToScore,
-    TrainingScores,
-)
 from nicest.studio.rows import Rows
 from nicest.studio.served import Loaded, Served
 from nicest.tasks.masks import FIGURE
 
 FRAME = 1 / 30  # seconds that a frame is shown at least
 Count = Annotated[int, Query(ge=1, le=limits.WALL)]
-SeedQuery = Annotated[Seed, Query()]
-TemperatureQuery = Annotated[Temperature, Query()]
+SeedQuery = Annotated[messages.Seed, Query()]
+TemperatureQuery = Annotated[messages.Temperature, Query()]
 
 
 def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
@@ -62,44 +35,47 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         return await desk.quick(lambda: work(found.open()))
 
     @app.get("/api/runs")
-    async def runs() -> Runs:
+    async def runs() -> messages.Runs:
         """The runs that are served, and what may be asked of them."""
         infos = await desk.quick(lambda: [each.info() for each in served.values()])
-        return Runs(version=__version__, runs=infos, limits=Limits(jobs=desk.jobs.count), masks=list(FIGURE))
+        allowed = messages.Limits(jobs=desk.jobs.count)
+        return messages.Runs(version=__version__, runs=infos, limits=allowed, masks=list(FIGURE))
 
     @app.get("/api/status")
-    async def status() -> Status:
+    async def status() -> messages.Status:
         """What the server is doing now."""
-        return Status(ascents=desk.jobs.taken, most_ascents=desk.jobs.count, requests=desk.waiting.taken)
+        return messages.Status(ascents=desk.jobs.taken, most_ascents=desk.jobs.count, requests=desk.waiting.taken)
 
     @app.get("/api/runs/{run}/pictures")
-    async def pictures(run: str, first: Annotated[int, Query(ge=0)] = 0, n: Count = 24) -> Pictures:
+    async def pictures(run: str, first: Annotated[int, Query(ge=0)] = 0, n: Count = 24) -> messages.Pictures:
         """Images of the test split."""
         return await quick(run, lambda model: Images(model).test_images(first, n))
 
     @app.get("/api/runs/{run}/samples")
-    async def samples(run: str, n: Count = 24, temperature: TemperatureQuery = 1.0, seed: SeedQuery = 0) -> Pictures:
+    async def samples(
+        run: str, n: Count = 24, temperature: TemperatureQuery = 1.0, seed: SeedQuery = 0
+    ) -> messages.Pictures:
         """Samples of the model, with their nats at the middle of the levels."""
         return await quick(run, lambda model: Images(model).samples(n, temperature, seed))
 
     @app.post("/api/runs/{run}/upload", openapi_extra=_bytes_in("image/*"))
-    async def upload(run: str, request: Request, inverted: bool = False) -> One:
+    async def upload(run: str, request: Request, inverted: bool = False) -> messages.One:
         """A picture file as an image of the model's size, colours and levels."""
         content = await request.body()
-        return await quick(run, lambda model: One(picture=Images(model).upload(content, inverted)))
+        return await quick(run, lambda model: messages.One(picture=Images(model).upload(content, inverted)))
 
     @app.get("/api/runs/{run}/mask")
-    async def mask(run: str, name: MaskName, seed: SeedQuery = 0) -> Mask:
+    async def mask(run: str, name: messages.MaskName, seed: SeedQuery = 0) -> messages.Mask:
         """One of the ten masks of the paper's figure."""
-        return await quick(run, lambda model: Mask(mask=Images(model).mask(name, seed)))
+        return await quick(run, lambda model: messages.Mask(mask=Images(model).mask(name, seed)))
 
     @app.post("/api/runs/{run}/move")
-    async def move(run: str, ask: Move) -> Moved:
+    async def move(run: str, ask: messages.Move) -> messages.Moved:
         """Where a picture is in latent space, and the picture of a code that is changed."""
         return await quick(run, lambda model: Images(model).move(ask))
 
     @app.post("/api/runs/{run}/between")
-    async def between(run: str, ask: Between) -> Pictures:
+    async def between(run: str, ask: messages.Between) -> messages.Pictures:
         """The way from one picture to another through latent space."""
         return await quick(run, lambda model: Images(model).between(ask))
 
@@ -109,60 +85,59 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         basis: Literal["random", "top"] = "top",
         seed: SeedQuery = 0,
         n: Annotated[int, Query(ge=2, le=400)] = 200,
-    ) -> Sphere:
+    ) -> messages.Sphere:
         """A sphere of latent space, decoded point by point."""
         return await quick(run, lambda model: Images(model).sphere(basis, seed, n))
 
     @app.post("/api/runs/{run}/score")
-    async def score(run: str, ask: ToScore) -> Scores:
+    async def score(run: str, ask: messages.ToScore) -> messages.Scores:
         """The log-density of pictures, term by term, and where it falls among those of training."""
         return await quick(run, lambda model: Images(model).score(ask.pictures))
 
     @app.get("/api/runs/{run}/training-scores")
-    async def training_scores(run: str) -> TrainingScores:
+    async def training_scores(run: str) -> messages.TrainingScores:
         """Quantiles of the nats of the training rows."""
         return await quick(run, lambda model: model.training_scores())
 
     @app.post("/api/runs/{run}/film", response_class=Response, responses={200: {"content": {"image/gif": {}}}})
-    async def film(run: str, ask: Film) -> Response:
+    async def film(run: str, ask: messages.Film) -> Response:
         """Frames of an ascent as an animated GIF."""
         return Response(await quick(run, lambda model: Images(model).film(ask)), media_type="image/gif")
 
     @app.get("/api/runs/{run}/rows")
-    async def rows(run: str, n: Count = 20, temperature: TemperatureQuery = 1.0, seed: SeedQuery = 0) -> Table:
+    async def rows(run: str, n: Count = 20, temperature: TemperatureQuery = 1.0, seed: SeedQuery = 0) -> messages.Table:
         """Sample rows of a model of rows or of a table."""
         return await quick(run, lambda model: Rows(model).sample_rows(n, temperature, seed))
 
     @app.get("/api/runs/{run}/columns")
-    async def columns(run: str) -> Columns:
+    async def columns(run: str) -> messages.Columns:
         """The columns of the table that the model is of."""
-        return await quick(run, lambda model: Columns(columns=Rows(model).column_infos()))
+        return await quick(run, lambda model: messages.Columns(columns=Rows(model).column_infos()))
 
     @app.post("/api/runs/{run}/table", openapi_extra=_bytes_in("text/csv"))
-    async def table(run: str, request: Request, format: Literal["csv", "parquet", "arrow"] = "csv") -> TableScores:
+    async def table(
+        run: str, request: Request, format: Literal["csv", "parquet", "arrow"] = "csv"
+    ) -> messages.TableScores:
         """The log-density of every row of a table."""
         content = await request.body()
         return await quick(run, lambda model: Rows(model).score_table(content, f".{format}"))
 
     @app.post("/api/runs/{run}/impute")
-    async def impute(run: str, ask: Row) -> ImputedRow:
+    async def impute(run: str, ask: messages.Row) -> messages.ImputedRow:
         """The missing cells of a row, found from the known ones."""
         found = find(served, run)
         with desk.jobs.one():
-            answer: ImputedRow = await desk.step(lambda: Rows(found.open()).impute(ask))
-            return answer
+            return await desk.step(lambda: Rows(found.open()).impute(ask))
 
     @app.get("/api/runs/{run}/spectrum")
-    async def spectrum(run: str) -> Spectrum:
+    async def spectrum(run: str) -> messages.Spectrum:
         """σ_d from the largest, and a PCA of the data beside it where the model does not whiten."""
         return await quick(run, lambda model: model.spectrum())
 
     @app.get("/api/runs/{run}/metrics")
-    async def metrics(run: str, after: int = -1) -> Metrics:
+    async def metrics(run: str, after: int = -1) -> messages.Metrics:
         """The likelihood while the run trains, from the rows after a step."""
-        found = find(served, run)
-        answer: Metrics = await desk.quick(found.metrics, after)
-        return answer
+        return await desk.quick(find(served, run).metrics, after)
 
 
 def add_inpainting(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
@@ -171,7 +146,7 @@ def add_inpainting(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {}}, "description": "Events: start, frame ..., end."}},
     )
-    async def inpaint(run: str, ask: Inpainting) -> Response:
+    async def inpaint(run: str, ask: messages.Inpainting) -> Response:
         """Fill in what is hidden of a picture, watched: server-sent events with states and nats of every chain."""
         found = find(served, run)
         desk.jobs.take()

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,8 @@ from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
 from nicest.plots import animation, image_grid
 from nicest.runs.runtime import rows_to
-from nicest.studio import limits
-from nicest.studio.messages import (
-    Between,
-    Film,
-    Inpainting,
-    Move,
-    Moved,
-    Pictures,
-    Score,
-    Scores,
-    Sphere,
-    number,
-    numbers,
-)
+from nicest.studio import limits, messages
+from nicest.studio.messages import number, numbers
 from nicest.studio.served import Loaded, noise
 from nicest.tasks.inpaint import spread
 from nicest.tasks.latent import even_points
@@ -76,16 +65,16 @@ class Images:
     def tensor(self, *pictures: str) -> Tensor:
         return rows_to(np.stack([self.row(each) for each in pictures]), self.model.device)
 
-    def test_images(self, first: int, n: int) -> Pictures:
+    def test_images(self, first: int, n: int) -> messages.Pictures:
         if self.loaded.no_data:
             raise NicestError(self.loaded.no_data)
         rows = self.loaded.run.splits.test
         chosen = rows_to(rows[first : first + n], self.model.device)
-        return Pictures(pictures=self.packed(chosen) if len(chosen) else [], total=len(rows))
+        return messages.Pictures(pictures=self.packed(chosen) if len(chosen) else [], total=len(rows))
 
-    def samples(self, n: int, temperature: float, seed: int) -> Pictures:
+    def samples(self, n: int, temperature: float, seed: int) -> messages.Pictures:
         x = self.model.decode(self.model.draw(n, temperature=temperature, seed=seed))
-        return Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
+        return messages.Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
 
     def upload(self, content: bytes, inverted: bool) -> str:
         return self.packed(torch.from_numpy(fit_picture(content, self.data, inverted=inverted))[None])[0]
@@ -94,7 +83,7 @@ class Images:
         hidden = hidden_by(name, self.data.shape[-2:], seed=seed)
         return base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()
 
-    def ascent(self, ask: Inpainting) -> Events:
+    def ascent(self, ask: messages.Inpainting) -> Events:
         """The events of an ascent: its start, frames, and its end; what is wrong with the request is said at once."""
         x = self.tensor(ask.picture)
         bits = np.frombuffer(_bytes(ask.mask), np.uint8)
@@ -106,26 +95,33 @@ class Images:
         truth = float(self.model.nats(x)[0])
         if not math.isfinite(truth):
             raise NicestError("the model gives this picture no finite likelihood: choose another")
-        pace = Pace(ask.steps)
+        marks, last = set(spread(ask.steps, FRAMES)), time.perf_counter()
+
+        def due(i: int) -> bool:
+            """When to look: often at the start, and never later than a frame's time after the last look."""
+            return i in marks or time.perf_counter() - last > SECONDS
+
         looks = ascend(
-            self.model.flow, x, torch.from_numpy(hidden), pace.due, schedule=schedule, chains=ask.chains, seed=ask.seed
+            self.model.flow, x, torch.from_numpy(hidden), due, schedule=schedule, chains=ask.chains, seed=ask.seed
         )
-        return self._events(looks, pace, truth, ask.steps)
 
-    def _events(self, looks: Any, pace: Pace, truth: float, steps: int) -> Events:
-        self.loaded.climbers(+1)
-        try:
-            yield "start", {"truth_nats": truth, "steps": steps}
-            unit = self.units.interval_nats
-            for filled in looks:
-                nats = [round(each + unit, 3) for each in filled.nats[0, :, 0].tolist()]
-                yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": self.packed(filled.result[:, 0])}
-                pace.go_on()
-            yield "end", {"steps": steps}
-        finally:
-            self.loaded.climbers(-1)
+        def events() -> Events:
+            nonlocal last
+            self.loaded.climbers(+1)
+            try:
+                yield "start", {"truth_nats": truth, "steps": ask.steps}
+                for filled in looks:
+                    nats = [round(each + self.units.interval_nats, 3) for each in filled.nats[0, :, 0].tolist()]
+                    pictures = self.packed(filled.result[:, 0])
+                    yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": pictures}
+                    last = time.perf_counter()
+                yield "end", {"steps": ask.steps}
+            finally:
+                self.loaded.climbers(-1)
 
-    def move(self, ask: Move) -> Moved:
+        return events()
+
+    def move(self, ask: messages.Move) -> messages.Moved:
         model = self.model
         if ask.keep is not None and ask.keep > self.data.dim:
             raise NicestError(f"expected to keep at most {self.data.dim} components, got {ask.keep}")
@@ -133,15 +129,12 @@ class Images:
             raise NicestError(f"expected at most {self.data.dim} places, got {len(ask.places)}")
         x = self.tensor(ask.picture)
         h = model.encode(x)
-        if ask.places:
-            h = model.put(h, torch.tensor([ask.places]))
-        if ask.keep is not None:
-            h = model.cut(h, ask.keep)
-        changed = bool(ask.places) or ask.keep is not None
-        shown = model.decode(h) if changed else x
+        h = model.put(h, torch.tensor([ask.places])) if ask.places else h
+        h = h if ask.keep is None else model.cut(h, ask.keep)
+        shown = model.decode(h) if ask.places or ask.keep is not None else x
         places = model.places(h)[0]
         k = min(limits.COMPONENTS, self.data.dim)
-        return Moved(
+        return messages.Moved(
             picture=self.packed(shown)[0],
             nats=number(float(model.nats(shown)[0])),
             places=[round(each, 4) for each in places[:k].tolist()],
@@ -150,63 +143,45 @@ class Images:
             typical_radius=math.sqrt(self.data.dim),
         )
 
-    def between(self, ask: Between) -> Pictures:
+    def between(self, ask: messages.Between) -> messages.Pictures:
         h0, h1 = self.model.encode(self.tensor(ask.start, ask.end)).split(1)
         x = self.model.decode(self.model.between(h0, h1, ask.count, ask.way)[0])
-        return Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
+        return messages.Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
 
-    def sphere(self, basis: str, seed: int, n: int) -> Sphere:
+    def sphere(self, basis: str, seed: int, n: int) -> messages.Sphere:
         points, radius = even_points(n), self.model.typical_radius(basis)
-        h = self.model.on_sphere(points, self.model.axes(basis, seed), radius)
-        return Sphere(points=points.round(4).tolist(), pictures=self.packed(self.model.decode(h)), radius=radius)
+        x = self.model.decode(self.model.on_sphere(points, self.model.axes(basis, seed), radius))
+        return messages.Sphere(points=points.round(4).tolist(), pictures=self.packed(x), radius=radius)
 
-    def score(self, pictures: list[str]) -> Scores:
+    def score(self, pictures: list[str]) -> messages.Scores:
         rows = np.stack([self.row(each) for each in pictures])
         with noise:
             torch.manual_seed(0)
             terms = ledgers(self.loaded.engine, rows, self.loaded.draws)
         level_nats = np.sum(list(terms.values()), axis=0)
         shares = outlier_scores(level_nats, self.loaded.reference())
-        scores, levels = [], self.units.terms() if self.units.levels else {}
-        for i, nats in enumerate(level_nats.tolist()):
-            each = {name: number(float(values[i])) for name, values in terms.items()}
-            scores.append(
-                Score(
-                    nats=number(nats + self.units.interval_nats),
-                    level_nats=number(nats),
-                    bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
-                    terms={name: value for name, value in each.items() if name not in levels},
-                    level_terms={name: value for name, value in each.items() if name in levels},
-                    denser_share=number(float(shares[i])),
-                )
+        levels = self.units.terms() if self.units.levels else {}
+        scores = [
+            messages.Score(
+                nats=number(nats + self.units.interval_nats),
+                level_nats=number(nats),
+                bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
+                terms={name: number(float(each[i])) for name, each in terms.items() if name not in levels},
+                level_terms={name: number(float(each[i])) for name, each in terms.items() if name in levels},
+                denser_share=number(float(shares[i])),
             )
-        return Scores(scores=scores, draws=self.loaded.draws, caveat=CAVEAT, unit=self.loaded.unit)
+            for i, nats in enumerate(level_nats.tolist())
+        ]
+        return messages.Scores(scores=scores, draws=self.loaded.draws, caveat=CAVEAT, unit=self.loaded.unit)
 
-    def film(self, ask: Film) -> bytes:
+    def film(self, ask: messages.Film) -> bytes:
         """The frames of an ascent as a GIF, its chains side by side."""
-        frames = []
-        for frame in ask.frames:
-            images = np.stack([self.row(each) for each in frame]).reshape(-1, *self.data.shape)
-            frames.append(
-                image_grid(images, brightest=self.loaded.brightest, columns=len(images), size=160 * len(images))
-            )
-        if len({frame.size for frame in frames}) > 1:
+        chains = len(ask.frames[0])
+        if any(len(frame) != chains for frame in ask.frames):
             raise NicestError("expected as many pictures in every frame, got different numbers")
-        return animation(frames, milliseconds=40)
-
-
-class Pace:
-    """When to look at an ascent: often at its start, and never later than a frame's time after the last look."""
-
-    def __init__(self, steps: int) -> None:
-        self.looks = set(spread(steps, FRAMES))
-        self.last = time.perf_counter()
-
-    def due(self, i: int) -> bool:
-        return i in self.looks or time.perf_counter() - self.last > SECONDS
-
-    def go_on(self) -> None:
-        self.last = time.perf_counter()
+        images = (np.stack([self.row(each) for each in frame]).reshape(-1, *self.data.shape) for frame in ask.frames)
+        draw = partial(image_grid, brightest=self.loaded.brightest, columns=chains, size=160 * chains)
+        return animation([draw(each) for each in images], milliseconds=40)
 
 
 def _bytes(text: str) -> bytes:

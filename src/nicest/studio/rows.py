@@ -39,7 +39,7 @@ class Rows:
         rows = self.model.decode(self.model.draw(n, temperature=temperature, seed=seed)).cpu().numpy()
         if not self.columns:
             names = [f"x{i + 1}" for i in range(self.loaded.data.dim)]
-            return Table(columns=names, rows=[_cells(row) for row in rows.tolist()])
+            return Table(columns=names, rows=[[_cell(each) for each in row] for row in rows.tolist()])
         table = decode(rows, self.columns)
         return Table(columns=table.column_names, rows=_rows_of(table))
 
@@ -64,21 +64,15 @@ class Rows:
                 raise NicestError(str(error).replace(str(path), "the table")) from error
         with noise:
             torch.manual_seed(0)
-            nats = np.concatenate(
-                [log_densities(self.loaded.engine, part, self.loaded.draws) for part in parts] or [np.zeros(0)]
-            )
+            each = [log_densities(self.loaded.engine, part, self.loaded.draws) for part in parts]
+        nats = np.concatenate([np.zeros(0), *each])
         shares = outlier_scores(nats, self.loaded.reference())
         scores = [
             RowScore(row=i, nats=number(value), denser_share=number(share), why=_why(value))
             for i, (value, share) in enumerate(zip(nats.tolist(), shares.tolist(), strict=True))
         ]
-        return TableScores(
-            columns=names,
-            cells=shown,
-            scores=scores[: limits.ROWS],
-            total=len(nats),
-            caveat=CAVEAT,
-        )
+        first = scores[: limits.ROWS]
+        return TableScores(columns=names, cells=shown, scores=first, total=len(nats), caveat=CAVEAT)
 
     def impute(self, ask: Row) -> ImputedRow:
         """The missing cells of a row, drawn from what the model says of them given the known ones."""
@@ -106,10 +100,6 @@ class Rows:
 
 def _why(nats: float) -> str:
     return "a cell is missing" if nats != nats else "a value that training never saw" if nats == -math.inf else ""
-
-
-def _cells(row: list[Any]) -> list[Any]:
-    return [None if isinstance(each, float) and not math.isfinite(each) else each for each in row]
 
 
 def _rows_of(table: Any) -> list[list[Any]]:

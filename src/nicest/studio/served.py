@@ -160,9 +160,7 @@ class Loaded:
 
     def spectrum(self) -> Spectrum:
         model = self.model
-        pca = None
-        if not self.no_data and not model.whitens:
-            pca = self.principal_deviations
+        pca = None if self.no_data or model.whitens else self.principal_deviations
         sigma = model.sigma[model.order].tolist()
         return Spectrum(sigma=sigma, deviation=model.deviation, pca=pca, whitened=model.whitens)
 

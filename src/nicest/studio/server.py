@@ -10,6 +10,7 @@ import threading
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,18 @@ from nicest.studio import limits
 from nicest.studio.endpoints import add_endpoints, add_inpainting
 from nicest.studio.guard import LOOPBACK, Guard
 from nicest.studio.limits import Busy, Desk
-from nicest.studio.messages import (
-    Problem,
-)
+from nicest.studio.messages import Problem
 from nicest.studio.served import Served
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "Called by a name that is not this server's."},
-    403: {"model": Problem, "description": "Asked by a page of another origin."},
-    404: {"model": Problem, "description": "No such run."},
-    413: {"model": Problem, "description": "More bytes than are taken."},
-    422: {"model": Problem, "description": "Not what was expected; the error says what was."},
-    429: {"model": Problem, "description": "Too much at once: try again later."},
+PROBLEMS = {
+    400: "Called by a name that is not this server's.",
+    403: "Asked by a page of another origin.",
+    404: "No such run.",
+    413: "More bytes than are taken.",
+    422: "Not what was expected; the error says what was.",
+    429: "Too much at once: try again later.",
 }
 log = logging.getLogger("nicest.studio")
 
@@ -51,8 +50,7 @@ def create_app(runs: Sequence[Path], *, hosts: tuple[str, ...] = LOOPBACK, jobs:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        warming = threading.Thread(target=warm, args=(list(served.values()),))
-        warming.start()
+        threading.Thread(target=warm, args=(list(served.values()),)).start()
         yield
         for each in served.values():
             each.close()
@@ -64,7 +62,7 @@ def create_app(runs: Sequence[Path], *, hosts: tuple[str, ...] = LOOPBACK, jobs:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses=PROBLEMS,
+        responses={code: {"model": Problem, "description": text} for code, text in PROBLEMS.items()},
         redirect_slashes=False,
     )
     add_errors(app)
@@ -136,22 +134,12 @@ def add_page(app: FastAPI) -> None:
             raise HTTPException(404, f"there is no {name[:80]!r} here")
         return Response(files[name], media_type=TYPES[Path(name).suffix], headers={"Cache-Control": "no-cache"})
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return file("index.html")
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return file("docs.html")
-
-    @app.get("/favicon.ico", include_in_schema=False)
-    async def icon() -> Response:
-        return file("icon.svg")
-
     @app.get("/page/{name:path}", include_in_schema=False)
     async def page(name: str) -> Response:
         return file(name)
+
+    for address, name in {"/": "index.html", "/docs": "docs.html", "/favicon.ico": "icon.svg"}.items():
+        app.add_api_route(address, partial(file, name), methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def is_loopback(host: str) -> bool:
