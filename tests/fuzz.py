@@ -1644,7 +1644,8 @@ class Results:
         done, cases = sum(row["parts"] for row in rows), sum(row["cases"] for row in rows)
         usual = sum(row["seconds"] for row in rows) / max(1, done)
         paces = [(row["seconds"] / row["parts"] if row["parts"] else usual, row["parts"]) for row in rows]
-        left = timedelta(seconds=round(sum(pace * max(0, self.wanted - parts) for pace, parts in paces) / jobs))
+        seconds = sum(pace * max(0, self.wanted - parts) for pace, parts in paces) / jobs
+        left = timedelta(seconds=round(seconds)) if done else "an unknown time"
         bad = sum(row[each] for row in rows for each in REST)
         return f"{done} of {self.wanted * len(rows)} parts, {cases:,} cases, {bad} bad, {left} left"
 
