@@ -1,6 +1,6 @@
-"""Fresh environments in build/lowest, every dependency at the lowest version that pyproject.toml allows.
+"""A fresh environment in build/lowest, every dependency at the lowest version that pyproject.toml allows.
 
-`make test-lowest` makes one without the extras and one with them all but dev, and runs every command in both.
+`make test-lowest` runs every command in it, first without the extras, then with all of them but dev.
 """
 
 import subprocess
@@ -20,10 +20,10 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     lines = [each.replace(">=", "==") for part in (project["dependencies"], *extras.values()) for each in part]
     floors.write_text("\n".join([*lines, ""]))
-    for name, chosen in (("plain", ""), ("extras", f"[{','.join(extras)}]")):
+    venv.create(FOLDER / "env", clear=True, with_pip=True)
+    python = FOLDER / "env" / "bin" / "python"
+    for chosen in ("", f"[{','.join(extras)}]"):
         print(f"\nnicest{chosen}", flush=True)
-        venv.create(FOLDER / name, clear=True, with_pip=True)
-        python = FOLDER / name / "bin" / "python"
         install = [python, "-m", "pip", "install", "--quiet", "--constraint", floors, f"{ROOT}{chosen}"]
         for command in (install, [python, "-P", ROOT / "tests" / "lowest_smoke.py", floors]):
             if code := subprocess.run(command).returncode:

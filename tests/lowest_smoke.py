@@ -142,6 +142,7 @@ def main() -> None:
             continue  # of an extra
         assert found.split(".")[: version.count(".") + 1] == version.split("."), f"{line} expected, got {found}"
         print(f"{name} {found}", flush=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the work is small: threads would only wait for one another
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         run_every_command()

@@ -1,10 +1,13 @@
 """Hostile data files, in short: `make fuzz` has the long version."""
 
+import json
 import resource
+import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,7 +116,9 @@ def test_the_harness_sees_what_it_looks_for(tmp_path: Path) -> None:
             case b"traceback":
                 raise ValueError("no")
             case b"hang":
-                while True:
+                time.sleep(60)
+            case b"slow":
+                while time.process_time() < began + 0.4:
                     pass
             case b"memory":
                 np.ones(1 << 27, np.uint8)  # so much that it never comes from what was freed before
@@ -127,13 +132,50 @@ def test_the_harness_sees_what_it_looks_for(tmp_path: Path) -> None:
                 raise fuzz.NicestError("expected this, got that")
 
     reader = fuzz.Reader("bad", "x", [], [], fuzz.noise, bad)
-    tally = fuzz.Tally()
+    tally, began = fuzz.Tally(), time.process_time()
     with fuzz.limits(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fuzz, "SECONDS", 0.5)
+        patch.setattr(fuzz, "WAIT", 0.5)
+        patch.setattr(fuzz, "SECONDS", 0.3)
         patch.setattr(fuzz, "MEMORY", 1 << 24)
-        for data in (b"traceback", b"hang", b"memory", b"code", b"lines", b"wrong", b"clear", b"right"):
+        for data in (b"slow", b"traceback", b"hang", b"memory", b"code", b"lines", b"wrong", b"clear", b"right"):
             tally.feed(reader, tmp_path, data)
         tally.feed(reader, tmp_path, b"clear", sound=True)
     assert dict(tally.counts) == {
-        "cases": 9, "traceback": 1, "hang": 1, "memory": 1, "code": 1, "wrong": 3, "clear": 1, "right": 1
+        "cases": 10, "traceback": 1, "hang": 2, "memory": 1, "code": 1, "wrong": 3, "clear": 1, "right": 1
     }  # fmt: skip
+
+
+def test_sittings_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many parts in two sittings as in one, with the same counts; what is done is not done again."""
+    monkeypatch.setattr(fuzz, "PART", 250)
+    reader = fuzz.READERS["metrics"]()
+
+    def sit(out: Path | None, cases: int) -> dict[str, Any]:
+        results = fuzz.Results(out, 0, ["metrics"], cases)
+        while name := results.next(set()):
+            tally = fuzz.fuzz(reader, fuzz.PART, 0, part=results.parts(name))
+            results.add(name, fuzz.Done(tally.counts, tally.said, 1.0))
+        assert "0 bad, 0:00:00 left" in results.progress(1)
+        return results.all
+
+    once = sit(None, 750)
+    sit(tmp_path / "r.json", 250)
+    sit(tmp_path / "r.json", 750)
+    twice = json.loads((tmp_path / "r.json").read_text())
+    assert twice["readers"] == once["readers"]
+    assert twice["readers"]["metrics"] | {"clear": 0, "right": 0} == {
+        **dict.fromkeys(fuzz.OUTCOMES, 0), "parts": 3, "seconds": 3.0, "cases": 750,
+    }  # fmt: skip
+    assert [each["cases"] for each in twice["sittings"]] == [250, 500]
+
+
+def test_every_part_has_other_cases_and_the_same_ones_each_time() -> None:
+    def fed(part: int) -> set[bytes]:
+        seen: set[bytes] = set()
+        reader = replace(fuzz.READERS["metrics"](), check=lambda path, data: seen.add(data))
+        fuzz.fuzz(reader, 100, 0, part=part)
+        return seen
+
+    first, second = fed(1), fed(2)
+    assert fed(1) == first
+    assert len(first & second) < 0.2 * len(first)  # short ones may come twice

@@ -8,38 +8,39 @@ from nicest.errors import NicestError
 from nicest.messages import brief
 
 
-def require_file(path: Path) -> None:
-    """Refuse, before it is opened, what is not a regular file: a pipe never ends, and a device may not either."""
+def require_file(path: Path) -> int:
+    """Bytes of a file; what is none is refused before it is opened: a pipe may never begin, and a device never end."""
     try:
-        path.stat()
+        size = path.stat().st_size
     except OSError as error:
         raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device or a socket"
         raise NicestError(f"{path}: expected a file, got {kind}; save the data as a file first")
+    return size
 
 
 @contextmanager
 def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
     """Turn what a reader raises at broken bytes, errors of every kind, into one line."""
-    require_file(path)
+    size = require_file(path)
     try:
         yield
     except NicestError:
         raise
     except Exception as error:
-        got = f"got {path.stat().st_size} bytes that do not parse; {brief(error)}"
+        got = f"got {size} bytes that do not parse; {brief(error)}"
         raise NicestError(f"{path}: expected {expected}, {got}{advice and '; '}{advice}") from error
 
 
 def read_bytes(path: Path) -> bytes:
-    require_file(path)
+    size = require_file(path)
     try:
         return path.read_bytes()
     except OSError as error:
         raise NicestError(f"{path}: cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
-        raise NicestError(f"{path}: its {path.stat().st_size} bytes do not fit in memory") from error
+        raise NicestError(f"{path}: its {size} bytes do not fit in memory") from error
 
 
 def most_unpacked(size: int) -> int:
