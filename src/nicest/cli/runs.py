@@ -94,6 +94,10 @@ def train(
             "--tensorboard", help="Write curves for TensorBoard to RUN/tensorboard; needs the extra `loggers`."
         ),
     ] = False,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Record no command, host name, user name or absolute path in the run folder."),
+    ] = False,
     device: Device = "auto",
     as_json: Json = False,
     verify: Verify = None,
@@ -113,6 +117,10 @@ def train(
     folder = out or Path("runs") / loaded.name
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
+    if private and resume:
+        raise NicestError("--private is for a new run: a resumed one stays as it was begun; leave --private out")
+    if private and tensorboard:
+        raise NicestError("TensorBoard names its files after the host: leave out --tensorboard or --private")
     from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
     from nicest.train.callbacks import ProgressBar, TensorBoard
     from nicest.train.fit import train as run_training
@@ -120,14 +128,14 @@ def train(
     callbacks: list[Any] = [ProgressBar()]
     if tensorboard:
         callbacks.append(TensorBoard(folder / "tensorboard"))
-    asked = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
+    asked = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify, "private": private}
     result = run_training(loaded, folder, overrides=tuple(overrides), **asked)  # type: ignore[arg-type]
     if not result["finished"]:
         interrupted(result, as_json)
     if RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
         from nicest.tasks.score import training_quantiles
 
-        model = opened(folder, device)
+        model = opened(folder, device, data=data)
         training_quantiles(model, model.draws())  # now, while the data is at hand
     emit(result, as_json, show_training)
 
