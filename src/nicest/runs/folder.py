@@ -30,8 +30,6 @@ from nicest.runs.sinks import Memory, Saved
 FORMAT = 2
 MODEL, LAST = "model.safetensors", "last.safetensors"
 RECIPE, COLUMNS, METRICS = "recipe.toml", "columns.json", "metrics.jsonl"
-
-
 UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of values that they do not know
 
 
