@@ -30,8 +30,9 @@ screenshots: $(VENV)/.dev  ## the pictures of docs/studio.md, from the browser t
 load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, with the run of `make demo`
 	$(BIN)/python tests/load.py runs/demo --clients 50 --seconds 60 --out results/studio-load.json
 
-crash-test: $(VENV)/.dev  ## kill real trainings 60 times, resume them, compare their ends; ten minutes
-	PYTHONPATH=tests $(BIN)/python tests/crash.py --kills 60 --out results/crash-test.json
+KILLS ?= 60
+crash-test: $(VENV)/.dev  ## kill real trainings KILLS=60 times, resume them, compare their ends; the next sitting adds to it
+	PYTHONPATH=tests $(BIN)/python tests/crash.py --kills $(KILLS) --out results/crash-test.json
 
 fuzz: $(VENV)/.dev  ## feed every reader CASES (20,000) hostile files; stopped and started again, it goes on
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --out results/fuzz.json

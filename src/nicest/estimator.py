@@ -39,7 +39,7 @@ from nicest.messages import listed
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, RunFolder
+from nicest.runs.folder import COLUMNS, FORMAT, RunFolder, newer
 from nicest.runs.run import DRAWS, Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.runs.sinks import Saved
@@ -326,7 +326,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         figures = {"offset": self.offset_, "typical_nats": self.typical_nats_, "epoch": self.n_epochs_}
         with run.open_for_writing():
             write_text(run.path / "recipe.toml", self.recipe_.to_toml())
-            write_text(run.path / ENVIRONMENT, to_json(environment(choose_device("cpu"))))
+            made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
+            write_text(run.path / ENVIRONMENT, to_json(made))
             write_text(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history_))
             kept = figures | {
                 "quantiles": self._quantiles.tolist(),
@@ -353,6 +354,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             of = f"strings in {listed(texts)}"
             raise NicestError(f"{path}: expected a model of numbers, got {of}: use `nicest score` and its like")
         kept: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {"params": _params_of(recipe)}
+        if unknown := kept["params"].keys() - cls().get_params().keys():
+            raise newer(f"{file}: unknown parameter {min(unknown)!r}")
         model = cls(**kept["params"])
         model.flow_, model.recipe_, model.history_ = run.flow, recipe, run.metrics
         model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(run.figures.get("epoch", 0))

@@ -527,12 +527,13 @@ class TestFullDisk:
         run = Path(shutil.copytree(table, small_disk / "run"))
         before = (run / "last.safetensors").read_bytes()
         fill(small_disk, spare=8192)
-        done = nicest("train", "digits", "--out", run, "--resume", "--set=train.epochs=9")
+        data = table.parent / "rows.npy"
+        done = nicest("train", "digits", "--out", run, "--resume", "--data", data, "--set=train.epochs=9")
         assert done.code == 1
         assert done.err.splitlines()[-1].startswith("error: cannot write")
         assert "No space left on device" in done.err
         assert (run / "last.safetensors").read_bytes() == before
-        assert nicest("evaluate", run, "--no-baselines").code == 0
+        assert nicest("evaluate", run, "--data", data, "--no-baselines").code == 0
         (small_disk / "filler").unlink()
         assert nicest("train", "digits", "--out", run, "--resume", "--set=train.epochs=3").code == 0
 

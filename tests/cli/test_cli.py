@@ -574,3 +574,20 @@ class TestVerify:
         line = nicest("train", "digits", "--out", tmp_path / "run", "--verify").refusal
         assert "--verify is of the run that --resume goes on with" in line
         assert not (tmp_path / "run").exists()
+
+
+class TestPrivate:
+    def test_a_private_run_says_so_and_records_no_command(self, nicest: Callable, tmp_path: Path):
+        assert nicest("train", "digits", "--private", "--out", tmp_path / "run", *TINY).code == 0
+        kept = json.loads((tmp_path / "run" / "environment.json").read_text())
+        assert (kept["private"], kept["command"]) == (True, None)
+
+    def test_it_is_for_new_runs(self, nicest: Callable, digits: Path):
+        assert (
+            "--private is for a new run" in nicest("train", "digits", "--private", "--resume", "--out", digits).refusal
+        )
+
+    def test_tensorboard_would_name_the_host(self, nicest: Callable, tmp_path: Path):
+        line = nicest("train", "digits", "--private", "--tensorboard", "--out", tmp_path / "run").refusal
+        assert "leave out --tensorboard or --private" in line
+        assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
 """What is saved is what is loaded, to the bit; what cannot be loaded says why in one line, and executes nothing."""
 
+import json
 import os
 import pickle
 import shutil
@@ -17,7 +18,8 @@ from nicest.data import load as load_data
 from nicest.flows import ZCA, Flow, TriangularAffine
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
-from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors, write_tensors
+from nicest.runs.digests import ENVIRONMENT
+from nicest.runs.folder import COLUMNS, LAST, MODEL, RunFolder, read_tensors, write_tensors
 from nicest.runs.sinks import Saved
 from nicest.train.state import State
 from small_runs import SMALL, metrics, resume, run
@@ -176,7 +178,39 @@ class TestRefused:
 
     def test_a_newer_format(self, refusal: Refusal, copy: Path):
         rewrite(copy / MODEL, format="nicest 99")
-        assert "is of format 99, this nicest reads up to 2: upgrade nicest" in refusal(nicest.load, copy)
+        newer = "written by a newer nicest (format 99; this one reads up to 2); upgrade nicest"
+        assert f"{copy / MODEL}: {newer}" in refusal(nicest.load, copy)
+
+    def test_a_folder_of_a_newer_format(self, refusal: Refusal, copy: Path):
+        """Its JSON files may say anything: environment.json has the format of them all."""
+        (copy / ENVIRONMENT).write_text('{"format": "nicest 3"}')
+        (copy / COLUMNS).write_text('{"of another": "kind"}')
+        newer = f"{copy / ENVIRONMENT}: written by a newer nicest (format 3; this one reads up to 2); upgrade nicest"
+        assert refusal(RunFolder(copy).columns) == refusal(RunFolder(copy).metrics) == newer
+
+    def test_every_folder_has_its_format(self, trained: Path):
+        assert json.loads((trained / ENVIRONMENT).read_text())["format"] == "nicest 2"
+
+    def test_an_unknown_key_of_a_column(self, refusal: Refusal, copy: Path):
+        column = {"name": "a", "type": "double", "kind": "real", "low": 0.0, "high": 1.0, "step": 0.0, "unit": "kg"}
+        (copy / COLUMNS).write_text(json.dumps([column]))
+        newer = "unknown key 'unit': written by a newer nicest (this one reads up to format 2); upgrade nicest"
+        assert refusal(RunFolder(copy).columns) == f"{copy / COLUMNS}: {newer}"
+
+    def test_an_unknown_counter_of_the_state(self, refusal: Refusal, copy: Path):
+        saved = read_tensors(copy / LAST)
+        write_tensors(copy / LAST, saved._replace(figures=saved.figures | {"phase": 3}))
+        newer = "unknown counter 'phase': written by a newer nicest (this one reads up to format 2); upgrade nicest"
+        assert refusal(resume, copy, "train.epochs=3") == f"{copy}: {newer}"
+
+    def test_an_unknown_parameter_of_an_estimator(self, refusal: Refusal, tmp_path: Path):
+        rows = np.random.default_rng(0).normal(size=(40, 2))
+        nicest.NICE(couplings=0, random_state=0).fit(rows).save(tmp_path / "run")
+        (path,) = (tmp_path / "run").glob("estimator.json")
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps(kept | {"params": kept["params"] | {"tempo": 3}}))
+        newer = "unknown parameter 'tempo': written by a newer nicest (this one reads up to format 2); upgrade nicest"
+        assert refusal(nicest.NICE.load, tmp_path / "run") == f"{path}: {newer}"
 
     def test_weights_that_do_not_fit_the_recipe(self, refusal: Refusal, copy: Path):
         recipe = load_recipe(str(copy / "recipe.toml")).override("model.width=9")
@@ -200,4 +234,13 @@ class TestRefused:
 
     def test_a_recipe_of_a_later_nicest_in_the_file(self, refusal: Refusal, copy: Path):
         rewrite(copy / MODEL, recipe="[model]\nspline_bins = 3\n")
-        assert "unknown key 'model.spline_bins'" in refusal(nicest.load, copy)
+        assert f"{copy / MODEL}: unknown key 'model.spline_bins'" in (message := refusal(nicest.load, copy))
+        assert message.endswith(": written by a newer nicest (this one reads up to format 2); upgrade nicest")
+        rewrite(copy / MODEL, recipe='[model]\nblocks = [{kind = "squeeze"}]\n')
+        assert "kind is one of logit, " in (message := refusal(nicest.load, copy))
+        assert message.endswith(
+            "got 'squeeze': written by a newer nicest (this one reads up to format 2); upgrade nicest"
+        )
+        rewrite(copy / MODEL, recipe="[model\n")
+        assert "is not valid TOML" in (message := refusal(nicest.load, copy))
+        assert "newer" not in message

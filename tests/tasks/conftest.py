@@ -124,7 +124,7 @@ def copy_of(tmp_path: Path) -> Callable[[Run], Run]:
     """A copy of a run, for tests that write into it."""
 
     def copy(run: Run) -> Run:
-        return nicest.open(shutil.copytree(run.path, tmp_path / run.path.name))
+        return nicest.open(shutil.copytree(run.path, tmp_path / run.path.name), data=run.recipe.data.name)
 
     return copy
 

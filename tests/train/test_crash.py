@@ -1,36 +1,96 @@
-"""The crash test, in short: a real training is killed three times and ends as if nothing had happened."""
+"""The crash test, in short: real trainings are killed four times and end as if nothing had happened."""
 
+import json
 import shutil
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from crash import SETTINGS, Lost, Reference, crash_test, ending, finish, survived
+import crash
+from crash import (
+    CASES,
+    SETTINGS,
+    Case,
+    Lost,
+    Reference,
+    Results,
+    Tally,
+    crash_test,
+    ending,
+    main,
+    survived,
+    undisturbed,
+)
 from nicest.runs.folder import LAST, MODEL, read_tensors, write_tensors
 from nicest.runs.sinks import Saved
-from small_runs import run
+from small_runs import people, run
 
-SHORT = (*SETTINGS, "train.epochs=10")
+SHORT = Case("digits", (*SETTINGS, "train.epochs=10"))
 SECONDS = 4.0  # that a process of it takes, more or less
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "run"
-    run(out, settings=SHORT)
+    run(out, settings=SHORT.settings)
     return out
 
 
 def test_no_run_is_lost(straight: Path, tmp_path: Path):
-    tally = crash_test(tmp_path, Reference(straight, SHORT, SECONDS), kills=3, seed=5)
+    """Nor by two sittings, the second of which adds to what the first has left in a file."""
+    people(tmp_path / "people.csv")
+    short = replace(CASES["table"], settings=(*CASES["table"].settings, "train.epochs=10"))
+    references = {
+        "images": Reference(SHORT, straight, SECONDS),
+        "table": undisturbed(short, tmp_path / "reference"),
+    }
+    for kills in (2, 4):
+        crash_test(tmp_path, references, Results(tmp_path / "results.json", seed=5), kills)
+    results = Results(tmp_path / "results.json", seed=5)
+    tally = results.total
     assert tally.well(), str(tally)
-    assert tally.kills == 3
-    assert tally.inside.total() >= tally.ways["write"] >= 1
+    assert tally.kills == sum(tally.ways.values()) == sum(each["kills"] for each in results.sittings) == 4
+    assert tally.inside >= tally.ways["write"] >= 1
     assert tally.resumes >= 1
-    assert tally.identical == tally.runs >= 1
+    assert tally.identical == tally.runs >= 2
+    assert all(results.cases[name].runs for name in references)
+    assert not list(tmp_path.glob("images-*")) + list(tmp_path.glob("table-*"))
+
+
+class TestSittings:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        """The results of a sitting."""
+        results = Results(tmp_path / "results.json", seed=3)
+        results.begin_sitting()
+        results.runs = 2
+        results.cases["table"] += Tally(kills=5, ways={"write": 5}, resumes=4, runs=2, identical=2)
+        results.save()
+        return tmp_path / "results.json"
+
+    def test_what_was_done_is_not_done_again(self, file: Path, capsys: pytest.CaptureFixture[str]):
+        assert main(["--kills", "5", "--seed", "3", "--out", str(file)]) == 0
+        assert "kills 5, inside a write 0" in capsys.readouterr().out
+
+    def test_a_loss_of_before_counts(self, file: Path):
+        results = Results(file, seed=3)
+        results.cases["images"] += Tally(kills=1, runs=1, lost=["images-1: the state is gone"])
+        results.save()
+        assert main(["--kills", "6", "--seed", "3", "--out", str(file)]) == 1
+
+    def test_another_seed_or_other_settings_do_not_add_up(self, file: Path, monkeypatch: pytest.MonkeyPatch):
+        with pytest.raises(SystemExit, match="another crash test"):
+            Results(file, seed=4)
+        monkeypatch.setitem(crash.CASES, "images", SHORT)
+        with pytest.raises(SystemExit, match="another crash test"):
+            Results(file, seed=3)
+
+    def test_the_file_says_what_is_in_it(self, file: Path):
+        found = json.loads(file.read_text())
+        assert found == json.loads(json.dumps(Results(file, seed=3).report()))
+        assert (found["kills"], found["kills_by_aim"], found["runs"], found["lost_runs"]) == (5, {"write": 5}, 2, 0)
 
 
 class TestLossesAreSeen:
@@ -83,7 +143,6 @@ class TestLossesAreSeen:
         before, after = ending(straight), ending(damaged)
         assert [each for each in after if after[each] != before[each]] == [part]
 
-    def test_a_refusal(self):
-        process = subprocess.Popen([sys.executable, "-c", "exit('error: no')"], stderr=subprocess.PIPE, text=True)
-        with pytest.raises(Lost, match="refused: error: no"):
-            finish(process)
+    def test_a_refusal(self, damaged: Path):
+        with pytest.raises(Lost, match="holds a run already"):
+            crash.Training(SHORT, damaged).finish()

@@ -347,6 +347,17 @@ class TestTorchrun:
         assert jobs.result()[4].out.count("left with 1") == 3
         assert not (folder / "odd").exists()
 
+    @pytest.mark.parametrize("how", ["ends", "goes on"])
+    def test_when_one_fails_the_others_end_and_one_line_says_which(self, how: str):
+        done = ended(torchrun(4, str(HERE / "one_fails.py"), how))  # long before the one that goes on
+        assert done.code != 0
+        assert [line for line in done.err.splitlines() if line.startswith("error:")] == [
+            "error: process 3 of this training failed (the fault of one): what was saved last is kept"
+        ]
+        assert done.out == "joined False\n"
+        assert ("ValueError: the fault of one" in done.err) == (how == "ends")
+        assert "another process" not in done.err
+
     @pytest.mark.parametrize("case", ["recipe", "existing"])
     def test_what_is_wrong_for_all_is_said_once(self, folder: Path, case: str):
         asked, expected = {

@@ -65,6 +65,10 @@ def train(
             "--tensorboard", help="Write curves for TensorBoard to RUN/tensorboard; needs the extra `loggers`."
         ),
     ] = False,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Record no command, host name, user name or absolute path in the run folder."),
+    ] = False,
     device: options.Device = "auto",
     verify: options.Verify = None,
 ) -> Result:
@@ -85,17 +89,22 @@ def train(
         raise NicestError(f"expected a folder of its own for the run, got {folder}, which holds the data")
     if verify and not resume:
         raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
+    if private and resume:
+        raise NicestError("--private is for a new run: a resumed one stays as it was begun; leave --private out")
+    if private and tensorboard:
+        raise NicestError("TensorBoard names its files after the host: leave out --tensorboard or --private")
     from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
     from nicest.train.callbacks import ProgressBar, TensorBoard
     from nicest.train.fit import train as run_training
 
     callbacks: list[Any] = [ProgressBar(), *([TensorBoard(folder / "tensorboard")] if tensorboard else [])]
-    asked: dict[str, Any] = {"resume": resume, "device": device, "callbacks": callbacks, "verify": verify}
+    asked: dict[str, Any] = {"resume": resume, "device": device, "callbacks": callbacks}
+    asked |= {"verify": verify, "private": private}
     result = run_training(loaded, folder, overrides=tuple(overrides), **asked)
     if result["finished"] and RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
         from nicest.tasks.score import training_quantiles
 
-        model = opened(folder, device)
+        model = opened(folder, device, data=data)
         training_quantiles(model, model.draws())  # now, while the data is at hand
     return result
 

@@ -24,6 +24,7 @@ from nicest.flows import (
     Mixing,
     Partition,
     ResidualMLP,
+    Spline,
     Units,
 )
 from nicest.flows.bijection import check_features
@@ -344,13 +345,26 @@ def reduced(x: Tensor, dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijection:
-    """A coupling in its fast form, a law without a network with its fast law, and any other layer as it is."""
+    """A coupling or a spline in every dimension in its fast form, any other layer as it is."""
     if type(layer) is Coupling and not _hooked(layer, deep=False):
         return FastCoupling(layer, dtype)
-    if type(layer) is Elementwise:
-        layer = copy.copy(layer)
-        layer.law = fast_law(layer.law)
-    return layer
+    return FastElementwise(layer) if type(layer) is Elementwise and type(layer.law) is Spline else layer
+
+
+class FastElementwise(Bijection):
+    """A spline in every dimension: on a CPU its knots are found once for all rows."""
+
+    def __init__(self, layer: Elementwise) -> None:
+        super().__init__()
+        self.plain, self.law = layer, fast_law(layer.law)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, self.plain.dim)
+        b = self.plain.b[None]
+        return self.law.forward(x, b.expand(len(x), -1) if kernels_for(x) else b)
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.plain.inverse(y)
 
 
 def _is_fast(part: FastCoupling | Bijection) -> bool:

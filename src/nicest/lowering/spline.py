@@ -23,6 +23,7 @@ class FastSpline(Law):
         self.size = plain.size
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """b is (B, n · size), or, on a CPU, (1, n · size) for all rows."""
         y, log_slope = _Spline.apply(a, b, self.plain)
         return y, log_slope.sum(-1)
 
@@ -42,8 +43,7 @@ class _Spline(torch.autograd.Function):
         found = _find(law, a, b)
         ctx.save_for_backward(*found)
         y, log_slope, _ = _value(found)
-        inside = found.inside.view(a.shape)
-        return torch.where(inside, y.view(a.shape), a), torch.where(inside, log_slope.view(a.shape), 0.0)
+        return torch.where(found.inside, y, a), torch.where(found.inside, log_slope, 0.0)
 
     @staticmethod
     @once_differentiable
@@ -57,11 +57,11 @@ class _Spline(torch.autograd.Function):
 
 
 class _Found(NamedTuple):
-    """The bins that M numbers lie in, M last, so that every pass runs along memory.
+    """The bins that numbers (B, n) lie in, these dimensions last, so that every pass runs along memory.
 
-    `shares` (2, bins, M) of either axis, `past` (bins - 1, M) whether a knot between bins lies below; of its own bin
-    what `nicest.flows.laws.Bin` holds, with t where in it a number lies, d (2, M) the slopes at its ends and u (2, M)
-    their derivatives.
+    `shares` (2, bins, B, n) of either axis, `past` (bins - 1, B, n) whether a knot between bins lies below; of its own
+    bin what `nicest.flows.laws.Bin` holds, with t where in it a number lies, d (2, B, n) the slopes at its ends and u
+    (2, B, n) their derivatives.
     """
 
     inside: Tensor
@@ -77,14 +77,14 @@ class _Found(NamedTuple):
 
 def _find(law: Spline, a: Tensor, b: Tensor) -> _Found:
     bins, bound, steepest = law.bins, law.bound, law.STEEPEST.bound
-    b = b.reshape(-1, law.size).mT.contiguous()
-    inner = a.clamp(-bound, bound).flatten().add_(bound)
+    b = b.reshape(-1, law.size).mT.contiguous().unflatten(1, (len(b), a.shape[1]))
+    inner = a.clamp(-bound, bound).add_(bound)
     logits = b[: 2 * bins].unflatten(0, (2, bins))
     shares = (logits - logits.amax(1, keepdim=True)).exp_()
     shares /= shares.sum(1, keepdim=True)
     sizes = shares * (2 * bound * (1 - law.LEAST * bins)) + 2 * bound * law.LEAST
     sums = torch.ones(bins - 1, bins, dtype=b.dtype, device=b.device).tril_()
-    past = (sums @ sizes[0] <= inner).to(b.dtype)
+    past = ((sums @ sizes[0].flatten(1)).unflatten(1, b.shape[1:]) <= inner).to(b.dtype)
     here = _here(past)
     w, h = (sizes * here).sum(1)
     x, y = (sizes[:, :-1] * past).sum(1)
@@ -92,13 +92,12 @@ def _find(law: Spline, a: Tensor, b: Tensor) -> _Found:
     tanh = torch.stack(((slopes * here[1:]).sum(0), (slopes * here[:-1]).sum(0))).div_(steepest).tanh_()
     d = (steepest * tanh).exp_()  # 1 at the outermost two knots, which have no parameter
     t = ((inner - x) / w).clamp_(0, 1)
-    inside = (a.abs() < bound).flatten()
-    return _Found(inside, shares, past, t, y - bound, w, h, d, d * (1 - tanh.square()))
+    return _Found(a.abs() < bound, shares, past, t, y - bound, w, h, d, d * (1 - tanh.square()))
 
 
 def _here(past: Tensor) -> Tensor:
-    """(bins, M): 1 for the bin that a number lies in, else 0."""
-    ones, zeros = past.new_ones(1, past.shape[1]), past.new_zeros(1, past.shape[1])
+    """(bins, B, n): 1 for the bin that a number lies in, else 0."""
+    ones, zeros = torch.ones_like(past[:1]), torch.zeros_like(past[:1])
     return torch.cat((ones, past)) - torch.cat((past, zeros))
 
 
@@ -115,9 +114,7 @@ def _value(found: _Found) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of a and b from those of g and log g'."""
-    shape, bins = gy.shape, law.bins
-    gy, gl = gy.flatten(), gl.flatten()
-    outside = ~found.inside
+    bins, outside = law.bins, ~found.inside
     direct = gy.masked_fill(found.inside, 0)
     gy, gl = gy.masked_fill(outside, 0), gl.masked_fill(outside, 0)
     t, w, h, (d0, d1) = found.t, found.w, found.h, found.d
@@ -130,13 +127,15 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
     g0 = (ry * middle * (below - above) + rl * rest.square() - rb * middle) * found.u[0]
     g1 = (rl * square - rb * middle - ry * middle * above) * found.u[1]
     here = _here(found.past)
-    out = gy.new_empty(law.size, len(gy))
+    out = gy.new_empty(law.size, *gy.shape)
     # of where the bin begins, and of how large it is, on either axis
     begins, size = torch.stack((-gt, gy)), torch.stack((-gt * t - gs * s, gs + gy * above / below))
+    torch.mul(size[:, None], here, out=out[: 2 * bins].unflatten(0, (2, bins)))
+    out[: 2 * bins].unflatten(0, (2, bins))[:, :-1].addcmul_(begins[:, None], found.past)
+    torch.mul(here[1:], g0, out=out[2 * bins :]).addcmul_(here[:-1], g1)
+    if found.shares.shape[2] < len(gy):  # one b for all rows
+        out = out.sum(1, keepdim=True)
     of_shares = out[: 2 * bins].unflatten(0, (2, bins))
-    torch.mul(size[:, None], here, out=of_shares)
-    of_shares[:, :-1].addcmul_(begins[:, None], found.past)
     of_shares -= (of_shares * found.shares).sum(1, keepdim=True)
     of_shares *= found.shares * (2 * law.bound * (1 - law.LEAST * bins))
-    torch.mul(here[1:], g0, out=out[2 * bins :]).addcmul_(here[:-1], g1)
-    return (direct + gt).view(shape), out.mT.reshape(shape[0], -1)
+    return direct + gt, out.flatten(1).mT.reshape(out.shape[1], -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -325,6 +326,16 @@ class Recipe(Settings):
         title = f"recipe {self.name} on {Path(changed.data.name).name}"
         return replace(changed, title=title, reading="ours", paper_nats=None, expected_nats=None)
 
+    def located(self, folder: Path) -> Recipe:
+        """The recipe of a file in this folder: a path to data that starts with ./ or ../ is taken from there.
+
+        Where there is nothing, but something from the working directory, it stays as it is.
+        """
+        path = Path(self.data.name)
+        if not self.data.name.startswith(("./", "../")) or (path.exists() and not (folder / path).exists()):
+            return self
+        return replace(self, data=replace(self.data, name=os.path.normpath(folder.resolve() / path)))
+
     def to_toml(self) -> str:
         """The recipe as TOML, every setting written out with its meaning."""
         sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in TABLES)
@@ -359,7 +370,7 @@ def load_recipe(name: str) -> Recipe:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise NicestError(f"{path} cannot be read as a recipe: {error}") from error
-        return parse(text, str(path))
+        return parse(text, str(path)).located(path.parent)
     raise NicestError(f"no recipe {name!r}{nearest(name, names())}; there are {', '.join(names())}, or a .toml file")
 
 

@@ -21,6 +21,8 @@ def load_splits(recipe: Recipe) -> Splits:
         raise NicestError("this model was fitted to rows in memory, which a run does not keep: bring data")
     if not data.shape:  # nothing was trained yet
         _require_kind(data)
+    elif data.name not in SETS and not (path := Path(data.name).expanduser()).exists():
+        raise NicestError(f"found no {path}, which the run was trained on: put it back, or say where it is with --data")
     found = load(
         data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop, fit=Fit(data.crop, data.resize)
     )

@@ -61,21 +61,22 @@ def sha256(path: Path) -> str:
 
 def _kept(path: Path) -> list[str]:
     """The digests that the file may have: one, or those of the old and the new file where a write was cut off."""
-    digests = _environment(path).get("sha256")
+    digests = read_environment(path.parent).get("sha256")
     kept = digests.get(path.name) if isinstance(digests, dict) else None
     return [each for each in kept if isinstance(each, str)] if isinstance(kept, list) else []
 
 
 def _keep(path: Path, digests: list[str]) -> None:
-    environment = _environment(path)
+    environment = read_environment(path.parent)
     before = environment.get("sha256")
     kept = (before if isinstance(before, dict) else {}) | {path.name: digests}
     write_text(path.parent / ENVIRONMENT, to_json(environment | {"sha256": kept}))
 
 
-def _environment(path: Path) -> dict[str, Any]:
+def read_environment(folder: Path) -> dict[str, Any]:
+    """What a run folder says of itself; nothing where it does not, or cannot be understood."""
     try:
-        found = json.loads((path.parent / ENVIRONMENT).read_bytes())
+        found = json.loads((folder / ENVIRONMENT).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

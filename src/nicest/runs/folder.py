@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,21 @@ from nicest.flows import Flow
 from nicest.messages import brief, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
-from nicest.runs.digests import expect, settle, verify
+from nicest.runs.digests import ENVIRONMENT, expect, read_environment, settle, verify
+from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
 
 FORMAT = 2
-MODEL, LAST, COLUMNS, METRICS = "model.safetensors", "last.safetensors", "columns.json", "metrics.jsonl"
+MODEL, LAST = "model.safetensors", "last.safetensors"
+RECIPE, COLUMNS, METRICS = "recipe.toml", "columns.json", "metrics.jsonl"
+UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of values that they do not know
 
 
 def write_tensors(path: Path, saved: Saved) -> None:
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
     tensors, recipe, figures = saved
-    metadata = {"format": f"nicest {FORMAT}", "recipe": recipe.to_toml(), "figures": json.dumps(figures)}
+    kept = kept_recipe(recipe, path.parent)
+    metadata = {"format": f"nicest {FORMAT}", "recipe": kept.to_toml(), "figures": json.dumps(figures)}
     with replacing(path) as temporary:
         temporary.touch()  # the usual mode of a new file: safetensors would let its owner alone read it
         mode = temporary.stat().st_mode
@@ -44,6 +49,11 @@ def write_tensors(path: Path, saved: Saved) -> None:
         temporary.chmod(mode)
         expect(path, temporary)
     settle(path)
+
+
+def kept_recipe(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe as a run folder keeps it: with no more of the path to its data than the folder is to tell."""
+    return recorded(recipe, folder, private=bool(read_environment(folder).get("private")))
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -72,7 +82,12 @@ def read_tensors(path: Path) -> Saved:
         ) from error
     if not {"recipe", "figures"} <= metadata.keys():
         raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
-    recipe = parse(metadata["recipe"], str(path))
+    try:
+        recipe = parse(metadata["recipe"], str(path)).located(path.parent)
+    except NicestError as error:
+        if any(word in str(error) for word in UNKNOWN):
+            raise newer(str(error)) from error
+        raise
     if version == 1:
         tensors = upgraded(tensors, recipe)
     return Saved(tensors, recipe, _figures(metadata["figures"], path))
@@ -116,8 +131,15 @@ def check_format(path: Path, found: str) -> int:
             f"{path} was not written by nicest: expected a format such as 'nicest {FORMAT}', got {shown(found)}"
         )
     if int(version) > FORMAT:
-        raise NicestError(f"{path} is of format {version}, this nicest reads up to {FORMAT}: upgrade nicest")
+        raise NicestError(
+            f"{path}: written by a newer nicest (format {version}; this one reads up to {FORMAT}); upgrade nicest"
+        )
     return int(version)
+
+
+def newer(found: str) -> NicestError:
+    """The error of a file in the right format that says something unknown."""
+    return NicestError(f"{found}: written by a newer nicest (this one reads up to format {FORMAT}); upgrade nicest")
 
 
 class RunFolder:
@@ -158,9 +180,10 @@ class RunFolder:
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
             raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
 
-    def begin(self, files: Mapping[str, str]) -> None:
+    def begin(self, recipe: Recipe, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             write_text(self.path / name, text)
+        write_text(self.path / RECIPE, kept_recipe(recipe, self.path).to_toml())
 
     def read_state(self) -> Saved | None:
         return self._read(self.path / LAST) if (self.path / LAST).exists() else None
@@ -193,8 +216,13 @@ class RunFolder:
         path = self.path / COLUMNS
         if not path.is_file():
             return ()
+        self._require_format()
         try:
-            return columns_from_json(json.loads(path.read_bytes()), str(path))
+            rows = json.loads(path.read_bytes())
+            known = {each.name for each in fields(Column)}
+            if unknown := [key for row in rows if isinstance(row, dict) for key in row if key not in known]:
+                raise newer(f"{path}: unknown key {shown(unknown[0])}")
+            return columns_from_json(rows, str(path))
         except (OSError, ValueError, RecursionError) as error:
             raise NicestError(f"{path} cannot be read: take a copy of it, or train again ({brief(error)})") from error
 
@@ -204,6 +232,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / METRICS
+        self._require_format()
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
         except OSError as error:
@@ -214,6 +243,11 @@ class RunFolder:
         """Forget rows beyond the state that training goes on from."""
         rows = [row for row in self.metrics() if row["step"] <= step]
         write_text(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def _require_format(self) -> None:
+        """Refuse JSON files of a newer nicest: environment.json has the format of them all."""
+        if found := read_environment(self.path).get("format"):
+            check_format(self.path / ENVIRONMENT, str(found))
 
     def _absent(self) -> str:
         if (self.path / LAST).exists():

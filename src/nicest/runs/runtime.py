@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.messages import brief
+from nicest.runs.paths import command_line
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -52,11 +52,11 @@ def describe_device(device: torch.device) -> str:
     return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a run ran on."""
+def environment(device: torch.device, *, private: bool = False) -> dict[str, Any]:
+    """What a run ran on; in a private one, no command."""
     packages = ("nicest", "torch", "numpy", "safetensors")
     return {
-        "command": _command(),
+        "command": None if private else _command(),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": describe_device(device),
@@ -70,7 +70,7 @@ def _command() -> str | None:
     """The command line, if it is ours: that of another program may hold its secrets."""
     program = Path(sys.argv[0])
     ours = program.name == "nicest" or (program.name, program.parent.name) == ("__main__.py", "nicest")
-    return shlex.join(["nicest", *sys.argv[1:]]) if ours else None
+    return command_line(["nicest", *sys.argv[1:]]) if ours else None
 
 
 def _commit() -> str | None:

@@ -67,8 +67,8 @@ class Memory:
     def refuse_existing(self) -> None:
         """A new training in the same memory takes the place of the old one."""
 
-    def begin(self, files: Mapping[str, str]) -> None:
-        """Nothing describes a training in memory but its recipe."""
+    def begin(self, recipe: Recipe, files: Mapping[str, str]) -> None:
+        """Keep text files that describe a training; in memory nothing does but its recipe."""
 
 
 def _copied(saved: Saved) -> Saved:

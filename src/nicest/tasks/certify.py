@@ -13,6 +13,7 @@ from nicest.flows import Flow
 from nicest.lowering import lower
 from nicest.progress import track
 from nicest.recipes.defaults import IN_MEMORY
+from nicest.runs.folder import kept_recipe
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to, training_precision
 
@@ -53,7 +54,8 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
         errors = torch.tensor([log_det_error(each, points[i]) for i in picked], dtype=torch.float64)
         result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
     result |= {"jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
-    write_text(certificate, to_json(result))
+    kept = result | {"dataset": kept_recipe(recipe, run.path).data.name}
+    write_text(certificate, to_json(kept))
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.flows.shares import Share
+from nicest.messages import one_line
 from nicest.runs.runtime import choose_device
 
 PATIENCE = timedelta(minutes=30)  # with a process that does not answer: the first may be writing a large state
 _COUNT = itertools.count()
+GRACE = 5.0  # seconds in which a process may come to its own end after another has failed
+LOSS = "another process of this training was lost"
 LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Socket")  # what torch says then
 
 
@@ -129,16 +133,62 @@ def joined(name: str) -> Iterator[tuple[World, torch.device]]:
     # torchrun's store may outlive its workers, and a process may train more than once: each time has its own keys
     store = dist.PrefixStore(f"nicest {restarts()}.{next(_COUNT)}", store)
     dist.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    failed = False
     try:
-        yield World(rank, size, backend), device
+        with leaving_when_another_fails(store):
+            yield World(rank, size, backend), device
     except Exception as error:
-        if store.add("failed", 1) > 1:
+        failed, lost = True, isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
+        first, _ = blamed(store, f"{rank} {LOSS if lost else one_line(error)}")
+        if first != rank:
+            if lost:
+                say_who_failed(store)
             raise SystemExit(1) from None
         sys.stderr = sys.__stderr__  # which the command line took from all but the first of a machine
-        if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
-            raise NicestError("another process of this training was lost: what was saved last is kept") from error
+        if lost:
+            raise NicestError(f"{LOSS}: what was saved last is kept") from error
         raise
-    dist.destroy_process_group()
+    finally:
+        if not (failed and backend == "nccl"):  # which may wait for the others: torchrun ends them
+            dist.destroy_process_group()
+
+
+def blamed(store: dist.Store, mine: str = "") -> tuple[int, str]:
+    """The process that failed first, and why; this one, if none did before and it says `mine`, its rank and reason."""
+    rank, _, why = store.compare_set("failed", "", mine).decode().partition(" ")
+    return int(rank), why
+
+
+def say_who_failed(store: dist.Store) -> None:
+    """One line for the user, by one of the processes that end because another failed."""
+    first, why = blamed(store)
+    if why != LOSS and store.add("said", 1) == 1:
+        text = f"error: process {first} of this training failed ({why}): what was saved last is kept"
+        print(text, file=sys.__stderr__, flush=True)
+
+
+@contextmanager
+def leaving_when_another_fails(store: dist.Store) -> Iterator[None]:
+    """End this process soon after another has failed, though it may wait for an answer that will never come."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            try:
+                failed = store.check(["failed"])
+            except RuntimeError:  # torchrun is gone, and will be missed elsewhere
+                return
+            if failed and not over.wait(GRACE):
+                say_who_failed(store)
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def own_device(name: str) -> tuple[torch.device, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +19,14 @@ from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
+from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
 from nicest.recipes.defaults import IN_MEMORY, settings_given
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, LAST, RunFolder, Sink, filled, restore_flow
+from nicest.runs.folder import COLUMNS, FORMAT, LAST, RunFolder, Sink, filled, newer, restore_flow
 from nicest.runs.runtime import environment, rows_to
 from nicest.runs.sinks import Memory, Saved
 from nicest.train.callbacks import Callback, ProgressBar
@@ -153,58 +154,57 @@ def train(
     device: str = "auto",
     callbacks: Sequence[Callback] | None = None,
     verify: bool | None = None,
+    private: bool = False,
 ) -> dict[str, Any]:
     """Train a recipe into the run folder `out`, or go on where it stopped; returns where that ended.
 
-    Under torchrun all its processes train together, and the first alone writes.
+    Under torchrun all its processes train together, and the first alone writes. A `private` run records no command, no
+    user name and no absolute path, and stays private when it is resumed.
     """
     with joined(device) as (world, place):
         folder = RunFolder(out, verify=verify)
         sink: Sink = folder if world.rank == 0 else Memory()
-        shown = [ProgressBar()] if callbacks is None else callbacks
+        watching = [ProgressBar()] if callbacks is None else callbacks
         there = world.broadcast((folder.path / LAST).exists())
         if resume or (there and world.any(restarts() > 0)):
             if not there:
                 raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
             with sink.open_for_writing():
-                return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, shown)
+                return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, watching)
         sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
         if recipe.sized:
             asked = settings_given(recipe, overrides)
-            recipe = world.broadcast(
-                choose(sized(recipe, splits, asked), splits, place, shown)[0] if world.rank == 0 else None
-            )
+            among = sized(recipe, splits, asked) if world.rank == 0 else []
+            recipe = world.broadcast(choose(among, splits, place, watching) if among else None)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
             sink.refuse_existing()
             state = start(recipe, splits, place, world)
-            begin(state, splits, sink)
-            return run_loop(state, splits, sink, shown)
+            begin(state, splits, sink, private=private)
+            return run_loop(state, splits, sink, watching)
 
 
 def choose(
     recipes: Sequence[Recipe], splits: Splits, device: torch.device, callbacks: Sequence[Callback] = ()
-) -> tuple[Recipe, list[dict[str, Any]]]:
-    """The recipe that does best on the validation rows after a short training, and what each came to."""
-    tried: list[dict[str, Any]] = []
-    shown = [ProgressBar()] if any(isinstance(each, ProgressBar) for each in callbacks) else []
-    for recipe in recipes if len(recipes) > 1 else []:
+) -> Recipe:
+    """The recipe that does best on the validation rows after a short training."""
+    if len(recipes) == 1:
+        return recipes[0]
+    bars = [ProgressBar() for each in callbacks if isinstance(each, ProgressBar)]
+    names, nats = [recipe.title.partition(": ")[2] for recipe in recipes], []
+    for name, recipe in zip(names, recipes, strict=True):
         per_epoch = max(1, splits.n_training // recipe.train.batch)
         epochs = min(recipe.train.epochs, math.ceil(max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)))
         every = min(recipe.train.evaluate_every, max(1, epochs // 4))
         short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
-        trial = replace(recipe, name=f"trying {recipe.title.partition(': ')[2]}", train=short)
-        nats = fit_rows(trial, splits, device, shown).figures["valid_nats"]
-        tried.append({"title": recipe.title, "valid_nats": nats})
-    if not tried:
-        return recipes[0], []
-    best = max(range(len(recipes)), key=lambda i: tried[i]["valid_nats"])
-    figures = ", ".join(f"{each['title'].partition(': ')[2]} {each['valid_nats']:.2f}" for each in tried)
+        trial = replace(recipe, name=f"trying {name}", train=short)
+        nats.append(fit_rows(trial, splits, device, bars).figures["valid_nats"])
+    found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
     for each in callbacks:
-        each.note(f"after short trainings, nats of the validation rows: {figures}; the best is trained in full")
-    return recipes[best], tried
+        each.note(f"after short trainings, nats of the validation rows: {found}; the best is trained in full")
+    return recipes[nats.index(max(nats))]
 
 
 def fit_rows(
@@ -249,23 +249,25 @@ def prepare(
         flow.load_state_dict(world.sent({name: tensor.cpu() for name, tensor in flow.state_dict().items()}))
 
 
-def begin(state: State, splits: Splits, sink: Sink) -> None:
+def begin(state: State, splits: Splits, sink: Sink, *, private: bool = False) -> None:
     """Describe a new training, and keep its state before the first step."""
-    made = environment(state.device) | {"processes": state.world.size}
-    sink.begin(described(state.recipe, splits) | {ENVIRONMENT: to_json(made)})
+    made = environment(state.device, private=private) | {"processes": state.world.size}
+    made |= {"format": f"nicest {FORMAT}", "private": private}
+    sink.begin(state.recipe, {ENVIRONMENT: to_json(made)} | columns_file(splits))
     state.save(sink)
 
 
-def described(recipe: Recipe, splits: Splits) -> dict[str, str]:
-    """The files that describe a run, by name."""
-    files = {"recipe.toml": recipe.to_toml()}
-    return files | ({COLUMNS: to_json(columns_to_json(splits.columns))} if splits.columns else {})
+def columns_file(splits: Splits) -> dict[str, str]:
+    """The file that describes the columns of a table, by its name."""
+    return {COLUMNS: to_json(columns_to_json(splits.columns))} if splits.columns else {}
 
 
 def go_on(state: State, saved: Saved, splits: Splits, sink: Sink) -> None:
     """Take up a training where it was saved."""
     if saved.figures.get("flow", state.fingerprint) != state.fingerprint:
         raise NicestError(f"{sink} holds a run of another flow: other layers, or other weights that train")
+    if unknown := saved.figures.keys() - {"flow", *asdict(state.counters)}:
+        raise newer(f"{sink}: unknown counter {shown(min(unknown))}")
     state.restore(saved.tensors, saved.figures, random=True)
     counters, world = state.counters, state.world
     if world.broadcast(world.rank == 0 and counters.best_epoch > 0 and not _has_best(sink, state)):
@@ -281,7 +283,7 @@ def go_on(state: State, saved: Saved, splits: Splits, sink: Sink) -> None:
         if counters.best_epoch > 0 and all(row.get("epoch") != counters.best_epoch for row in sink.metrics()):
             warnings.warn(f"{sink}: the metrics of earlier epochs are gone or not of this run", stacklevel=2)
         sink.drop_metrics_after(counters.step - counters.unscored)
-        sink.begin(described(state.recipe, splits))
+        sink.begin(state.recipe, columns_file(splits))
 
 
 def _has_best(sink: Sink, state: State) -> bool:

@@ -59,7 +59,7 @@ def fit_table(
     if warm is not None:
         flow, model = warm
         return fit_rows(replace(recipes[0], model=model), splits, place, shown, flow=copy.deepcopy(flow))
-    return fit_rows(choose(recipes, splits, place, shown)[0], splits, place, shown)
+    return fit_rows(choose(recipes, splits, place, shown), splits, place, shown)
 
 
 def _shorter(recipe: Recipe, times: float) -> dict[str, int]:
