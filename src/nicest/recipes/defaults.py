@@ -14,7 +14,7 @@ from nicest.recipes.recipe import DataSettings, Recipe
 
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
-STEPS = {"low": 600, "medium": 2_500, "high": 10_000}  # of a training
+STEPS = {"low": 600, "medium": 2_000, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]

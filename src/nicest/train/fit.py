@@ -35,7 +35,7 @@ from nicest.train.initial import sized
 from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
 
-TRIAL, TRIAL_STEPS = 0.15, 200  # share of a training, and steps at least, that tell which of several recipes is best
+TRIAL, TRIAL_STEPS = 0.1, 200  # share of a training, and steps at least, that tell which of several recipes is best
 
 
 class Fitted(NamedTuple):
