@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+import small_runs
 from nicest.cli import main
 
 TINY = [
@@ -46,6 +47,16 @@ class Outcome(NamedTuple):
         assert line.startswith("error: ")
         assert "a bug in nicest" not in line
         return line.removeprefix("error: ")
+
+    @property
+    def misuse(self) -> str:
+        """The one line of a usage error, on standard error, which says where the help is."""
+        assert (self.code, self.out) == (2, ""), self
+        (line,) = self.err.splitlines()
+        said, _, where = line.removeprefix("error: ").rpartition("; see ")
+        assert where.startswith("nicest")
+        assert where.endswith(" --help")
+        return said
 
 
 def call(*arguments: object) -> int:
@@ -103,6 +114,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     np.save(folder / "rows.npy", rng.standard_normal((80, 4)) @ rng.standard_normal((4, 4)))
     assert call("train", "digits", "--data", folder / "rows.npy", "--out", folder / "run", *TINY) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table with texts and missing values; for reading only."""
+    folder = tmp_path_factory.mktemp("cli")
+    data = small_runs.people(folder / "people.csv")
+    assert call("train", "table", "--data", data, "--out", folder / "run", "--device", "cpu", *TINY) == 0
     return folder / "run"
 
 

@@ -67,7 +67,7 @@ def out_file(help: str, **more: Any) -> Any:
         require_writable(named(text))
         return Path(text)
 
-    return typer.Option(parser=parse, help=help, **more)
+    return typer.Option(parser=parse, metavar="<path>", help=help, **more)
 
 
 def out_folder(help: str, **more: Any) -> Any:
@@ -77,7 +77,7 @@ def out_folder(help: str, **more: Any) -> Any:
         require_writable(named(text) / ".lock")
         return Path(text)
 
-    return typer.Option(parser=parse, help=help, **more)
+    return typer.Option(parser=parse, metavar="<path>", help=help, **more)
 
 
 def given(help: str, kind: type = Path, **more: Any) -> Any:

@@ -84,6 +84,7 @@ def train(
     overrides = list(change or [])
     if data:
         overrides.append(f"data.name={json.dumps(located(data), ensure_ascii=False)}")
+    options.to_read(loaded.override(*overrides).data.name)
     folder = out or Path("runs") / loaded.name
     if data and folder.resolve() == Path(data).resolve():
         raise NicestError(f"expected a folder of its own for the run, got {folder}, which holds the data")
@@ -130,7 +131,7 @@ def evaluate(
 @command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
 def sample(
     run: Any,
-    n: Annotated[int, options.whole(1, 10**9, "How many.", "-n")] = 100,
+    n: Annotated[int, options.whole(1, 10**8, "How many.", "-n")] = 100,
     temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
     seed: options.Seed = 0,
     out: Annotated[
@@ -217,7 +218,7 @@ def inpaint(
         ),
     ] = None,
     n: Annotated[int, options.whole(1, 100_000, "Images under each mask.", "-n")] = 10,
-    chains: Annotated[int, options.whole(1, 1000, "Ascents of every image, each from its own start.")] = 1,
+    chains: Annotated[int, options.whole(1, 100, "Ascents of every image, each from its own start.")] = 1,
     preset: Annotated[
         options.Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")
     ] = "ours",

@@ -179,6 +179,9 @@ class ModelSettings(Settings):
         depths = self.hidden_layers
         expected = f"one number, or one for each of the {self.couplings} couplings, from 0 to 1000"
         yield "hidden_layers", expected, len(depths) in (1, self.couplings) and all(0 <= n <= 1000 for n in depths)
+        networks = ((b.repeat, b.network) for b in self.layers if isinstance(b, CouplingBlock))
+        weights = sum(n * (m.n_layers - 2) * m.width**2 for n, m in networks if isinstance(m, MLPNetwork))
+        yield "width", "small enough for 2^32 weights in all", weights <= 1 << 32
         for name in SHORT if self.blocks else ():
             default = getattr(ModelSettings, name)
             yield name, "left out where model.blocks lists the layers", getattr(self, name) == default
@@ -201,13 +204,15 @@ class AugmentSettings(Settings):
         0.0, "largest rotation, in radians", Rule("from 0 to pi", lambda angle: 0 <= angle <= math.pi)
     )
     scale: float = setting(0.0, "largest absolute log-scale of each axis", within(0, 2))
-    shear: float = setting(0.0, "largest shear, in pixels to the side for each pixel down", NOT_NEGATIVE)
-    shift: float = setting(0.0, "largest shift along each axis, in pixels", NOT_NEGATIVE)
-    elastic: float = setting(0.0, "standard deviation of the elastic displacements, in pixels", NOT_NEGATIVE)
+    shear: float = setting(0.0, "largest shear, in pixels to the side for each pixel down", within(0, 10_000))
+    shift: float = setting(0.0, "largest shift along each axis, in pixels", within(0, 10_000))
+    elastic: float = setting(0.0, "standard deviation of the elastic displacements, in pixels", within(0, 10_000))
     grid: int = setting(5, "control points of the elastic displacements along each axis", within(2, 64))
     flip: bool = setting(False, "mirror left and right with probability 1/2")
     contrast: float = setting(
-        1.0, "factor of warped levels about the middle grey; above 1 undoes the blur of warping", POSITIVE
+        1.0,
+        "factor of warped levels about the middle grey; above 1 undoes the blur of warping",
+        Rule("above 0, and at most 10000", lambda factor: 0 < factor <= 10_000),
     )
     padding: Literal["zeros", "border", "reflection"] = setting("zeros", "what lies outside the image")
 

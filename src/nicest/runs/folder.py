@@ -322,5 +322,7 @@ def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:
         if out.is_file() and other.is_file() and out.samefile(other):
             what = "on which the run was trained" if other is trained else "which was asked about"
             raise NicestError(f"expected a file of its own for the result, got {out}, {what}")
-        if other.is_dir() and out.suffix.lower() in IMAGE_SUFFIXES and other.resolve() in out.resolve().parents:
+        if not (other.is_dir() and (other.is_absolute() or other is not trained)):  # else it may be a data set's name
+            continue
+        if out.suffix.lower() in IMAGE_SUFFIXES and other.resolve() in out.resolve().parents:
             raise NicestError(f"expected a picture outside the images that are read, in {other}, got {out}")

@@ -28,7 +28,7 @@ def choose_device(name: str = "auto") -> torch.device:
         torch.zeros(1, device=device).cpu()  # which a device that holds no numbers, such as meta, cannot do
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go to the device that is set
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise NicestError(f"no device {name!r} here: {brief(error, 100)}; try --device cpu") from error
     return device
 

@@ -25,6 +25,7 @@ from nicest.tasks.pictures import as_images, brightest, save_arrays
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
+LARGEST = 1 << 30  # numbers of the images that are kept on their way
 
 
 def inpaint(
@@ -57,20 +58,22 @@ def inpaint(
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
     if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
         raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
+    for path in paths:
+        require_own_file(path, recipe)
+        require_writable(path)  # before the ascent
     source = run.splits.split(split)
     if not 1 <= n <= len(source):
         raise NicestError(f"expected 1 to {len(source)} images of the {split} split under each mask, got {n}")
     index = np.arange(len(masks) * n) % len(source)
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
-    for path in paths:
-        require_own_file(path, recipe)
-        require_writable(path)  # before the ascent
     bounds = None
     if run.columns:
         lower, upper = torch.tensor([column.bounds for column in run.columns]).unbind(1)
         bounds = (lower, upper)
     looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
+    if (numbers := len(x) * chains * data.dim * (2 + len(looks))) > LARGEST:
+        raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: take fewer images or chains")
     with Bar("inpainting", 1000) as bar:
         filled = fill(
             flow,

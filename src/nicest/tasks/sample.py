@@ -10,7 +10,7 @@ import torch
 
 from nicest.data.cells import decode
 from nicest.data.tables import SUFFIXES as TABLES
-from nicest.data.tables import write_table
+from nicest.data.tables import require_pyarrow, write_table
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.plots import image_grid
@@ -19,7 +19,7 @@ from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks.pictures import as_images, brightest, save_arrays
 
-LARGEST = 1 << 32  # numbers that are drawn for one file
+LARGEST = 1 << 30  # numbers that are drawn for one file
 SUFFIXES = (".png", ".npy", ".npz", *TABLES)
 
 
@@ -38,6 +38,8 @@ def sample(
         raise NicestError(f"the model is not of a table: write samples.npy instead of {str(path)!r}")
     if kind == ".png" and run.kind != "images":
         raise NicestError(f"rows of {recipe.data.dim} numbers are not images: write samples.npy, or .csv for a table")
+    if kind in TABLES:
+        require_pyarrow()
     require_own_file(path, recipe)
     drawn = draw(run, n, temperature=temperature, seed=seed)
     if kind in TABLES:

@@ -202,7 +202,8 @@ def log_densities(engine: Engine, chunk: Batch, draws: int) -> np.ndarray:
     if whole.any():
         rows = rows_to(chunk.rows[whole], engine.device)
         # all draws of a row, then those of the next: so its noise does not depend on how many rows come at once
-        drawn = [engine.log_prob(part.repeat_interleave(draws, 0)).view(-1, draws) for part in rows.split(engine.batch)]
+        parts = rows.split(max(1, engine.batch // draws))
+        drawn = [engine.log_prob(part.repeat_interleave(draws, 0)).view(-1, draws) for part in parts]
         each = torch.cat(drawn).double()
         # of a table the log of the mean density, which comes nearer to the log-probability than the mean of the logs
         joined = each.logsumexp(1) - math.log(draws) if chunk.rows.dtype.kind == "f" else each.mean(1)
