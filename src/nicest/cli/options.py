@@ -26,7 +26,7 @@ def number(kind: type[int] | type[float], least: int, most: int, help: str, *nam
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            what = "a whole number" if kind is int else "a number"
+            what = "an integer" if kind is int else "a number"
             raise typer.BadParameter(f"expected {what} from {least:,} to {most:,}, got {shown(text, 40)}")
         return value
 
@@ -60,11 +60,11 @@ def named(text: str | Path) -> Path:
     return Path(text)
 
 
-def out_file(help: str, **more: Any) -> Any:
+def out_file(help: str, within: str = "", **more: Any) -> Any:
     """The option of a file to write: that it can be written is found out before the work."""
 
     def parse(text: str | Path) -> Path:
-        require_writable(named(text))
+        require_writable(named(text) / within)
         return Path(text)
 
     return typer.Option(parser=parse, metavar="<path>", help=help, **more)
@@ -72,12 +72,7 @@ def out_file(help: str, **more: Any) -> Any:
 
 def out_folder(help: str, **more: Any) -> Any:
     """The option of a folder to write in."""
-
-    def parse(text: str | Path) -> Path:
-        require_writable(named(text) / ".lock")
-        return Path(text)
-
-    return typer.Option(parser=parse, metavar="<path>", help=help, **more)
+    return out_file(help, ".lock", **more)
 
 
 def given(help: str, kind: type = Path, **more: Any) -> Any:
