@@ -5,6 +5,7 @@ So nothing is computed for a number beyond all bounds, or for a result that cann
 
 from __future__ import annotations
 
+import functools
 import math
 import stat
 from pathlib import Path
@@ -33,12 +34,7 @@ def number(kind: type[int] | type[float], least: int, most: int, help: str, *nam
     return typer.Option(*names, parser=parse, help=f"{help} From {least:,} to {most:,}.", **more)
 
 
-def whole(least: int, most: int, help: str, *names: str, **more: Any) -> Any:
-    return number(int, least, most, help, *names, **more)
-
-
-def real(least: int, most: int, help: str, **more: Any) -> Any:
-    return number(float, least, most, help, **more)
+integer, real = functools.partial(number, int), functools.partial(number, float)
 
 
 def to_read(text: str) -> str:
@@ -105,11 +101,11 @@ Moved = Annotated[
         "--data", parser=to_read, help="Where the data of the run is now, if it was moved.", show_default=False
     ),
 ]
-Seed = Annotated[int, whole(0, 10**12, "Seed of the random numbers.")]
-Draws = Annotated[int, whole(1, 1000, "Draws of the dequantisation noise to average over.")]
+Seed = Annotated[int, integer(0, 10**12, "Seed of the random numbers.")]
+Draws = Annotated[int, integer(1, 1000, "Draws of the dequantisation noise to average over.")]
 Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which examples.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
-Splittings = Annotated[int, whole(1, 1000, "Splits of each table.")]
+Splittings = Annotated[int, integer(1, 1000, "Splits of each table.")]
 Record = Annotated[Path | None, out_file("A JSON file to write.", show_default=False)]
 Runs = Annotated[Path, out_folder("Where the runs are, or will be.")]
 DataSet = Annotated[str, typer.Argument(help="A data set by name.")]
