@@ -434,27 +434,6 @@ class TestOut:
         assert "expected a picture such as .png" in line
         assert "a.xyz" in line
 
-    @pytest.mark.parametrize("command", [["sample", "--out"], ["latent", "spectrum", "--out"], ["train", "--out"]])
-    def test_in_a_folder_that_is_a_file_is_refused(
-        self, nicest: Callable, digits: Path, tmp_path: Path, untouched: Callable, command: list[str]
-    ):
-        (tmp_path / "file").write_text("mine")
-        subject = "digits" if command[0] == "train" else digits
-        with untouched(tmp_path):
-            line = nicest(command[0], subject, *command[1:], tmp_path / "file" / "a.png").refusal
-        assert "cannot " in line
-        assert str(tmp_path / "file") in line
-
-    @pytest.mark.parametrize("command", [["sample", "--out"], ["latent", "spectrum", "--out"]])
-    def test_that_is_a_folder_is_refused(
-        self, nicest: Callable, digits: Path, tmp_path: Path, untouched: Callable, command: list[str]
-    ):
-        (tmp_path / "a.png").mkdir()
-        with untouched(tmp_path):
-            line = nicest(command[0], digits, *command[1:], tmp_path / "a.png").refusal
-        assert "Is a directory" in line or "it is a folder" in line
-        assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
-
 
 def mount(folder: Path, options: str) -> None:
     folder.mkdir(exist_ok=True)

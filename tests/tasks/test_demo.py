@@ -88,7 +88,7 @@ def test_again_it_takes_the_run_that_is_there(shown: Path):
 def test_it_does_not_go_on_with_a_run_of_other_data(rows_run: Run, copy_of: Callable[[Run], Run]):
     run = copy_of(rows_run).path
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    with pytest.raises(NicestError, match=r"digits.*rows\.npy.*--out"):
+    with pytest.raises(NicestError, match=r"digits.*rows\.npy.*another folder"):
         demo(run, device="cpu")
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 

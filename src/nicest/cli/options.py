@@ -5,6 +5,7 @@ So nothing is computed for a number beyond all bounds, or for a result that cann
 
 from __future__ import annotations
 
+import functools
 import math
 import stat
 from pathlib import Path
@@ -26,19 +27,14 @@ def number(kind: type[int] | type[float], least: int, most: int, help: str, *nam
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            what = "a whole number" if kind is int else "a number"
+            what = "an integer" if kind is int else "a number"
             raise typer.BadParameter(f"expected {what} from {least:,} to {most:,}, got {shown(text, 40)}")
         return value
 
     return typer.Option(*names, parser=parse, help=f"{help} From {least:,} to {most:,}.", **more)
 
 
-def whole(least: int, most: int, help: str, *names: str, **more: Any) -> Any:
-    return number(int, least, most, help, *names, **more)
-
-
-def real(least: int, most: int, help: str, **more: Any) -> Any:
-    return number(float, least, most, help, **more)
+integer, real = functools.partial(number, int), functools.partial(number, float)
 
 
 def to_read(text: str) -> str:
@@ -60,11 +56,11 @@ def named(text: str | Path) -> Path:
     return Path(text)
 
 
-def out_file(help: str, **more: Any) -> Any:
+def out_file(help: str, within: str = "", **more: Any) -> Any:
     """The option of a file to write: that it can be written is found out before the work."""
 
     def parse(text: str | Path) -> Path:
-        require_writable(named(text))
+        require_writable(named(text) / within)
         return Path(text)
 
     return typer.Option(parser=parse, metavar="<path>", help=help, **more)
@@ -72,12 +68,7 @@ def out_file(help: str, **more: Any) -> Any:
 
 def out_folder(help: str, **more: Any) -> Any:
     """The option of a folder to write in."""
-
-    def parse(text: str | Path) -> Path:
-        require_writable(named(text) / ".lock")
-        return Path(text)
-
-    return typer.Option(parser=parse, metavar="<path>", help=help, **more)
+    return out_file(help, ".lock", **more)
 
 
 def given(help: str, kind: type = Path, **more: Any) -> Any:
@@ -110,11 +101,11 @@ Moved = Annotated[
         "--data", parser=to_read, help="Where the data of the run is now, if it was moved.", show_default=False
     ),
 ]
-Seed = Annotated[int, whole(0, 10**12, "Seed of the random numbers.")]
-Draws = Annotated[int, whole(1, 1000, "Draws of the dequantisation noise to average over.")]
+Seed = Annotated[int, integer(0, 10**12, "Seed of the random numbers.")]
+Draws = Annotated[int, integer(1, 1000, "Draws of the dequantisation noise to average over.")]
 Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which examples.")]
 Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
-Splittings = Annotated[int, whole(1, 1000, "Splits of each table.")]
+Splittings = Annotated[int, integer(1, 1000, "Splits of each table.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -124,7 +115,7 @@ Folder = Annotated[
     ),
 ]
 Methods = Annotated[list[str] | None, typer.Option(help="Only this method, repeatable.", show_default="all of them")]
-Jobs = Annotated[int, whole(0, 1000, "Processes at a time.", show_default="one for each core")]
+Jobs = Annotated[int, integer(0, 1000, "Processes at a time.", show_default="one for each core")]
 Record = Annotated[
     Path | None,
     out_file("A JSON file, written as results come; run again, and what it holds is kept.", show_default=False),

@@ -131,7 +131,7 @@ def evaluate(
 @command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
 def sample(
     run: Any,
-    n: Annotated[int, options.whole(1, 10**8, "How many.", "-n")] = 100,
+    n: Annotated[int, options.integer(1, 10**8, "How many.", "-n")] = 100,
     temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
     seed: options.Seed = 0,
     out: Annotated[
@@ -174,8 +174,8 @@ def impute(
     table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
     out: Annotated[Path, options.out_file("The table filled in.")] = Path("imputed.csv"),
     cells: Annotated[Path | None, options.out_file("A line for each cell: value, low, high, R-hat.")] = None,
-    draws: Annotated[int, options.whole(16, 100_000, "Draws of each row, a multiple of 4.")] = 400,
-    steps: Annotated[int, options.whole(4, 1_000_000, "Steps of each of the four chains of a row.")] = 1500,
+    draws: Annotated[int, options.integer(16, 100_000, "Draws of each row, a multiple of 4.")] = 400,
+    steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four chains of a row.")] = 1500,
     interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
     seed: options.Seed = 0,
 ) -> Result:
@@ -192,8 +192,8 @@ def impute(
 @command(app, show.certificate)
 def certify(
     run: Any,
-    n: Annotated[int, options.whole(2, 10_000, "Examples for the round trip, half real, half sampled.", "-n")] = 200,
-    jacobians: Annotated[int, options.whole(1, 1000, "Examples whose whole Jacobian is computed.")] = 4,
+    n: Annotated[int, options.integer(2, 10_000, "Examples for the round trip, half real, half sampled.", "-n")] = 200,
+    jacobians: Annotated[int, options.integer(1, 1000, "Examples whose whole Jacobian is computed.")] = 4,
     seed: options.Seed = 0,
 ) -> Result:
     """Measure that a model inverts and counts its volume right, at every precision it is used in.
@@ -217,12 +217,12 @@ def inpaint(
             show_default="paper, the ten of the figure",
         ),
     ] = None,
-    n: Annotated[int, options.whole(1, 100_000, "Images under each mask.", "-n")] = 10,
-    chains: Annotated[int, options.whole(1, 100, "Ascents of every image, each from its own start.")] = 1,
+    n: Annotated[int, options.integer(1, 100_000, "Images under each mask.", "-n")] = 10,
+    chains: Annotated[int, options.integer(1, 100, "Ascents of every image, each from its own start.")] = 1,
     preset: Annotated[
         options.Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")
     ] = "ours",
-    steps: Annotated[int | None, options.whole(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
+    steps: Annotated[int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
         options.Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
     ] = None,
@@ -260,7 +260,7 @@ def studio(
     host: Annotated[
         str, typer.Option(help="The address to listen on; others than this machine's own are warned of.")
     ] = "127.0.0.1",
-    port: Annotated[int, options.whole(0, 65535, "The port; 0 for any that is free.")] = 8000,
+    port: Annotated[int, options.integer(0, 65535, "The port; 0 for any that is free.")] = 8000,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -40,7 +40,7 @@ def sphere(
     radius: Annotated[
         float | None, options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of its draws")
     ] = None,
-    grid: Annotated[int, options.whole(1, 200, "Images a side.")] = 10,
+    grid: Annotated[int, options.integer(1, 200, "Images a side.")] = 10,
     seed: options.Seed = 0,
     out: Annotated[Path | None, options.figure("sphere")] = None,
 ) -> Result:
@@ -58,15 +58,15 @@ def interpolate(
     run: Any,
     start: Annotated[
         list[int] | None,
-        options.whole(
+        options.integer(
             0, 10**9, "An image by its place in the split; repeatable.", "--from", show_default="0, 2, 4, 6, 8"
         ),
     ] = None,
     end: Annotated[
         list[int] | None,
-        options.whole(0, 10**9, "Where the way from it ends; as often.", "--to", show_default="1, 3, 5, 7, 9"),
+        options.integer(0, 10**9, "Where the way from it ends; as often.", "--to", show_default="1, 3, 5, 7, 9"),
     ] = None,
-    steps: Annotated[int, options.whole(2, 1000, "Images of a way, both ends among them.")] = 10,
+    steps: Annotated[int, options.integer(2, 1000, "Images of a way, both ends among them.")] = 10,
     way: Annotated[
         options.Way, typer.Option(help="A straight line of codes, or one that turns around the prior's mode.")
     ] = "straight",
@@ -89,10 +89,10 @@ def interpolate(
 @command(latent_app, show.truncation)
 def truncate(
     run: Any,
-    n: Annotated[int, options.whole(1, 1000, "Images in the picture.", "-n")] = 8,
+    n: Annotated[int, options.integer(1, 1000, "Images in the picture.", "-n")] = 8,
     keep: Annotated[
         list[int] | None,
-        options.whole(0, 10**9, "Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
+        options.integer(0, 10**9, "Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
     ] = None,
     split: options.Split = "test",
     data: options.Moved = None,
@@ -110,8 +110,8 @@ def truncate(
 @command(app, lambda result: show.study(result) if "trainings" in result else show.bench(result))
 def bench(
     net: Annotated[list[str] | None, typer.Option(help="mnist (the default), cifar10 or small; repeatable.")] = None,
-    batch: Annotated[list[int] | None, options.whole(1, 100_000, "Batch size, 200 by default; repeatable.")] = None,
-    windows: Annotated[int, options.whole(1, 1000, "Windows whose median is taken.")] = 5,
+    batch: Annotated[list[int] | None, options.integer(1, 100_000, "Batch size, 200 by default; repeatable.")] = None,
+    windows: Annotated[int, options.integer(1, 1000, "Windows whose median is taken.")] = 5,
     seconds: Annotated[float, options.real(0, 60, "Length of a window.")] = 0.3,
     study: Annotated[bool, typer.Option("--study", help="How cost grows with each size, instead.")] = False,
     out: Annotated[Path | None, options.out_file("A picture of it.")] = None,
@@ -199,7 +199,7 @@ def compare_outliers(
 @command(reproduce_app, show.results, "table")
 def reproduce_table(
     recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
-    seeds: Annotated[int, options.whole(0, 100, "Seeds of every row; 0 for the plan's own numbers.")] = 0,
+    seeds: Annotated[int, options.integer(0, 100, "Seeds of every row; 0 for the plan's own numbers.")] = 0,
     runs: options.Runs = Path("runs/reproduce"),
     overrides: options.Set = None,
     out: Annotated[Path, options.out_file("The figures, as JSON.")] = Path("results/table.json"),
@@ -240,8 +240,8 @@ def reproduce_figures(
 @command(reproduce_app, show.vae, "vae")
 def reproduce_vae(
     recipe: Annotated[str, typer.Option(help="Whose data.")] = "mnist",
-    seeds: Annotated[int, options.whole(1, 100, "Seeds of each model.")] = 3,
-    steps: Annotated[int, options.whole(1, 10_000_000, "Steps of each training.")] = 10_000,
+    seeds: Annotated[int, options.integer(1, 100, "Seeds of each model.")] = 3,
+    steps: Annotated[int, options.integer(1, 10_000_000, "Steps of each training.")] = 10_000,
     out: Annotated[Path, options.out_file("The figures, as JSON.")] = Path("results/vae.json"),
     device: options.Device = "auto",
 ) -> Result:
