@@ -514,7 +514,7 @@ class TestFullDisk:
         assert (run / "last.safetensors").read_bytes() == before
         assert nicest("evaluate", run, "--data", data, "--no-baselines").code == 0
         (small_disk / "filler").unlink()
-        assert nicest("train", "digits", "--out", run, "--resume", "--set=train.epochs=3").code == 0
+        assert nicest("train", "digits", "--out", run, "--resume", "--data", data, "--set=train.epochs=3").code == 0
 
     def test_of_a_process_with_a_limit_on_files_is_one_line(self, process: Callable, tmp_path: Path):
         run = tmp_path / "run"

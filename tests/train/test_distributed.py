@@ -302,7 +302,7 @@ class TestFiles:
     def test_resumes_with_one(self, jobs: Future, folder: Path, tmp_path: Path, name: str):
         jobs.result()
         shutil.copytree(folder / name, tmp_path / "run")
-        resume(tmp_path / "run")
+        resume(tmp_path / "run", f"data.name={folder}/rows.npy")
         follows(tmp_path / "run", folder / "noisy")
 
 
@@ -338,7 +338,7 @@ class TestTorchrun:
         assert 14 <= step < 12 * 14
         assert end.out.count(f"stopped at step {step}, all saved in {folder / 'terminated'}: --resume goes on") == 1
         shutil.copytree(folder / "terminated", tmp_path / "run")
-        resume(tmp_path / "run")
+        resume(tmp_path / "run", f"data.name={folder}/rows.npy")
         follows(tmp_path / "run", folder / "long")
 
     def test_a_batch_that_cannot_be_shared_is_refused_once(self, jobs: Future, folder: Path):

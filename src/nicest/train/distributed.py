@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
 import threading
@@ -24,8 +25,7 @@ from nicest.runs.runtime import choose_device
 
 PATIENCE = timedelta(minutes=30)  # with a process that does not answer: the first may be writing a large state
 _COUNT = itertools.count()
-GRACE = 5.0  # seconds in which a process may come to its own end after another has failed
-LOSS = "another process of this training was lost"
+GRACE = 10.0  # seconds in which a process may come to its own end after another has failed
 LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Socket")  # what torch says then
 
 
@@ -139,30 +139,32 @@ def joined(name: str) -> Iterator[tuple[World, torch.device]]:
             yield World(rank, size, backend), device
     except Exception as error:
         failed, lost = True, isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
-        first, _ = blamed(store, f"{rank} {LOSS if lost else one_line(error)}")
+        first, why, says_so = blamed(store, (rank, one_line(error), lost or isinstance(error, NicestError)))
         if first != rank:
-            if lost:
-                say_who_failed(store)
+            if lost and not says_so:
+                say_who_failed(store, first, why)
             raise SystemExit(1) from None
         sys.stderr = sys.__stderr__  # which the command line took from all but the first of a machine
         if lost:
-            raise NicestError(f"{LOSS}: what was saved last is kept") from error
+            raise NicestError("another process of this training was lost: what was saved last is kept") from error
         raise
     finally:
         if not (failed and backend == "nccl"):  # which may wait for the others: torchrun ends them
             dist.destroy_process_group()
 
 
-def blamed(store: dist.Store, mine: str = "") -> tuple[int, str]:
-    """The process that failed first, and why; this one, if none did before and it says `mine`, its rank and reason."""
-    rank, _, why = store.compare_set("failed", "", mine).decode().partition(" ")
-    return int(rank), why
+Blame = tuple[int, str, bool]  # the rank of a process that failed, why, and whether it says so itself in one line
 
 
-def say_who_failed(store: dist.Store) -> None:
+def blamed(store: dist.Store, mine: Blame | None = None) -> Blame:
+    """The process that failed first, which is this one if none did before."""
+    rank, why, says_so = json.loads(store.compare_set("failed", "", json.dumps(mine)))
+    return rank, why, says_so
+
+
+def say_who_failed(store: dist.Store, first: int, why: str) -> None:
     """One line for the user, by one of the processes that end because another failed."""
-    first, why = blamed(store)
-    if why != LOSS and store.add("said", 1) == 1:
+    if store.add("said", 1) == 1:
         text = f"error: process {first} of this training failed ({why}): what was saved last is kept"
         print(text, file=sys.__stderr__, flush=True)
 
@@ -179,7 +181,8 @@ def leaving_when_another_fails(store: dist.Store) -> Iterator[None]:
             except RuntimeError:  # torchrun is gone, and will be missed elsewhere
                 return
             if failed and not over.wait(GRACE):
-                say_who_failed(store)
+                first, why, _ = blamed(store)
+                say_who_failed(store, first, why)
                 os._exit(1)
 
     thread = threading.Thread(target=watch, daemon=True)
