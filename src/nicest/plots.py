@@ -86,7 +86,7 @@ def truncation_figure(
     height = 3.8
     widths = [height * grid.width / grid.height for grid in grids.values()] + [4.6]
     figure = Figure(figsize=(sum(widths) + 0.6, height + 0.9), layout="constrained")
-    *panels, ax = figure.subplots(1, len(widths), width_ratios=widths)
+    *panels, ax = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     marks = [str(k) for k in kept]
     for panel, (name, grid) in zip(panels, grids.items(), strict=True):
         _show_grid(panel, grid).set(title=name, xlabel="components kept, k")
