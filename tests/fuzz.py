@@ -1407,9 +1407,9 @@ FORMATS = [
 ]
 FORMATS += ["nicest 1 ", " nicest 1", "\x1b[31m", "x" * 100_000]
 ABSURD = [
-    "model.couplings=1000000000",
-    "model.width=1000000000",
-    "model.hidden_layers=1000000000",
+    "model.couplings=1000",
+    "model.width=100000",
+    "model.hidden_layers=1000",
     "data.shape=[1000000000]",
 ]
 ABSURD += [

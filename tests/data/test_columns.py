@@ -356,7 +356,7 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "a word among numbers": ("a,b\n1,2\n2,x7\n3,4\n", ["expected numbers in column 'b', got 'x7' among", "mend"]),
     "underscores": ("a,b\n1,2\n2,1_000\n3,4\n", ["got '1_000' among them"]),
     "digits of another script": ("a,b\n1,2\n2,\u0663\n3,4\n", ["got '\u0663' among them"]),
-    "a terminal code": ("a,b\n1,2\n2,\x1b[31m\n3,4\n", ["got '?[31m' among them"]),
+    "a terminal code": ("a,b\n1,2\n2,\x1b[31m\n3,4\n", ["got '\\\\x1b[31m' among them"]),
     "a fraction that is constant": ({"a": [0.5] * 5, "b": [1, 2, 3, 4, 5]}, ["column 'a' is constant, 0.5"]),
     "beyond float32": ({"a": [1e300, 2.5e300, 0], "b": [1, 2, 3]}, ["'a' has numbers from 0 to 2.5e+300", "unit"]),
     "below float32": ({"a": [1e-40, 2e-40, 3e-41], "b": [1, 2, 3]}, ["'a' has numbers from 3e-41 to 2e-40", "unit"]),

@@ -106,7 +106,7 @@ laws = st.builds(
 networks = st.builds(
     MLPNetwork,
     st.integers(0, 9),
-    st.integers(1, 100_000),
+    st.integers(1, 2_000),
     st.floats(0, 1, exclude_max=True),
     st.sampled_from(["torch", "uniform", "zero-last"]),
 )
@@ -115,7 +115,7 @@ any_block = st.one_of(
     st.builds(SinhArcsinhBlock),
     st.builds(ZCABlock, share),
     st.builds(TriangularBlock, share),
-    st.builds(CouplingBlock, st.integers(1, 1000), partitions, laws, networks),
+    st.builds(CouplingBlock, st.integers(1, 10), partitions, laws, networks),
     st.builds(ScalingBlock, st.sampled_from(["identity", "prior"])),
 )
 any_blocks = st.tuples(st.lists(st.just(LogitBlock()), max_size=1), st.lists(any_block, max_size=6)).map(

@@ -57,7 +57,7 @@ def test_versions_that_are_no_numbers(tmp_path: Path, refusal: Refusal, version:
     assert "was not written by nicest" in refusal(read_tensors, path)
 
 
-@pytest.mark.parametrize("setting", [each for each in fuzz.ABSURD if "1000000000" in each or "9223" in each])
+@pytest.mark.parametrize("setting", [each for each in fuzz.ABSURD if "000" in each or "9223" in each])
 def test_a_flow_beyond_its_weights_is_never_built(tmp_path: Path, refusal: Refusal, setting: str) -> None:
     recipe = fuzz.SMALL.override(setting).to_toml()
     message = refusal(nicest.load, with_metadata(tmp_path / "x.safetensors", recipe=recipe))

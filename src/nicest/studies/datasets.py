@@ -59,7 +59,7 @@ def read_file(path: Path, rng: Generator | None = None) -> Table:
     A .npz file holds the array X, and labels y where there are some.
     """
     if path.suffix.lower() in (".npy", ".npz"):
-        parts = {"X": read_npy(path)} if path.suffix.lower() == ".npy" else read_members(path, partial(_keys, path))
+        parts = {"X": read_npy(path)} if path.suffix.lower() == ".npy" else read_members(path, _keys)
         if parts["X"].ndim != 2 or parts["X"].dtype.kind not in "fiub":
             got = f"shape {parts['X'].shape} of {parts['X'].dtype}"
             raise NicestError(f"{path}: expected an array (rows, columns) of numbers, got {got}")
@@ -88,7 +88,7 @@ def read_file(path: Path, rng: Generator | None = None) -> Table:
     return Table(rows[whole], names, labels, tuple(name for name in columns if name not in names))
 
 
-def _keys(path: Path, keys: list[str]) -> dict[str, str]:
+def _keys(keys: list[str], path: Path) -> dict[str, str]:
     for key in (*ARRAY_KEYS, *(keys if len(keys) == 1 else ())):
         if key in keys:
             return {"X": key} | ({"y": "y"} if "y" in keys else {})
