@@ -674,7 +674,7 @@ class TestEffort:
         line = next(line for line in capsys.readouterr().err.splitlines() if "short trainings" in line)
         assert re.search(r"splines -?\d+\.\d\d, splines after a whitening -?\d+.*, additive couplings -?\d+", line)
         entropy = 2 * np.log(4) + np.log(2 * np.pi * np.e * 0.03**2)
-        assert model.score(unseen) == pytest.approx(-entropy, abs=0.4)
+        assert model.score(unseen) == pytest.approx(-entropy, abs=0.6)
         assert NICE(law="additive", epochs=60, random_state=0).fit(x).score(unseen) < -entropy - 2
         drawn = model.sample(2_000, random_state=0)
         assert (np.abs(drawn - drawn.round()) < 0.15).mean() > 0.9

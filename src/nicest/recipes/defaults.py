@@ -14,8 +14,9 @@ from nicest.recipes.recipe import DataSettings, Recipe
 
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
-STEPS = {"low": 600, "medium": 2_000, "high": 10_000}  # of a training
+STEPS = {"low": 600, "medium": 1_800, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
+WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which splines have networks twice as wide
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -73,7 +74,7 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
         "couplings": 0 if dim < 2 else 4 if effort == "low" else 6,
         "network": "residual",
         "hidden_layers": 4,
-        "width": 64 if n < 5_000 or effort == "low" else 128,
+        "width": 128 if n >= WIDER[effort] else 64,
         "dropout": 0.2 if n < 5_000 else 0.1,
         "initialisation": "whitened",
         "prior": "gaussian",
