@@ -1,9 +1,12 @@
 """The comparison of densities: the split, the units, and methods that find densities which are known."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from nicest import NICE
 from nicest.studies import compare_density as module
 from nicest.studies.compare_density import METHODS, standardised, trial, validation
 from nicest.studies.datasets import Table
@@ -47,6 +50,7 @@ def test_every_method_finds_a_known_density(method: str, monkeypatch: pytest.Mon
     if method.startswith("zuko"):
         pytest.importorskip("zuko")
     monkeypatch.setattr(module, "STEPS", 300)
+    monkeypatch.setattr(module, "NICE", partial(NICE, effort="low"))
     rng = np.random.default_rng(0)
     centre = rng.choice([-3.0, 3.0], size=(1200, 1)) * np.ones((1, 2))
     train, test = np.split(centre + rng.normal(size=(1200, 2)), [1000])

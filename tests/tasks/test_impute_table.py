@@ -183,7 +183,7 @@ def test_wines_are_found_again_more_closely_than_by_the_most_frequent_draw(
     wine["proline"] = wine["proline"].astype(int)
     wine[40:].to_csv(tmp_path / "wine.csv", index=False)
     wine.assign(proline=pd.Series(dtype="Int64")).to_csv(tmp_path / "holes.csv", index=False)
-    settings = (f"data.name={tmp_path / 'wine.csv'}", "train.epochs=60", "train.evaluate_every=20")
+    settings = (f"data.name={tmp_path / 'wine.csv'}", "train.epochs=60", "model.law=additive")
     train(load_recipe("table"), tmp_path / "run", overrides=settings, device="cpu")
     wines, frequent = nicest.open(tmp_path / "run"), []
 

@@ -135,7 +135,7 @@ class TestLikelihood:
         holed = np.where(missing, np.nan, rows)
 
         def score(data: np.ndarray) -> float:
-            return NICE(random_state=0).fit(data).score(test)
+            return NICE(law="additive", random_state=0).fit(data).score(test)
 
         full, whole, ours = score(rows), score(holed[~missing.any(1)]), score(holed)
         monkeypatch.setattr(MissingCells, "draw", lambda self, epoch, stopped: True)
@@ -339,7 +339,7 @@ class TestEstimator:
         rows = rng.multivariate_normal(np.zeros(4), 0.3 * np.eye(4) + 0.7, 300)
         holed = rows.copy()
         holed[np.arange(300), rng.integers(0, 4, 300)] = np.nan
-        model = NICE(random_state=0, epochs=30).fit(holed)
+        model = NICE(law="additive", random_state=0, epochs=30).fit(holed)
         truth = stats.multivariate_normal(np.zeros(4), 0.3 * np.eye(4) + 0.7)
         test = rng.multivariate_normal(np.zeros(4), 0.3 * np.eye(4) + 0.7, 1000)
         assert abs(model.score(test) - truth.logpdf(test).mean()) < 0.3

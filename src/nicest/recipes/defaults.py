@@ -27,7 +27,7 @@ def recipes_for(n: int, dim: int, given: Given) -> list[Recipe]:
     Splines follow columns that are spiky, clustered or functions of others; they come with and without a whitening
     before them. Few rows teach them little: there additive couplings on top of a copula may do better.
     """
-    effort = given["train"].get("effort", "medium")
+    effort = Recipe().changed({"train": dict(given["train"])}, "NICE").train.effort
     plain = given["model"].get("law", "spline") != "spline" or given["model"].get("couplings") == 0
     if n < FEW or dim > WIDEST_WHITENING or plain:
         kinds: list[Callable[..., Recipe]] = [additive]
