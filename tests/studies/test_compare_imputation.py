@@ -1,5 +1,7 @@
 """The comparison of imputations: the same hidden cells for every method, and figures that mean what they say."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -9,8 +11,14 @@ from nicest.inference import impute
 from nicest.studies import compare_imputation as module
 from nicest.studies.compare_imputation import METHODS, Guess, ends, few_levels, imputation, measures, trial
 from nicest.studies.datasets import AS_STORED, Table
+from nicest.train.fit_table import fit_table
 
 SHORT = {"draws": 16, "steps": 20, "warmup": 20}
+
+
+@pytest.fixture(autouse=True)
+def _low_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fit_table", partial(fit_table, given={"train": {"effort": "low"}}))
 
 
 @pytest.fixture(scope="module")

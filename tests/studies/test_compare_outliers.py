@@ -15,6 +15,12 @@ from nicest.studies.datasets import TABLES, Table, read_file
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _low_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in (compare_density, compare_outliers):
+        monkeypatch.setattr(each, "NICE", partial(NICE, effort="low"))
+
+
 def sides(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rows, is_outlier = labelled(SETS[name](np.random.default_rng(seed)))
     return rows[~is_outlier], rows[is_outlier]
@@ -90,9 +96,7 @@ def test_typicality_is_that_of_the_estimator():
     np.testing.assert_allclose(METHODS["NICE, typicality"](x, x, 0), NICE(random_state=0).fit(x).typicality(x))
 
 
-def test_density_fails_inside_and_typicality_does_not(monkeypatch: pytest.MonkeyPatch):
-    for each in (compare_density, compare_outliers):
-        monkeypatch.setattr(each, "NICE", partial(NICE, effort="low"))
+def test_density_fails_inside_and_typicality_does_not():
     table = SETS["inside"](np.random.default_rng(0))
     assert trial(METHODS["NICE"], table, 0)[""]["auc"] < 0.1
     assert trial(METHODS["NICE, typicality"], table, 0)[""]["auc"] > 0.9
