@@ -17,6 +17,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from nicest.cli import app
+from nicest.cli.base import outcome
 from nicest.studies import compare as module
 from nicest.studies.compare import Comparison, compare, markdown, standings, summary
 from nicest.studies.datasets import AS_STORED, TABLES, Table, read_file, tables_in
@@ -126,6 +127,8 @@ class TestFiles:
     def test_a_folder_without_tables_is_refused(self, tmp_path: Path, refusal: Callable[..., str]):
         assert "found none" in refusal(tables_in, tmp_path)
         assert "expected a folder of tables, found no" in refusal(tables_in, tmp_path / "nowhere")
+        (tmp_path / "t.csv").write_text("a\n1\n")
+        assert "expected a folder of tables, got the file" in refusal(tables_in, tmp_path / "t.csv")
 
 
 # methods of a comparison that is made for these tests; workers import this module to find them
@@ -200,6 +203,9 @@ def test_what_fails_is_a_trial_with_its_reason_and_the_rest_is_done(folder: Path
         assert reasons[table, "fails"] == "ValueError: a reason of two lines"
         assert "killed by signal 9" in reasons[table, "crashes"]
         assert reasons[table, "diverges"] == "its cell is nan"
+    assert result["failed"][:2] == ["bad: crashes", "bad: diverges"]
+    assert outcome(result) == 1
+    assert outcome(compare(toy(first_cell), tables=["one"], data=folder, seeds=1)) == 0
     shown = markdown(result).splitlines()
     assert "| bad | failed | – |" in shown
     assert "Failed on one: its cell is nan (diverges, seed 0)" in shown

@@ -5,12 +5,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
 
+from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.defaults import recipes_for, settings_given
 from nicest.recipes.splits import load_splits
-from nicest.train.fit import train
+from nicest.train.fit import choose, fit_rows, train
 from nicest.train.initial import sized
 from small_runs import last
 
@@ -73,6 +75,19 @@ def test_the_run_has_it_written_out_and_goes_on(table: str, tmp_path: Path):
     assert set(last(tmp_path / "half")) == set(last(tmp_path / "whole"))
     resumed = train(load_recipe("table"), tmp_path / "half", resume=True, device="cpu")
     assert resumed["finished"]
+
+
+def test_rows_that_decide_between_recipes_are_not_fitted_before_training(table: str, monkeypatch: pytest.MonkeyPatch):
+    overrides, seen = (table, "train.epochs=1"), []
+    recipe = load_recipe("table").override(*overrides)
+    splits = load_splits(recipe)
+    among = sized(recipe, splits, settings_given(recipe, overrides))
+    fitted = Flow.fit_constants
+    monkeypatch.setattr(Flow, "fit_constants", lambda flow, rows: (seen.append(len(rows)), fitted(flow, rows))[1])
+    assert choose(among, splits, torch.device("cpu")) in among
+    assert seen == [len(splits.train)] * len(among)
+    fit_rows(among[0], splits, torch.device("cpu"))
+    assert seen[-1] == len(splits.train) + len(splits.valid)
 
 
 def test_pictures_are_whitened_with_shrinkage(tmp_path: Path):

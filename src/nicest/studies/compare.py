@@ -132,7 +132,8 @@ def compare(
         except KeyboardInterrupt:
             kept = f", kept in {out}: the same command goes on" if out else ""
             return so_far(unfinished=f"stopped after {len(trials)} of {len(keys)} results{kept}")
-    return so_far()
+    failed = sorted({f"{name}: {method}" for (name, _, method), found in trials.items() if "failed" in found[0]})
+    return so_far(failed=failed) if failed else so_far()
 
 
 def _chosen(asked: Sequence[str], known: Mapping[str, Any], what: str) -> list[str]:

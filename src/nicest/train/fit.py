@@ -200,7 +200,8 @@ def choose(
         every = min(recipe.train.evaluate_every, max(1, epochs // 4))
         short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
         trial = replace(recipe, name=f"trying {name}", train=short)
-        nats.append(fit_rows(trial, splits, device, bars).figures["valid_nats"])
+        # kinds differ in what is fitted before training: rows that decide between them must not be among it
+        nats.append(fit_rows(trial, splits, device, bars, everything=False).figures["valid_nats"])
     found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
     for each in callbacks:
         each.note(f"after short trainings, nats of the validation rows: {found}; the best is trained in full")
@@ -208,15 +209,24 @@ def choose(
 
 
 def fit_rows(
-    recipe: Recipe, splits: Splits, device: torch.device, callbacks: Sequence[Callback] = (), flow: Flow | None = None
+    recipe: Recipe,
+    splits: Splits,
+    device: torch.device,
+    callbacks: Sequence[Callback] = (),
+    flow: Flow | None = None,
+    *,
+    everything: bool = True,
 ) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64."""
+    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64.
+
+    `everything` is that of `prepare`.
+    """
     recipe = describe(recipe, splits)
     if flow is None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(recipe.train.seed)
             flow = build(recipe, splits.steps).double()
-            prepare(flow, splits, torch.device("cpu"), World(), everything=True)
+            prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
     return fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
 
 
