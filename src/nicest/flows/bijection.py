@@ -48,5 +48,5 @@ class Bijection(nn.Module, ABC):
         return None
 
     def fit(self, x: Tensor) -> Self:
-        """Fit to rows x, (N, D), what is fitted before training, to be held or trained further; most layers have none."""
+        """Fit to rows x, (N, D), what is fitted before training, to be held or trained on; most layers have none."""
         return self
