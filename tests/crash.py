@@ -7,6 +7,7 @@ sittings with the same seed add up: `python tests/crash.py --kills 1000 --out FI
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -44,7 +46,7 @@ SETTINGS = (  # a few seconds of training; every source of randomness is used, a
 WAYS = ("anywhere", "training", "write", "write", "after")  # when: at any instant, in training, inside or after a write
 TARGETS = (LAST, LAST, MODEL, "")  # inside the write of which file; "": of any
 HASTY = "from nicest.cli import main\nfrom nicest.train.loop import Saver\nSaver.late = lambda saver: True\nmain()\n"
-PATIENCE = 300  # seconds: a process that takes longer hangs
+PATIENCE = 900  # seconds: a process that takes longer hangs
 
 
 @dataclass(frozen=True)
@@ -217,32 +219,50 @@ def crash_test(
     results: Results,
     kills: int,
     say: Callable[[str], None] = lambda line: None,
+    jobs: int = 1,
 ) -> None:
     """Kill runs, one to four times each, until there were so many kills in all; let all of them finish."""
     began, first = time.perf_counter(), results.total.kills
     order = [name for name in ORDER if name in references]
     results.begin_sitting()
-    while (done := results.total.kills) < kills and len(results.total.lost) < 10:
-        chance, name = random.Random(f"{results.seed} {results.runs}"), order[results.runs % len(order)]
-        results.runs += 1
-        out, tally = folder / f"{name}-{results.runs}", Tally()
-        ways = [chance.choice(WAYS) for _ in range(min(chance.randint(1, 4), kills - done))]
-        loss = None
-        try:
-            victim(out, ways, chance, references[name], tally)
-            shutil.rmtree(out)
-        except Lost as error:
-            loss = error
-            tally.lost.append(f"{out.name}: {loss}")
-        if tally.kills or loss:  # one that came to its end before its instant does not count
-            tally.runs, tally.identical = 1, int(loss is None)
-        results.cases[name] += tally
-        seconds, done = time.perf_counter() - began, results.total.kills
-        results.sittings[-1] |= {"kills": done - first, "seconds": round(seconds, 1)}
-        results.save()
-        left = seconds / max(1, done - first) * (kills - done) / 60
-        what = f"kills {tally.kills}, inside a write {tally.inside}, resumes {tally.resumes}"
-        say(f"{out.name}: {what}: {loss or 'identical'}; {done} of {kills} kills, about {left:.0f} min left")
+    running: dict[Future[Tally], tuple[str, int]] = {}  # by case, with the kills it may have
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        while True:
+            while len(running) < jobs and len(results.total.lost) < 10:
+                left = kills - results.total.kills - sum(most for _, most in running.values())
+                if left < 1:
+                    break
+                name, chance = order[results.runs % len(order)], random.Random(f"{results.seed} {results.runs}")
+                results.runs += 1
+                ways = [chance.choice(WAYS) for _ in range(min(chance.randint(1, 4), left))]
+                out = folder / f"{name}-{results.runs}"
+                running[pool.submit(one_run, out, ways, chance, references[name])] = name, len(ways)
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name, _ = running.pop(future)
+                tally = future.result()
+                results.cases[name] += tally
+                seconds, done = time.perf_counter() - began, results.total.kills
+                results.sittings[-1] |= {"kills": done - first, "seconds": round(seconds, 1)}
+                results.save()
+                minutes = seconds / max(1, done - first) * (kills - done) / 60
+                what = f"kills {tally.kills}, inside a write {tally.inside}, resumes {tally.resumes}"
+                end = ", ".join(tally.lost) or "identical"
+                say(f"{name}: {what}: {end}; {done} of {kills} kills, about {minutes:.0f} min left")
+
+
+def one_run(out: Path, ways: list[str], chance: random.Random, reference: Reference) -> Tally:
+    """A victim's tally; its folder stays if it is lost."""
+    tally = Tally()
+    try:
+        victim(out, ways, chance, reference, tally)
+        shutil.rmtree(out)
+    except Lost as error:
+        tally.lost.append(f"{out.name}: {error}")
+    if tally.kills or tally.lost:  # one that came to its end before its instant does not count
+        tally.runs, tally.identical = 1, int(not tally.lost)
+    return tally
 
 
 def victim(out: Path, ways: list[str], chance: random.Random, reference: Reference, tally: Tally) -> None:
@@ -522,6 +542,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs are made; lost ones stay there")
     parser.add_argument("--out", type=Path, help="a file for the result, to which the next sitting adds")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, each watched by a process")
     arguments = parser.parse_args(words)
     results = Results(arguments.out, arguments.seed)
     if results.total.kills >= arguments.kills:
@@ -539,7 +560,7 @@ def main(words: list[str] | None = None) -> int:
             size = (folder / name / LAST).stat().st_size / 1e6
             print(f"{name}: {references[name].seconds:.0f} s undisturbed, a state of {size:.1f} MB", flush=True)
             shutil.rmtree(folder / name)
-        crash_test(folder, references, results, arguments.kills, lambda line: print(line, flush=True))
+        crash_test(folder, references, results, arguments.kills, lambda line: print(line, flush=True), arguments.jobs)
     except KeyboardInterrupt:
         print("stopped: the same command goes on", flush=True)
         return 130
@@ -547,7 +568,7 @@ def main(words: list[str] | None = None) -> int:
         if len(results.total.lost) > lost:
             print(f"what is left of the runs is in {folder}")
         else:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # after Ctrl-C a run may still be writing
     print(results.total)
     return 0 if results.total.well() else 1
 
