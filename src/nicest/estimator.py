@@ -7,8 +7,10 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -26,10 +28,12 @@ from sklearn.base import (
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from nicest.data import scan
 from nicest.data.arrays import widened
-from nicest.data.cells import cell_values, codes_of
-from nicest.data.columns import Column, columns_from_json, columns_to_json
+from nicest.data.cells import cell_values, codes_of, decode, encode, family
+from nicest.data.columns import Column, columns_from_json, columns_to_json, with_bounds
 from nicest.data.scan import LARGEST, SMALLEST, Tally
+from nicest.data.tables import require_pyarrow
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
@@ -43,7 +47,7 @@ from nicest.runs.folder import COLUMNS, FORMAT, RunFolder, newer
 from nicest.runs.run import DRAWS, Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.runs.sinks import Saved
-from nicest.tasks.impute_table import fill
+from nicest.tasks.impute_table import fill, filled
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.fit_table import fit_table
 
@@ -55,6 +59,48 @@ TRAIN |= {"batch_size": "batch", "learning_rate": "lr"}
 SCORED = 100_000  # training rows that are enough to set the threshold by
 COPIES = 4  # of a row in the mean, where weights are not whole numbers
 FARTHEST = 1e305  # beyond it differences overflow
+SOURCE = Path("X")  # what errors call a data frame
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A data frame as an Arrow table, and the library it is of."""
+
+    kind: str
+    table: Any
+
+    @classmethod
+    def of(cls, X: Any, *, always: bool = False) -> Frame | None:
+        """X, if it is a data frame with columns that are not numbers, or, `always`, with any."""
+        kind = type(X).__module__.partition(".")[0]
+        if kind not in ("pandas", "polars", "pyarrow") or not hasattr(X, "columns"):
+            return None
+        require_pyarrow()
+        import pyarrow as pa
+
+        if kind == "pandas":
+            if not always and all(is_number(each) for each in X.dtypes):
+                return None
+            return cls(kind, pa.Table.from_pandas(X, preserve_index=False))
+        table = X.to_arrow() if kind == "polars" else X
+        numbers = all(
+            family(each) in ("number", "bool") and not hasattr(each, "index_type") for each in table.schema.types
+        )
+        return None if numbers and kind == "polars" and not always else cls(kind, table)
+
+    def back(self, table: Any = None) -> Any:
+        """A table, by default its own, as a data frame of that library."""
+        table = self.table if table is None else table
+        if self.kind == "pandas":
+            return table.to_pandas()
+        if self.kind == "polars":
+            return import_module("polars").from_arrow(table)
+        return table
+
+
+def is_number(kind: Any) -> bool:
+    """Whether a type of pandas is of numbers or booleans."""
+    return getattr(kind, "kind", "O") in "biuf"
 
 
 class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -75,7 +121,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     ----------
     effort : "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
     discrete : which columns are discrete: "types", those of integers and booleans; "values", as `nicest train` has it,
-        also floats that hold whole steps or few different numbers. Their scores are probabilities, not densities.
+        also floats that hold whole steps or few different numbers, and spikes, numbers that come in more than 5 % of
+        the rows. The scores of discrete columns and of spikes are probabilities, not densities.
+    bounds : a mapping of columns, by name or number, to (low, high), beyond which there is no density and no sample;
+        `high` may be None. With "values", columns that end at 0 or at 1, or at a spike, are bounded by themselves.
     law : "spline", "additive" (the paper's), "affine" or "multiplicative".
     couplings : coupling layers; 4 or 6, and none below 50 rows or for a single column.
     hidden_layers, width : of each coupling function; by the number of rows.
@@ -123,6 +172,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         *,
         effort: str = "medium",
         discrete: str = "types",
+        bounds: Mapping[Any, tuple[float, float | None]] | None = None,
         couplings: int | None = None,
         hidden_layers: int | None = None,
         width: int | None = None,
@@ -147,6 +197,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     ) -> None:
         self.effort = effort
         self.discrete = discrete
+        self.bounds = bounds
         self.couplings = couplings
         self.hidden_layers = hidden_layers
         self.width = width
@@ -176,23 +227,21 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         row of `sample_weight` 2 counts as if it came twice, one of 0 as if it were not there.
         """
         self._check_shares()
-        options = {"dtype": [np.float64, np.float32], "ensure_min_samples": 2, "ensure_all_finite": "allow-nan"}
-        rows = validate_data(self, X, **options).astype(np.float64, copy=False)
+        frame = Frame.of(X)
+        rows: Any = frame.table if frame else self._numbers(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         copies = None
         if sample_weight is not None:
-            weight = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+            like = np.empty((len(rows), 1))
+            weight = _check_sample_weight(sample_weight, like, dtype=np.float64, ensure_non_negative=True)
             copies = repetitions(weight, seed)
-            rows, copies = rows[copies > 0], copies[copies > 0]
+            rows = frame.table.filter(copies > 0) if frame else rows[copies > 0]
+            copies = copies[copies > 0]
             if len(rows) < 2:
                 raise ValueError(f"expected 2 rows or more of a positive sample_weight, got {len(rows)}")
-        self._require_numbers(rows)
         warm = self.warm_start and hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
-        varied = rows if warm else widened(rows, seed)
-        dim = rows.shape[1]
-        whole = [True] * dim if self.discrete == "values" else whole_columns(X, dim)
-        columns = self.columns_ if warm else columns_of(varied, self._names(dim), whole)
-        codes, unknown = encoded(varied, columns)
+        with in_words_of_parameters():
+            columns, codes, unknown = self._columns_and_codes(X, rows, frame, seed, warm)
         if unknown.any():
             where = f"row {int(unknown.argmax())}"
             raise ValueError(f"expected values that the first fit saw, got others in {where}: fit without warm_start")
@@ -200,6 +249,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if ignored := [name for name in MODEL if warm and _plain(getattr(self, name)) not in (None, had[name])]:
             warnings.warn(f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2)
         unit = extremes(codes)
+        columns = tuple(
+            column if each == 1 else replace(column, spikes=(), floor=None, ceiling=None)
+            for column, each in zip(columns, unit, strict=True)
+        )
         with in_words_of_parameters():
             fitted = fit_table(
                 codes / unit,
@@ -209,7 +262,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 device=self.device,
                 quiet=not self.verbose,
                 warm=(rescaled(copy.deepcopy(self.flow_), 1 / unit), self.recipe_.model) if warm else None,
-                columns=columns if any(column.discrete for column in columns) else (),
+                columns=columns if any(c.discrete or c.spikes or c.floor is not None for c in columns) else (),
                 copies=copies,
             )
         self.flow_, self.recipe_, off = rescaled(fitted.flow, unit), fitted.recipe, float(np.log(unit).sum())
@@ -217,12 +270,13 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             row | {name: row[name] - off for name in ("train_nats", "valid_nats")} for row in fitted.metrics
         ]
         self.n_epochs_, self.columns_ = int(fitted.figures["epoch"]), columns
-        complete = np.flatnonzero(~np.isnan(rows).any(1))
-        if len(complete) < min(FEW, len(rows)):
-            self._set_offset(self._log_prob(self.sample(10_000, random_state=0)))
+        self._frame = frame.kind if frame else ""
+        complete = np.flatnonzero(~np.isnan(codes).any(1))
+        if len(complete) < min(FEW, len(codes)):
+            self._set_offset(self._log_prob(self._draw(10_000, 0)))
             return self
         some = complete if len(complete) <= SCORED else np.random.default_rng(seed).permutation(complete)[:SCORED]
-        nats = self._log_prob(rows[some])
+        nats = self._log_prob(codes[some])
         self._set_offset(nats if copies is None else nats.repeat(copies[some]))
         return self
 
@@ -232,7 +286,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         For discrete columns it is the log-probability, from below; -inf where a value is none of those in training.
         Rows with NaN have none: NaN.
         """
-        return self._log_prob(self._rows(X))
+        return self._log_prob(*self._codes(X)[:2])
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """The mean log-density of the rows without NaN, in nats."""
@@ -241,26 +295,23 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError("expected a row without NaN to score, got none: fill them in with impute")
         return float(np.nanmean(nats))
 
-    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
-        """New rows, (n_samples, D), in the units of the data."""
+    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> Any:
+        """New rows, (n_samples, D), in the units of the data; a data frame if X had columns that are not numbers."""
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"expected at least 1 sample, got n_samples={n_samples}")
-        engine = self._engine()
-        generator = torch.Generator(engine.device)
-        generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        return self._values(engine.sample(n_samples, generator=generator).cpu().numpy())
+        return self._values(self._draw(n_samples, random_state))
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """The latent coordinates h = f(x) of every row: independent, each of the law of the prior.
 
         Discrete columns are taken at the middle of their steps. NaN of NaN, and of values that training never saw.
         """
-        codes, unknown = encoded(self._rows(X), self.columns_)
+        codes, unknown, _ = self._codes(X)
         codes[unknown] = np.nan
         return self._each("encode", codes, noise=False)
 
-    def inverse_transform(self, X: ArrayLike) -> np.ndarray:
+    def inverse_transform(self, X: ArrayLike) -> Any:
         """The rows x = f⁻¹(h) of latent coordinates."""
         check_is_fitted(self)
         h = check_array(X, dtype=np.float64)
@@ -291,24 +342,23 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         steps: int = 1500,
         interval: float | None = None,
         random_state: int | np.random.RandomState | None = 0,
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """X with its NaN cells filled in by the mean of draws from the model, given the other cells of their row.
+    ) -> Any:
+        """X with its missing cells filled in by the mean of draws from the model, given the other cells of their row.
 
         With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
-        Cells that are there come back as they are. A discrete cell gets its most frequent draw. Chains that do not
-        agree are warned of; `steps` is their length.
+        Cells that are there come back as they are. An integer, and a number of a column with spikes, gets the median
+        of its draws, a category the most frequent. Chains that do not agree are warned of; `steps` is their length.
         """
-        rows = self._rows(X)
-        codes, unknown = encoded(rows, self.columns_)
-        hidden = np.isnan(rows) & ~unknown[:, None]
+        codes, unknown, rows = self._codes(X)
+        hidden = np.isnan(codes) & ~unknown[:, None]
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": 0.9 if interval is None else interval}
         with in_words_of_parameters():
             found = fill(self.flow_, codes, hidden, self.columns_, seed=seed, **how)
-        value, low, high = (np.where(hidden, self._values(each), rows).astype(rows.dtype) for each in found[:3])
+        value, low, high = (self._filled(rows, each, hidden) for each in found[:3])
         if poor := int((np.nan_to_num(found.r_hat).max(1) >= MIXED).sum()):
             warnings.warn(f"the chains of {poor} rows do not agree: take more steps", stacklevel=2)
-        if left := int((unknown & np.isnan(rows).any(1)).sum()):
+        if left := int((unknown & np.isnan(codes).any(1)).sum()):
             warnings.warn(f"{left} rows hold values that training never saw, and stay as they are", stacklevel=2)
         return value if interval is None else (value, low, high)
 
@@ -332,6 +382,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             kept = figures | {
                 "quantiles": self._quantiles.tolist(),
                 "columns": columns_to_json(self.columns_),
+                "frame": self._frame,
                 "named": hasattr(self, "feature_names_in_"),
                 "params": self._plain_params(),
             }
@@ -350,9 +401,6 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         recipe, file = run.recipe, run.path / FILE
         if recipe.data.levels or len(recipe.data.shape) != 1:
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
-        if texts := [column.name for column in run.columns if isinstance(next(iter(column.values), 0), str)]:
-            of = f"strings in {listed(texts)}"
-            raise NicestError(f"{path}: expected a model of numbers, got {of}: use `nicest score` and its like")
         kept: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {"params": _params_of(recipe)}
         if unknown := kept["params"].keys() - cls().get_params().keys():
             raise newer(f"{file}: unknown parameter {min(unknown)!r}")
@@ -362,6 +410,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model.columns_ = columns_from_json(kept["columns"], str(file)) if "named" in kept else run.columns
         if kept.get("named", bool(kept.get("columns", run.columns))):
             model.feature_names_in_ = np.asarray([column.name for column in model.columns_], dtype=object)
+        texts = any(isinstance(next(iter(column.values), 0), str) for column in model.columns_)
+        model._frame = kept.get("frame", "pandas" if texts else "")
         if not model.columns_:  # of plain rows, whose range is not known
             drawn = run.engine.sample(10_000, generator=torch.Generator().manual_seed(0)).numpy()
             ranges = zip(model._names(recipe.data.dim), drawn.min(0).tolist(), drawn.max(0).tolist(), strict=True)
@@ -370,7 +420,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             model.offset_, model.typical_nats_ = kept["offset"], kept["typical_nats"]
             model._quantiles = np.array(kept["quantiles"])
         else:
-            model._set_offset(model._log_prob(model.sample(10_000, random_state=0)))
+            model._set_offset(model._log_prob(model._draw(10_000, 0)))
         return model
 
     def __sklearn_tags__(self) -> Any:
@@ -412,20 +462,73 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if self.discrete not in ("types", "values"):
             raise ValueError(f"discrete is 'types' or 'values', got {self.discrete!r}")
 
-    def _rows(self, X: ArrayLike) -> np.ndarray:
-        check_is_fitted(self)
-        options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
-        return validate_data(self, X, **options)
+    def _numbers(self, X: ArrayLike) -> np.ndarray:
+        """The rows to fit, of numbers."""
+        options = {"dtype": [np.float64, np.float32], "ensure_min_samples": 2, "ensure_all_finite": "allow-nan"}
+        return validate_data(self, X, **options).astype(np.float64, copy=False)
 
-    def _log_prob(self, rows: np.ndarray) -> np.ndarray:
+    def _columns_and_codes(
+        self, X: Any, rows: Any, frame: Frame | None, seed: int, warm: bool
+    ) -> tuple[tuple[Column, ...], np.ndarray, np.ndarray]:
+        """What the columns hold, the model's numbers, and which rows hold values that no fit saw."""
+        if frame:
+            self.feature_names_in_, self.n_features_in_ = np.asarray(rows.column_names, dtype=object), rows.shape[1]
+            by_type = self.discrete == "types"
+            columns = (
+                self.columns_ if warm else scan.columns_of(rows.schema, rows.to_batches(), SOURCE, by_type=by_type)
+            )
+            columns = self.columns_ if warm else with_bounds(columns, self._named_bounds(columns), SOURCE)
+            return columns, *encode(rows, columns, SOURCE, np.float64)
+        self._require_numbers(rows)
+        varied, dim = rows if warm else widened(rows, seed), rows.shape[1]
+        whole = whole_columns(X, dim)
+        columns = self.columns_ if warm else columns_of(varied, self._names(dim), whole, self.discrete == "values")
+        columns = self.columns_ if warm else with_bounds(columns, self._named_bounds(columns), SOURCE)
+        return columns, *encoded(varied, columns)
+
+    def _named_bounds(self, columns: Sequence[Column]) -> dict[str, tuple[float, float | None]]:
+        given = dict(self.bounds or {})
+        return {columns[key].name if isinstance(key, int) else key: pair for key, pair in given.items()}
+
+    def _codes(self, X: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+        """The model's numbers of rows, NaN where a cell is missing; which hold values that training never saw; and the
+        rows, as an array or a `Frame`."""
+        check_is_fitted(self)
+        if self._frame:
+            frame = Frame.of(X, always=True)
+            if frame is None:
+                raise ValueError(f"expected a data frame with the columns of training, got {type(X).__name__}")
+            with in_words_of_parameters():
+                missing = [each.name for each in self.columns_ if each.name not in frame.table.column_names]
+                if missing:
+                    raise NicestError(f"expected the columns of training, got none called {listed(missing)}")
+                return *encode(frame.table, self.columns_, SOURCE, np.float64), frame
+        options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
+        rows = validate_data(self, X, **options)
+        return *encoded(rows, self.columns_), rows
+
+    def _draw(self, n: int, random_state: int | np.random.RandomState | None) -> np.ndarray:
+        """New rows of the model's numbers."""
+        engine = self._engine()
+        generator = torch.Generator(engine.device)
+        generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
+        return engine.sample(n, generator=generator).cpu().numpy()
+
+    def _filled(self, rows: Any, cells: np.ndarray, hidden: np.ndarray) -> Any:
+        """Rows with the model's numbers in their hidden cells."""
+        if isinstance(rows, Frame):
+            return rows.back(filled(rows.table, self.columns_, cells, hidden))
+        return np.where(hidden, self._values(cells), rows).astype(rows.dtype)
+
+    def _log_prob(self, codes: np.ndarray, unknown: np.ndarray | bool = False) -> np.ndarray:
         """The log of the mean density over a few points of every step, the same for all rows; reals have one each."""
-        codes, unknown = encoded(rows, self.columns_)
-        whole = ~np.isnan(codes).any(1) & ~unknown
+        whole = ~np.isnan(codes).any(1) & ~np.asarray(unknown)
         nats = np.where(np.isnan(codes).any(1), np.nan, -np.inf)
         if whole.any():
             x, units = torch.from_numpy(codes[whole]).to(self.flow_.device), self.flow_.units
             points = torch.from_numpy(hypercube(DRAWS if units.discrete else 1, units.dim)).to(units.scale)
-            each = [self._run("log_density", units.enter(x, noise=point)) for point in points]
+            drawn = (units.enter(x, noise=point) for point in points)
+            each = [self._run("log_density", y) + torch.as_tensor(units.local(y)).cpu().numpy() for y in drawn]
             found = np.logaddexp.reduce(each) - math.log(len(each)) + float(self.flow_.units_log_det)
             nats[whole] = np.where(np.isnan(found), -np.inf, found)
         return nats
@@ -441,8 +544,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     def _run(self, method: str, rows: torch.Tensor, **options: bool) -> np.ndarray:
         return np.concatenate([part.cpu().numpy() for part in self._engine().each(method, rows, **options)])
 
-    def _values(self, codes: np.ndarray) -> np.ndarray:
-        """The model's numbers in the units of X."""
+    def _values(self, codes: np.ndarray) -> Any:
+        """The model's numbers as rows like those of X."""
+        if self._frame:
+            return Frame(self._frame, decode(codes, self.columns_)).back()
         return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, self.columns_, strict=True)])
 
     def _engine(self) -> Engine:
@@ -463,6 +568,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     def _plain_params(self) -> dict[str, Any]:
         """The parameters as JSON has them; a generator of random numbers is not kept."""
         plain = {name: _plain(value) for name, value in self.get_params().items()}
+        plain["bounds"] = {name: list(pair) for name, pair in self._named_bounds(self.columns_).items()} or None
         return plain if isinstance(plain["random_state"], int) else plain | {"random_state": None}
 
 
@@ -472,8 +578,8 @@ def whole_columns(X: Any, dim: int) -> list[bool]:
     return [getattr(each, "kind", "f") in "biu" or str(each).startswith(("Int", "UInt", "Bool")) for each in types]
 
 
-def columns_of(rows: np.ndarray, names: Sequence[str], whole: Sequence[bool]) -> tuple[Column, ...]:
-    """What the columns of rows (N, D) hold: whole steps and few values as `nicest train` finds them, or reals.
+def columns_of(rows: np.ndarray, names: Sequence[str], whole: Sequence[bool], by_values: bool) -> tuple[Column, ...]:
+    """What the columns of rows (N, D) hold, as `nicest train` finds it; only of those that are `whole`, or of all.
 
     The origin of reals is one of them: so rows that are the same but for an offset stay the same, to the bit.
     """
@@ -484,7 +590,9 @@ def columns_of(rows: np.ndarray, names: Sequence[str], whole: Sequence[bool]) ->
         tally.add_numbers(there)
         middle = float(np.partition(there, len(there) // 2)[len(there) // 2])
         real = Column(name, "double", "real", tally.low, tally.high, origin=middle)
-        found.append((tally.discrete("double") if integers else None) or real)
+        known = integers or by_values
+        column = (tally.discrete("double") if known else None) or real
+        found.append(tally.with_support(column) if known else column)
     return tuple(found)
 
 
@@ -500,11 +608,9 @@ def extremes(codes: np.ndarray) -> np.ndarray:
     return np.where((largest > 1e-20) & (largest < 1e20), 1.0, np.ldexp(1.0, np.frexp(largest)[1]))
 
 
-@torch.no_grad()
 def rescaled(flow: Flow, unit: np.ndarray) -> Flow:
     """The flow, in place, for numbers that are `unit` times as large."""
-    for each in (flow.units.loc, flow.units.scale):
-        each.mul_(torch.from_numpy(unit).to(each))
+    flow.units.rescale(torch.from_numpy(unit))
     return flow
 
 
@@ -532,7 +638,8 @@ def in_words_of_parameters() -> Iterator[None]:
     try:
         yield
     except NicestError as error:
-        text = re.sub(r"^(NICE|recipe|table): | or set train\.clip \([^)]*\)|; the last good state.*", "", str(error))
+        text = re.sub(r"^(NICE|recipe|table|X): | or set train\.clip \([^)]*\)|; the last good state.*", "", str(error))
+        text = re.sub(r"(leave it out) with .*", r"\1", text)
         text = re.sub(r"(?:--set )?\b(?:model|train)\.(\w+)", lambda found: ours.get(found[1], found[1]), text)
         raise ValueError(re.sub(r"--device (\w+)", r"device='\1'", text)) from error
 

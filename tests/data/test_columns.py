@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
 from nicest.data import load
-from nicest.data.cells import arrow_type, as_numbers, decode, encode
-from nicest.data.columns import Column, columns_from_json, columns_to_json, require_columns
+from nicest.data.cells import arrow_type, as_numbers, cell_values, codes_of, decode, encode
+from nicest.data.columns import Column, columns_from_json, columns_to_json, require_columns, support
 from nicest.data.scan import FEW, FINEST, MOST_VALUES, read_table, scan
 from nicest.data.tables import TableFile, write_table
 from nicest.errors import NicestError
@@ -131,7 +131,7 @@ def test_fractions_come_back_rounded_to_float32(tmp_path: Path) -> None:
 
 def test_samples_stay_within_their_type() -> None:
     names = ["uint8", "int8", "uint32", "uint64", "int64", "time32[s]", "time64[ns]", "date32[day]", "decimal128(5, 2)"]
-    columns = [Column(name, name, "real", 0.0, 1e9) for name in names]
+    columns = [Column(name, name, "real", -1.0, 1e9, origin=0.0) for name in names]
     rows = np.array([[-1e30] * len(names), [1e30] * len(names), [2.6] * len(names)], np.float32)
     got = decode(rows, columns)
     assert got["uint8"].to_pylist() == [0, 255, 3]
@@ -488,7 +488,7 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("name", "cells", "expected", "unknown"),
     [
-        ("n", pa.array([20, 25, -10, None]), [2, 0, -1, NAN], [0, 1, 0, 0]),
+        ("n", pa.array([20, 25, -10, None]), [2, 0, 0, NAN], [0, 1, 1, 0]),
         ("n", pa.array([20.0, 20.5, 29.999]), [2, 0, 0], [0, 1, 1]),
         ("n", pa.array(["20", " 30 ", None]), [2, 3, NAN], [0, 0, 0]),
         ("n", pa.array([20.0, math.inf, -math.inf, 1e300]), [2, 0, 0, 0], [0, 1, 1, 1]),
@@ -568,3 +568,77 @@ UNSOUND += [[SOUND | {"kind": "values", "values": values}] for values in VALUES]
 @pytest.mark.parametrize("rows", UNSOUND)
 def test_columns_that_nicest_never_wrote(rows: Any, refusal: Refusal) -> None:
     assert "x: expected what nicest writes about columns, got something else" in refusal(columns_from_json, rows, "x")
+
+
+class TestSupport:
+    """Spikes, bounds and the values of categories, as the cells show them or as they are given."""
+
+    def columns(self, tmp_path: Path, **bounds: list[str]) -> dict[str, Column]:
+        rng = np.random.default_rng(0)
+        n, u = 2000, rng.random((2000, 5))
+        frame = {
+            "gain": np.where(u[:, 0] < 0.7, 0.0, -500.125 * np.log(u[:, 1])),
+            "capped": np.minimum(0.1 + 5 * u[:, 1], 4.00001),
+            "count": np.where(u[:, 2] < 0.5, 0, np.floor(90 * u[:, 3])).astype(int),
+            "share": u[:, 4],
+            "weight": 60 + 9 * rng.standard_normal(n),
+            "kind": rng.choice(["c", "a", "b"], n),
+        }
+        path = tmp_path / "t.parquet"
+        parquet.write_table(pa.table(frame), path)
+        return {column.name: column for column in load(str(path), **bounds).columns}
+
+    def test_are_found(self, tmp_path: Path):
+        found = self.columns(tmp_path)
+        assert {name: column.spikes for name, column in found.items() if column.spikes} == {
+            "gain": (0.0,),
+            "capped": (4.00001,),
+            "count": (0.0,),
+        }
+        ends = {name: (column.floor, column.ceiling) for name, column in found.items()}
+        assert ends["gain"] == ends["count"] == (0.0, None)
+        assert ends["share"] == (0.0, 1.0)
+        assert ends["weight"] == ends["kind"] == (None, None)
+        assert columns_from_json(columns_to_json(list(found.values())), "x") == tuple(found.values())
+
+    def test_are_what_the_units_are_made_of(self, tmp_path: Path):
+        found = support(tuple(self.columns(tmp_path).values()))
+        assert found.steps == (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+        assert found.categories == (False, False, False, False, False, True)
+        assert found.atoms[5] == (0.0, 1.0, 2.0)
+        assert found.most_atoms == 3
+
+    def test_a_spike_comes_back_to_its_last_digit(self, tmp_path: Path):
+        column = self.columns(tmp_path)["capped"]
+        code = np.float32(column.code(4.00001))
+        assert cell_values(np.array([code], np.float32), column).tolist() == [4.00001]
+
+    def test_what_breaks_a_bound_is_unknown(self, tmp_path: Path):
+        codes, unknown = codes_of(np.array([-1.0, 0.0, 3.0, np.nan]), self.columns(tmp_path)["gain"])
+        assert unknown.tolist() == [True, False, False, False]
+        assert np.isnan(codes[3])
+
+    def test_no_number_changes_its_sign(self, tmp_path: Path):
+        column = self.columns(tmp_path)["weight"]
+        assert cell_values(np.array([-1000.0]), column).tolist() == [0.0]
+
+    def test_given_ones_come_first(self, tmp_path: Path):
+        found = self.columns(tmp_path, bounds=["0 <= weight <= 200", "-1 <= share"])
+        assert (found["weight"].floor, found["weight"].ceiling) == (0.0, 200.0)
+        assert (found["share"].floor, found["share"].ceiling) == (-1.0, None)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("weight > 3", "expected bounds such as"),
+            ("a <= weight", "expected bounds such as"),
+            ("0 <= height", "found no column 'height' to bound"),
+            ("80 <= weight", "beyond its bounds 80 and inf"),
+            ("3 <= weight <= 2", "expected a finite lower bound"),
+            ("-inf <= weight", "expected a finite lower bound"),
+            ("0 <= kind", "holds one of 3 values, which have no bounds"),
+        ],
+    )
+    def test_wrong_ones_are_refused(self, tmp_path: Path, text: str, said: str):
+        with pytest.raises(NicestError, match=said):
+            self.columns(tmp_path, bounds=[text])

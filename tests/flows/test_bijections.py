@@ -185,7 +185,7 @@ def test_deep_copy_is_exact_and_separate(name: str, dim: int):
 @zoo_times_dims
 def test_state_dict_round_trip_is_exact(name: str, dim: int):
     layer, other, x = ZOO[name](dim), ZOO[name](dim), inputs(name, 4, dim)
-    drawn = bool(layer.state_dict())
+    drawn = bool(layer.state_dict()) and name not in zoo.FIXED
     assert torch.equal(layer(x)[0], other(x)[0]) != drawn  # else the round trip says nothing
     other.load_state_dict(layer.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(other(x), layer(x), strict=True))

@@ -19,6 +19,7 @@ from nicest.flows import (
     Additive,
     Affine,
     Bijection,
+    Bounded,
     Chain,
     Coupling,
     DiagonalScaling,
@@ -143,6 +144,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "sinh-arcsinh-fitted": lambda dim: SinhArcsinh(dim).double().fit(correlated(20 * dim, dim)),
     "logit": lambda dim: Logit(),
     "logit-margin": lambda dim: Logit(margin=0.05),
+    "logit-bounded": lambda dim: Bounded([(2, 1, 0)[d % 3] for d in range(dim)]),
     "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), scaling(dim)),
     "standardise": lambda dim: coupling(halves(dim), Standardise()),
     "within": lambda dim: Within(irregular(dim), scaling(dim // 2)),
@@ -155,6 +157,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "chain-everything": everything,
 }
 
+FIXED = {"logit-bounded"}  # whose stored numbers are not drawn
 ANY_DIM = {"logit", "logit-margin", "chain-empty"}  # these treat every component alike, however many there are
 
 

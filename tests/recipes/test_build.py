@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nicest.data import Splits
 from nicest.flows import (
     ZCA,
     Additive,
@@ -99,8 +100,9 @@ class TestLayers:
 
     def test_units_of_a_table_have_its_steps(self):
         recipe = on("table", *SMALL, shape=(3,), levels=0)
-        units = build(recipe, (1.0, 0.0, 5.0)).units
-        assert units.step.tolist() == [1.0, 0.0, 5.0]
+        splits = Splits("t", *[np.zeros((3, 3), np.float32)] * 3, (3,), None, (1.0, 0.0, 1.0))
+        units = build(recipe, splits).units
+        assert units.step.tolist() == [1.0, 0.0, 1.0]
         assert units.standardise
         assert not build(recipe).units.discrete
 

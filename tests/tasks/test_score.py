@@ -242,8 +242,9 @@ def test_scores_of_discrete_rows_come_up_to_their_log_probability(in_tmp: Path) 
     low = min(table["count"].to_pylist())
     middles = (torch.arange(128).double() + 0.5) / 128
     grid = torch.cartesian_prod(middles, middles)
-    corners = (flow.units.place(grid + torch.tensor([k, n - low])) for k, n in cells)
-    truth = [float((flow.log_density(y) + flow.units.log_det).exp().mean().log()) for y in corners]
+    rows = (torch.tensor([[float(k), n - low]]).double().expand(len(grid), 2) for k, n in cells)
+    points = [flow.units.enter(each, noise=grid) for each in rows]
+    truth = [float((flow.log_density(y) + flow.units.log_det + flow.units.local(y)).exp().mean().log()) for y in points]
 
     def found(draws: int, seed: int = 0) -> np.ndarray:
         score(run, ["cells.parquet"], out="s.csv", draws=draws, seed=seed)

@@ -103,14 +103,14 @@ def _floats(cells: Any) -> np.ndarray:
     return np.array(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def encode(batch: Any, columns: Sequence[Column], path: Path) -> Batch:
+def encode(batch: Any, columns: Sequence[Column], path: Path, dtype: type = np.float32) -> Batch:
     """A record batch, or anything with `column(name)`, as the numbers the model works on.
 
     A number between whole steps is a value that training never saw, and has no probability.
     """
     import pyarrow as pa
 
-    rows = np.empty((batch.num_rows, len(columns)), dtype=np.float32)
+    rows = np.empty((batch.num_rows, len(columns)), dtype=dtype)
     unknown = np.zeros(len(rows), dtype=bool)
     for i, column in enumerate(columns):
         cells = batch.column(column.name)
@@ -163,12 +163,12 @@ def codes_of(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarra
     """The model's numbers of a column of numbers, NaN where they are; and which are values that training never saw."""
     if column.values:
         return _nearest(numbers, column)
-    codes = numbers - column.taken_off
+    codes, outside = numbers - column.taken_off, column.outside(numbers)
     if not column.step:
-        return codes, np.zeros(len(codes), dtype=bool)
+        return np.where(outside, column.code(column.low), codes), outside
     whole = np.floor(codes / column.step)
-    between = (whole * column.step != codes) & ~np.isnan(codes)
-    return np.where(between, 0.0, whole), between
+    unknown = (whole * column.step != codes) & ~np.isnan(codes) | outside
+    return np.where(unknown, 0.0, whole), unknown
 
 
 def as_in_training(cells: Any, column: Column) -> np.ndarray:
@@ -239,12 +239,20 @@ def _decoded(numbers: np.ndarray, column: Column) -> Any:
 
 
 def cell_values(numbers: np.ndarray, column: Column) -> np.ndarray:
-    """The model's numbers of a column of numbers, in its own unit; whole steps stay within what training saw."""
+    """The model's numbers of a column of numbers, in its own unit; whole steps stay within what training saw.
+
+    A column that had no number below 0 in training gets none.
+    """
     if column.values:
         places = np.nan_to_num(numbers).round().clip(0, len(column.values) - 1).astype(int)
         return np.where(np.isnan(numbers), np.nan, np.array(column.values, dtype=np.float64)[places])
     if not column.step:
-        return numbers + column.taken_off
+        values = numbers.astype(np.float64) + column.taken_off
+        for spike in column.spikes:  # whose digits float32 does not hold
+            values = np.where(np.float32(numbers) == np.float32(column.code(spike)), spike, values)
+        return np.clip(
+            values, 0.0 if column.low >= 0 else -np.inf, np.inf if column.ceiling is None else column.ceiling
+        )
     return column.low + numbers.round().clip(0, (column.high - column.low) / column.step) * column.step
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nicest.data.cells import NUMBER, as_moments, as_numbers, encode, family
-from nicest.data.columns import Column, leave_out
+from nicest.data.columns import Column, leave_out, parsed_bounds, with_bounds
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
 
 MOST_VALUES = 100  # different texts in a column
+COMMON = 0.05  # share of the rows from which a number is a spike
+MOST_SPIKES = 8
+NEAR = 0.1  # see `Tally._ends_at`
 FEW = 20  # different numbers in a column of fractions that is not continuous, each in ten rows or more
 FINEST = 1 << 20  # steps across a column of whole numbers: where there are more, they do not matter
 LONGEST = 1000  # characters of a text
@@ -31,6 +35,7 @@ class Tally:
 
     name: str
     type: Any
+    by_type: bool = False
     seen: int = 0
     missing: int = 0
     low: float = math.inf
@@ -44,6 +49,8 @@ class Tally:
     example: str = ""  # of them
     infinite: float = 0.0  # one of them
     moments: set[str] = field(default_factory=set)  # types of the dates that all texts so far are; "" of other texts
+    sample: np.ndarray = field(default_factory=lambda: np.empty(0))  # the first cells
+    common: Counter[float] = field(default_factory=Counter)  # of those that come often among them, how often in all
 
     def add_numbers(self, numbers: np.ndarray) -> None:
         """Take note of cells, missing ones left out."""
@@ -61,6 +68,13 @@ class Tally:
             self.divisor = math.gcd(self.divisor, int(np.gcd.reduce(whole - self.first)))
         if len(self.numbers) <= FEW:
             self.numbers |= set(np.unique(numbers)[: FEW + 1].tolist())
+        if not len(self.sample):
+            self.sample = numbers
+            values, counts = np.unique(numbers, return_counts=True)
+            often = np.argsort(-counts, kind="stable")[: 2 * MOST_SPIKES]
+            self.common.update({float(values[i]): 0 for i in often if counts[i] >= COMMON / 2 * len(numbers)})
+        for value in self.common:
+            self.common[value] += int((numbers == value).sum())
 
     def column(self, path: Path) -> Column:
         """The column, after all of it was seen."""
@@ -85,8 +99,9 @@ class Tally:
         kind = str(self.type)
         if family(self.type) == "text":  # all of whose cells are numbers, as in a .csv file
             kind = dates.pop() if dates else "int64" if self.whole and not self.missing else "double"
-        if column := self.discrete(kind):
-            return column
+        floats = self.by_type and kind.startswith(("double", "float", "halffloat", "decimal"))
+        if not floats and (column := self.discrete(kind)):
+            return self.with_support(column)
         if self.low == self.high:
             raise NicestError(
                 f"{path}: {where} is constant, {self.low:g}: its density is infinite; {leave_out(self.name)}"
@@ -94,7 +109,30 @@ class Tally:
         if not SMALLEST < self.high - self.low < LARGEST:
             spread = f"has numbers from {self.low:g} to {self.high:g}, of which no density is made"
             raise NicestError(f"{path}: {where} {spread}; give it another unit, or {leave_out(self.name)}")
-        return Column(self.name, kind, "real", self.low, self.high)
+        column = Column(self.name, kind, "real", self.low, self.high)
+        return column if self.by_type else self.with_support(column)
+
+    def with_support(self, column: Column) -> Column:
+        """The column with the spikes and the bounds that its cells show."""
+        if column.values:
+            return column
+        often = [value for value, n in self.common.most_common(MOST_SPIKES) if n >= max(10, COMMON * self.seen)]
+        spikes = tuple(sorted(often))
+        low = 0.0 if self.low >= 0 and self._ends_at(0.0) else None
+        capped = () if column.step else spikes  # of which nothing lies beyond
+        low = self.low if low is None and self.low in capped else low
+        high = 1.0 if low == 0 and self.high <= 1 and self._ends_at(1.0) else None
+        high = self.high if high is None and low is not None and self.high in capped else high
+        return replace(column, spikes=spikes, floor=low, ceiling=high)
+
+    def _ends_at(self, bound: float) -> bool:
+        """Whether the cells come so near to a bound that they end there, and do not merely run out before it.
+
+        So it is if the hundredth of them which is nearest to it lies within a tenth of the way to their median.
+        """
+        away = np.abs(self.sample - bound)
+        near, middle = np.quantile(away, [0.01, 0.5])
+        return bool(near <= NEAR * (middle - near))
 
     def discrete(self, kind: str) -> Column | None:
         """The column if its numbers are whole steps or few values; None if they are continuous."""
@@ -128,7 +166,7 @@ class Tally:
 
 def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
     """What the columns of a table hold: one pass over the file."""
-    file, dropped, rows = TableFile(path), set(drop), 0
+    file, dropped = TableFile(path), set(drop)
     if absent := sorted(dropped - set(file.names)):
         raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
     if path.suffix.lower() == ".csv" and all(re.match(NUMBER, name.strip(), re.IGNORECASE) for name in file.names):
@@ -137,14 +175,25 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
             f" {shown(file.names[0])}: if it is a row, put a line of names before it",
             stacklevel=3,
         )
-    tallies = [Tally(name, file.schema.field(name).type) for name in file.names if name not in dropped]
+    kept = [file.schema.field(name) for name in file.names if name not in dropped]
+    return columns_of(kept, file.batches([each.name for each in kept]), path)
+
+
+def columns_of(
+    fields: Sequence[Any], batches: Iterable[Any], path: Path, *, by_type: bool = False
+) -> tuple[Column, ...]:
+    """What columns hold: Arrow's fields and all their record batches, looked at once.
+
+    With `by_type`, floats are continuous whatever they hold.
+    """
+    tallies, rows = [Tally(each.name, each.type, by_type=by_type) for each in fields], 0
     for tally in tallies:
         if not family(tally.type):
             raise NicestError(
                 f"{path}: expected numbers or texts in column {shown(tally.name)}, got {brief(tally.type, 60)};"
                 f" {leave_out(tally.name)}"
             )
-    for batch in file.batches([tally.name for tally in tallies]):
+    for batch in batches:
         rows += batch.num_rows
         for tally, cells in zip(tallies, batch.columns, strict=True):
             _look(tally, cells)
@@ -180,9 +229,11 @@ def _look(tally: Tally, cells: Any) -> None:
     tally.add_numbers(there)
 
 
-def read_table(path: Path, drop: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
+def read_table(
+    path: Path, drop: Sequence[str] = (), bounds: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
     """The complete rows of a table (N, D), the incomplete ones with NaN, and its columns; empty rows are left out."""
-    columns = scan(path, drop)
+    columns = with_bounds(scan(path, drop), parsed_bounds(bounds), path)
     none = np.empty((0, len(columns)), np.float32)
     complete, incomplete = [none], [none]
     for batch in TableFile(path).batches([column.name for column in columns]):

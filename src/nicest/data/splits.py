@@ -12,7 +12,7 @@ import numpy as np
 
 from nicest.data import copula, download, images
 from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_density
-from nicest.data.columns import Column, leave_out
+from nicest.data.columns import Column, Support, leave_out, support
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
@@ -70,6 +70,11 @@ class Splits:
         return copula.fill(self.train, self.incomplete, np.array(self.steps or [0.0] * self.dim) > 0)
 
     @property
+    def support(self) -> Support | None:
+        """Which values its columns have, of a table."""
+        return support(self.columns) if self.columns else None
+
+    @property
     def training(self) -> np.ndarray:
         """All rows that train: the complete ones, then the incomplete ones with initial values.
 
@@ -117,15 +122,16 @@ def load(
     valid: float = 0.1,
     test: float = 0.1,
     drop: Sequence[str] = (),
+    bounds: Sequence[str] = (),
     fit: images.Fit = images.Fit(),  # noqa: B008
 ) -> Splits:
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
 
-    A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop`, a .npy, .npz or idx file,
-    or a folder of idx files or of images, which `fit` crops and resizes. Digits and own data are split by a
-    permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in MNIST's layout and
-    archives with the keys train, valid and test have a split of their own and ignore all three; an archive without
-    valid has that carved from its train. Nothing is downloaded.
+    A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop` and with `bounds` of others,
+    a .npy, .npz or idx file, or a folder of idx files or of images, which `fit` crops and resizes. Digits and own
+    data are split by a permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in
+    MNIST's layout and archives with the keys train, valid and test have a split of their own and ignore all three; an
+    archive without valid has that carved from its train. Nothing is downloaded.
     """
     if seed < 0:
         raise NicestError(f"expected a seed of 0 or more, got {seed}")
@@ -142,7 +148,7 @@ def load(
         path = Path(name_or_path).expanduser()
         if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
-                return _load_table(path, seed, valid, test, drop)
+                return _load_table(path, seed, valid, test, drop, bounds)
             return _load_path(path, seed, valid, test, fit)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
@@ -349,9 +355,11 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
     return _assemble(name, parts["train"], parts["valid"], parts["test"])
 
 
-def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str]) -> Splits:
+def _load_table(
+    path: Path, seed: int, valid: float, test: float, drop: Sequence[str], bounds: Sequence[str] = ()
+) -> Splits:
     """The rows of a table; incomplete ones train, never test, and validate only if there are few complete ones."""
-    values, incomplete, columns = read_table(path, drop)
+    values, incomplete, columns = read_table(path, drop, bounds)
     if len(columns) < 2:
         commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
         raise NicestError(

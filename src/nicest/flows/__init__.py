@@ -6,7 +6,8 @@ from nicest.flows.coupling import Coupling, Partition, checkerboard, halves, odd
 from nicest.flows.flow import Flow
 from nicest.flows.laws import LAWS, Additive, Affine, Law, Multiplicative, Spline
 from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, moments
-from nicest.flows.marginals import Elementwise, Logit, SinhArcsinh
+from nicest.flows.marginals import Bounded, Elementwise, Logit, SinhArcsinh
+from nicest.flows.mixed_units import MixedUnits
 from nicest.flows.networks import MLP, ResidualMLP
 from nicest.flows.priors import Gaussian, Logistic, PartPrior, Prior
 from nicest.flows.units import Units, bits_per_dim
@@ -21,6 +22,7 @@ __all__ = [
     "Additive",
     "Affine",
     "Bijection",
+    "Bounded",
     "Chain",
     "Coupling",
     "DiagonalScaling",
@@ -30,6 +32,7 @@ __all__ = [
     "Law",
     "Logistic",
     "Logit",
+    "MixedUnits",
     "Mixing",
     "Multiplicative",
     "PartPrior",

@@ -14,7 +14,7 @@ from torch.distributions import Distribution, constraints
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling
-from nicest.flows.linear import Whitening, mean_and_variance, moments
+from nicest.flows.linear import Whitening, moments
 from nicest.flows.priors import PartPrior, Prior
 from nicest.flows.units import Units
 from nicest.flows.within import Within
@@ -87,7 +87,8 @@ class Flow(nn.Module):
         elif isinstance(self.prior, PartPrior) and x.shape[-1:] != (self.dim,):
             raise ValueError(f"expected x with its condition, {self.prior.of}; got no condition: give it as given=")
         if x.ndim == 2 and (context is None or context.ndim > 1):
-            return self.log_density(self.enter(x, noise=noise), context) + self.units_log_det
+            y = self.enter(x, noise=noise)
+            return self.log_density(y, context) + self.units_log_det + self.units.local(y, self.prior.scored)
         if x.ndim == 0:
             raise ValueError(f"expected x of {self.dim} numbers, got a scalar")
         context = context if context is None else as_rows(context, x.shape[:-1])
@@ -119,8 +120,12 @@ class Flow(nn.Module):
 
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """The ledger of `log_prob`: units, the log-det of every layer by name, and the prior; each (B,)."""
-        h, terms = self.chain.walk(self.enter(x), context)
-        units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms(self.prior.scored).items()}
+        y = self.enter(x)
+        h, terms = self.chain.walk(y, context)
+        of_units = self.units.terms(self.prior.scored)
+        if isinstance(local := self.units.local(y, self.prior.scored), Tensor):
+            of_units["atoms"] = local
+        units = {name: h.new_zeros(len(h)) + term for name, term in of_units.items()}
         found = units | terms | {"prior": self.prior.log_prob(h)}
         if len(found) < len(units) + len(terms) + 1:
             raise ValueError("a layer has the name of another term of the ledger: 'prior', or one of the units")
@@ -180,7 +185,7 @@ class Flow(nn.Module):
         training = [module for module in self.modules() if module.training]
         self.eval()  # dropout is for training
         if self.units.standardise:
-            self.units.fit(*mean_and_variance(rows))
+            self.units.fit_rows(rows)
 
         def reached(before: Path, part: Tensor) -> Tensor:
             y, context = self.enter(part.to(self.device)), None

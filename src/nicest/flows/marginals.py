@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -13,6 +14,8 @@ from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.laws import Law, Spline
 
 STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
+HARDLY = 1e-6  # the least distance from a bound
+CENTRE, TAIL = math.sqrt(math.tau) / 4, 0.13  # of the map from a logistic variable to a Gaussian one: see `Bounded`
 NARROWEST = 3.0  # largest |log(scale / standard deviation)|
 
 
@@ -38,6 +41,39 @@ class Logit(Bijection):
 
     def extra_repr(self) -> str:
         return f"margin={self.margin}"
+
+
+class Bounded(Bijection):
+    """All real numbers y for x in [0, 1], `ends` = 2, or in [0, ∞), `ends` = 1; y = x in columns of `ends` = 0.
+
+    y = c t / √(1 + k |t|), t = logit(x) or log(exp x - 1): about Gaussian where x is uniform, or exponential, since
+    t is logistic then. log dy/dt = log c - 3/2 log(1 + k |t|) + log(1 + k |t| / 2). What lies within 1e-6 of a bound,
+    and beyond it, counts as 1e-6 from it.
+    """
+
+    ends: Tensor
+
+    def __init__(self, ends: Sequence[int] | Tensor) -> None:
+        super().__init__()
+        self.register_buffer("ends", torch.as_tensor(ends).to(torch.get_default_dtype()))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, len(self.ends))
+        two = self.ends == 2
+        inside = x.clamp_min(HARDLY)
+        t = torch.where(two, torch.logit(inside.clamp_max(1 - HARDLY)), inside + torch.log(-torch.expm1(-inside)))
+        slope = functional.softplus(-t) + torch.where(two, functional.softplus(t), 0.0)
+        size = TAIL * t.abs()
+        bend = CENTRE * t * torch.rsqrt(1 + size)
+        slope = slope + math.log(CENTRE) - 1.5 * torch.log1p(size) + torch.log1p(size / 2)
+        y = torch.where(self.ends > 0, bend, x)
+        return y, torch.where(self.ends > 0, slope, 0.0).sum(-1)
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(y, len(self.ends))
+        half = TAIL * y.abs() / (2 * CENTRE**2)  # |t| is the root of c² t² - k y² |t| - y² = 0
+        t = y * (half + torch.sqrt(half.square() + 1 / CENTRE**2))
+        return torch.where(self.ends == 2, t.sigmoid(), torch.where(self.ends == 1, functional.softplus(t), y))
 
 
 class SinhArcsinh(Bijection):

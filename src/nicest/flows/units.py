@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from nicest.flows.bijection import check_features
+from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.linear import mean_and_variance
 from nicest.flows.shares import own, whole
 
 Bounds = tuple[Tensor | float, Tensor | float]
@@ -129,6 +130,19 @@ class Units(nn.Module):
         return terms
 
     @property
+    def n_drawn(self) -> int:
+        """Dimensions some of whose values are drawn from an interval."""
+        return int((self.step > 0).sum())
+
+    def first_layers(self) -> dict[str, Bijection]:
+        """Layers that a chain begins with, by name, where not every real number is a y."""
+        return {}
+
+    def local(self, y: Tensor, scored: Sequence[int] | None = None) -> Tensor | float:
+        """What it adds beyond `terms`, where that changes from row to row, (B,)."""
+        return 0.0
+
+    @property
     def _unit(self) -> Tensor:
         """The step of a discrete dimension, 1 for a continuous one."""
         return torch.where(self.step > 0, self.step, 1.0)
@@ -165,7 +179,7 @@ class Units(nn.Module):
             raise ValueError("expected every lower bound below its upper bound; one is not, or is not a number")
         return lower, upper
 
-    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and covariance of y from those of x. The noise enters exactly, as its mean and variance.
 
         DIFFERS: the paper whitens one draw of noisy data; the expectation has no draw to overfit, which is worth 6
@@ -174,6 +188,16 @@ class Units(nn.Module):
         step, loc, scale = (each.to(mean) for each in (self.step, self.loc, self.scale))
         spread = covariance + torch.diag(step**2 / 12)
         return (mean + step / 2 - loc) / scale, spread / (scale[:, None] * scale)
+
+    def fit_rows(self, rows: Tensor) -> None:
+        """Standardise rows of data."""
+        self.fit(*mean_and_variance(rows))
+
+    @torch.no_grad()
+    def rescale(self, unit: Tensor) -> None:
+        """Be of numbers that are `unit` times as large, (D,)."""
+        for each in (self.loc, self.scale):
+            each.mul_(unit.to(each))
 
     @torch.no_grad()
     def fit(self, mean: Tensor, variance: Tensor) -> None:

@@ -248,7 +248,7 @@ def _climb(
             continue
         y = ascent.y
         with torch.no_grad():
-            nats = flow.log_density(y).double() + flow.units_log_det
+            nats = flow.log_density(y).double() + flow.units_log_det + flow.units.local(y)
         mean_nats = float(nats.mean())
         if not math.isfinite(mean_nats):
             cause = "choose a smaller gradient scale" if i else "is every observed value a number?"

@@ -117,7 +117,7 @@ class Chains:
 
         y' ~ U(step), taken with probability min(1, p(y') / p(y)); about two cells of a row at a time.
         """
-        few = min(0.5, 2 / int((self.units.step > 0).sum()))
+        few = min(0.5, 2 / max(1, self.units.n_drawn))
         drawn = self.enter(x.repeat_interleave(self.chains, 0)).view_as(at.y)
         uniform = torch.rand(at.y.shape, generator=self.generator, dtype=at.y.dtype, device=at.y.device)
         self.observed = torch.where(uniform < few, drawn, at.y)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from nicest.data import Splits
+from nicest.data.columns import Support
 from nicest.errors import NicestError
 from nicest.flows import (
     LAWS,
@@ -25,6 +27,7 @@ from nicest.flows import (
     Law,
     Logistic,
     Logit,
+    MixedUnits,
     Mixing,
     Partition,
     Prior,
@@ -55,24 +58,25 @@ from nicest.recipes.recipe import DataSettings, Recipe
 WIDEST = 6000  # columns that are whitened
 
 
-def build(recipe: Recipe, steps: Sequence[float] = ()) -> Flow:
+def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     """The flow of a recipe whose data.shape and data.levels are known, untrained; whitening is still the identity.
 
-    `steps` are of the columns of a table, where some hold whole steps (data.discrete).
+    `splits` tell which values the columns of a table have; without them stored weights must.
     """
     if recipe.own_flow:
         raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
     model = recipe.model
     prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](recipe.data.dim, learned=model.learned_prior)
-    layers: dict[str, Bijection] = {}
+    units = units_of(recipe.data, splits)
+    layers = units.first_layers()
     count: Counter[str] = Counter()
     for name, layer in _layers(recipe, prior):
         count[name] += 1
         layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
-    return Flow(units_of(recipe.data, steps), Chain(layers), prior)
+    return Flow(units, Chain(layers), prior)
 
 
-def units_of(data: DataSettings, steps: Sequence[float] = ()) -> Units:
+def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
     """From the data as it is stored to real numbers of a sensible size."""
     if data.levels:
         low, high = data.interval
@@ -80,7 +84,13 @@ def units_of(data: DataSettings, steps: Sequence[float] = ()) -> Units:
             return Units.pixels(data.dim, data.levels, (low, high))
         except ValueError as error:
             raise NicestError(f"data.interval: {error}") from error
-    return Units.columns(steps or (float(data.discrete > 0),) * data.dim)
+    dim = data.dim
+    if not data.atoms:
+        return Units.columns((splits and splits.steps) or (float(data.discrete > 0),) * dim)
+    found = (splits and splits.support) or Support(
+        (0.0,) * dim, ((),) * dim, (False,) * dim, ((-math.inf, math.inf),) * dim
+    )
+    return MixedUnits(found.steps, found.atoms, categories=found.categories, bounds=found.bounds, room=data.atoms)
 
 
 def _layers(recipe: Recipe, prior: Prior) -> Iterator[tuple[str, Bijection]]:

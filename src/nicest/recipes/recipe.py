@@ -64,6 +64,7 @@ class DataSettings(Settings):
     crop: tuple[int, ...] = setting((), "height and width of the middle that is kept of every image of a folder", SIZE)
     resize: tuple[int, ...] = setting((), "height and width to which images of a folder are then resized", SIZE)
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
+    bounds: tuple[str, ...] = setting((), 'bounds of columns of a table, such as "0 <= age" or "0 <= share <= 1"')
     interval: tuple[float, ...] = setting(
         (0.0, 1.0),
         "where dequantised pixels lie; nats are reported on it",
@@ -87,6 +88,9 @@ class DataSettings(Settings):
         Rule("0, or from 2 to 65536", lambda n: n == 0 or 2 <= n <= 65536),
     )
     discrete: int = setting(0, "columns of a table that hold whole steps or few values; taken from the data")
+    atoms: int = setting(
+        0, "most values of a column that have a probability of their own: categories, spikes; taken from the data"
+    )
     digest: str = setting("", "fingerprint of all rows and their split; taken from the data")
 
     @property

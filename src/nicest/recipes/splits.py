@@ -23,9 +23,9 @@ def load_splits(recipe: Recipe) -> Splits:
         _require_kind(data)
     elif data.name not in SETS and not (path := Path(data.name).expanduser()).exists():
         raise NicestError(f"found no {path}, which the run was trained on: put it back, or say where it is with --data")
-    found = load(
-        data.name, seed=data.seed, valid=data.valid, test=data.test, drop=data.drop, fit=Fit(data.crop, data.resize)
-    )
+    fit = Fit(data.crop, data.resize)
+    how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
+    found = load(data.name, fit=fit, **how)  # type: ignore[arg-type]
     splits = _with_levels(found, data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(
@@ -63,6 +63,7 @@ def describe(recipe: Recipe, splits: Splits) -> Recipe:
         shape=splits.shape,
         levels=splits.levels or 0,
         discrete=sum(step > 0 for step in splits.steps),
+        atoms=splits.support.most_atoms if splits.support else 0,
         digest=splits.digest(),
     )
     return replace(recipe, data=data)

@@ -7,13 +7,12 @@ as any other: so its units, its noise and its log-dets are those of the model it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from nicest.data import Splits
-from nicest.flows import ZCA, Bijection, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine
+from nicest.flows import ZCA, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine
 from nicest.inference import engine
 from nicest.progress import track
 from nicest.recipes.build import units_of
@@ -30,7 +29,7 @@ def baselines(
     rows, held_out = rows_to(splits.training, device), rows_to(splits.split(split), device)
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):
-        flow = linear_flow(name, data, splits.steps).double()
+        flow = linear_flow(name, data, splits).double()
         try:
             flow.fit_constants(rows)
             flow = flow.float().to(device)
@@ -45,17 +44,18 @@ def baselines(
     return scores
 
 
-def linear_flow(name: str, data: DataSettings, steps: Sequence[float] = ()) -> Flow:
+def linear_flow(name: str, data: DataSettings, splits: Splits | None = None) -> Flow:
     """A baseline before it is fitted."""
-    linear: dict[str, Bijection] = {}
+    units = units_of(data, splits)
+    linear = units.first_layers()
     prior: Prior = Logistic(data.dim, learned=True)
     if name == "zca_logistic":
-        linear = {"zca": ZCA(data.dim)}
+        linear["zca"] = ZCA(data.dim)
     elif name == "full_gaussian":
-        linear, prior = {"whitening": TriangularAffine(data.dim)}, Gaussian(data.dim)
+        linear["whitening"], prior = TriangularAffine(data.dim), Gaussian(data.dim)
     elif name == "diagonal_gaussian":
         prior = Gaussian(data.dim, learned=True)
-    return Flow(units_of(data, steps), Chain(linear), prior)
+    return Flow(units, Chain(linear), prior)
 
 
 @torch.no_grad()

@@ -45,7 +45,8 @@ def impute_table(
 ) -> dict[str, Any]:
     """Write the table again with its missing cells filled in, and if asked a line for each of those cells.
 
-    A continuous cell gets the mean of its draws, an integer their median, one of few values the most frequent. `cells`
+    A continuous cell gets the mean of its draws, an integer or one of a column with spikes their median, a category
+    the most frequent. `cells`
     gets row, column, value, low and high, the ends of the interval, which texts and booleans have none of; share, how
     many of the draws are the value where it is not continuous; and R-hat, near 1 where the chains of the row agree.
     Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
@@ -63,6 +64,8 @@ def impute_table(
         if each is not path:
             require_own_file(each, run.recipe, path)
     file = TableFile(path)
+    import pyarrow as pa
+
     require_columns(file, columns)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
     with ExitStack() as stack:
@@ -78,7 +81,7 @@ def impute_table(
                 bar.update(before + int(share * rows), f"{counts['filled']:,} cells")
 
             found = fill(run.flow, encoded.rows, hidden, columns, watch=tell, **how)
-            write(filled(batch, columns, found, hidden).columns)
+            write(filled(pa.Table.from_batches([batch]), columns, found.value, hidden).columns)
             if write_cells:
                 write_cells(listed_cells(columns, found, hidden, counts["rows"]).columns)
             counts["rows"] += batch.num_rows
@@ -117,6 +120,7 @@ def _filled_rows(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
 ) -> Cells:
     discrete, steps = (np.array([c.kind in kinds for c in columns]) for kinds in (("steps", "values"), ("steps",)))
+    spiked = np.array([bool(c.spikes) for c in columns])
     like = flow.units.scale
     lower, upper = torch.tensor([column.bounds for column in columns]).to(like).unbind(1)
     imputed = impute_rows(
@@ -130,18 +134,18 @@ def _filled_rows(
     )
     draws, mean, low, high = (each.cpu().numpy() for each in (imputed.draws, imputed.mean, imputed.low, imputed.high))
     low, high, median = (np.where(discrete, np.floor(each), each) for each in (low, high, np.median(draws, 0)))
-    value = np.where(discrete, np.where(steps, median, stats.mode(draws, axis=0).mode), mean)
+    value = np.where(discrete & ~steps, stats.mode(draws, axis=0).mode, np.where(steps | spiked, median, mean))
     share = np.where(discrete, (draws == value).mean(0), np.nan)
     agree = np.broadcast_to(imputed.r_hat.cpu().numpy()[:, None], value.shape)
     return Cells(value, low, high, share, agree)
 
 
-def filled(batch: Any, columns: Sequence[Column], found: Cells, hidden: np.ndarray) -> Any:
-    """The batch with its hidden cells filled in; all others, and all other columns, are what they were."""
+def filled(table: Any, columns: Sequence[Column], values: np.ndarray, hidden: np.ndarray) -> Any:
+    """The table with its hidden cells filled in; all others, and all other columns, are what they were."""
     import pyarrow as pa
     from pyarrow import compute
 
-    new, table = decode(found.value, columns), pa.Table.from_batches([batch])
+    new = decode(values, columns)
     for i, column in enumerate(columns):
         if hidden[:, i].any():
             old, cells = (_plain(each.column(column.name).combine_chunks()) for each in (table, new))

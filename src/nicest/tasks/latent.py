@@ -321,7 +321,8 @@ def principal(units: Units, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     In float64, dequantisation noise included.
     """
-    mean, covariance = units.carry(*moments(rows))
+    noise = torch.Generator(rows.device).manual_seed(0)
+    mean, covariance = units.carry(*moments(rows)) or moments(units.enter(rows, generator=noise))
     variances, directions = torch.linalg.eigh(covariance)
     return mean, variances.clamp_min(0).sqrt().flip(0), directions.flip(1)
 

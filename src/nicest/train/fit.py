@@ -225,7 +225,7 @@ def fit_rows(
     if flow is None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(recipe.train.seed)
-            flow = build(recipe, splits.steps).double()
+            flow = build(recipe, splits).double()
             prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
     return fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
 
@@ -234,7 +234,7 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
-    flow = build(recipe, splits.steps).double()
+    flow = build(recipe, splits).double()
     prepare(flow, splits, device, world)
     return State(recipe, flow, device, world)
 
@@ -252,7 +252,9 @@ def prepare(
         if everything and splits.valid is not splits.train:
             rows = np.concatenate([rows, splits.validating])
         try:
-            flow.fit_constants(rows_to(rows, device))
+            # which draws noise: after it, this process draws what the others do
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                flow.fit_constants(rows_to(rows, device))
         except ValueError as error:  # such as columns that depend on each other
             raise NicestError(str(error)) from error
     if world.joined:

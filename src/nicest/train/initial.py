@@ -44,9 +44,7 @@ def sized(recipe: Recipe, splits: Splits, given: Given) -> list[Recipe]:
     made = recipes_for(splits.fewest_observed if sparse else n, splits.dim, given)
     if images:
         made = [recipe_for_images(n, splits.dim, given)]
-    noise = torch.Generator().manual_seed(recipe.train.seed)
-    units = units_of(describe(recipe, splits).data, splits.steps)
-    noisy = units.enter(rows_to(some(splits.training)), generator=noise).numpy()
+    noisy = as_reals(recipe, splits)
     found = []
     for each in made:
         fixed: dict[str, Any] = {"marginals": "none"} if images else UNBENT if sparse or n < FEW else {}
@@ -58,6 +56,20 @@ def sized(recipe: Recipe, splits: Splits, given: Given) -> list[Recipe]:
         among = SHRINKAGES_OF_IMAGES if images else SHRINKAGES
         found.append(choose_start(noisy, changed, fixed | dict(given["model"]), among))
     return found
+
+
+@torch.no_grad()
+def as_reals(recipe: Recipe, splits: Splits) -> np.ndarray:
+    """Some training rows as the real numbers that the flow is of."""
+    units = units_of(describe(recipe, splits).data, splits)
+    layers = units.first_layers()
+    rows = rows_to(some(splits.training))
+    if layers:
+        units.fit_rows(rows)
+    y = units.enter(rows, generator=torch.Generator().manual_seed(recipe.train.seed))
+    for layer in layers.values():
+        y, _ = layer(y)
+    return y.numpy()
 
 
 def some(rows: np.ndarray) -> np.ndarray:

@@ -1,0 +1,152 @@
+"""Categories, spikes and bounds: probabilities beside densities, against sums and integrals that must be one."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from nicest.flows import MLP, Bounded, Chain, Coupling, Flow, Gaussian, MixedUnits, Spline, odd_even
+
+FREE = (-math.inf, math.inf)
+DTYPES = [torch.float32, torch.float64]
+# a category, a spike at a bound, spikes inside, counts with a spike, reals, shares, capped shares
+STEPS = [0, 0, 0, 1, 0, 0, 0]
+ATOMS = [[0, 1, 2, 3], [0.0], [-0.1, 1.0], [0.0], [], [], [1.0]]
+CATEGORIES = [True, False, False, False, False, False, False]
+BOUNDS = [FREE, (0.0, math.inf), FREE, (0.0, math.inf), FREE, (0.0, 1.0), (0.0, 1.0)]
+
+
+def table(n: int = 4000) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform() -> Tensor:
+        return torch.rand(n, generator=generator, dtype=torch.float64)
+
+    category = torch.multinomial(torch.tensor([0.7, 0.1, 0.15, 0.05]), n, True, generator=generator).double()
+    gain = torch.where(uniform() < 0.6, 0.0, -500 * uniform().log())
+    inside = torch.randn(n, generator=generator, dtype=torch.float64)
+    inside = torch.where(uniform() < 0.2, -0.1, torch.where(uniform() < 0.3, 1.0, inside))
+    counts = torch.where(uniform() < 0.5, 0.0, (60 * uniform()).floor())
+    shares = uniform()
+    columns = [category, gain, inside, counts, 1e4 + inside + category, shares, (1.4 * shares).clamp(max=1)]
+    return torch.stack(columns, 1).float().double()  # as it is stored
+
+
+def units(dtype: torch.dtype = torch.float64) -> MixedUnits:
+    made = MixedUnits(STEPS, ATOMS, categories=CATEGORIES, bounds=BOUNDS).to(dtype)
+    made.fit_rows(table())
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("noise", [True, False])
+def test_what_enters_leaves_as_it_was(dtype: torch.dtype, noise: bool):
+    made, x = units(dtype), table().to(dtype)
+    back = made.leave(made.enter(x, noise=noise))
+    exact = torch.tensor([True, False, False, True, False, False, False])
+    assert (back[:, exact] == x[:, exact]).all()
+    spiked = torch.stack([torch.isin(x[:, d].float(), made.at[d].float()) for d in range(7)], 1)
+    assert (back[spiked] == x[spiked]).all()  # no spike becomes another number, nor another number a spike
+    again = torch.stack([torch.isin(back[:, d].float(), made.at[d].float()) for d in range(7)], 1)
+    assert (again == spiked).all()
+    torch.testing.assert_close(back, x, rtol=4 * torch.finfo(dtype).eps, atol=1e-3 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_real_number_is_a_value_of_the_column(dtype: torch.dtype):
+    made = units(dtype)
+    (bounded,) = made.first_layers().values()
+    far = torch.cat([torch.linspace(-60, 60, 20_001), torch.linspace(-4, 4, 20_001)]).to(dtype)[:, None].expand(-1, 7)
+    x = made.leave(bounded.to(dtype).inverse(far))
+    assert x.isfinite().all()
+    assert set(x[:, 0].tolist()) == {0.0, 1.0, 2.0, 3.0}
+    assert x[:, [1, 3, 5, 6]].min() >= 0
+    assert x[:, 5:].max() <= 1
+    assert (x[:, 3] == x[:, 3].round()).all()
+
+
+def flow_of(dim: int, made: MixedUnits) -> Flow:
+    torch.manual_seed(0)
+    chain = Chain(made.first_layers())
+    for i in range(3 if dim > 1 else 0):
+        partition = odd_even(dim) if i % 2 else odd_even(dim).swap()
+        network = MLP(len(partition.i1), Spline().size * len(partition.i2), (16,))
+        chain = Chain(*chain, Coupling(partition, Spline(), network))
+    return Flow(made, chain, Gaussian(dim)).double()
+
+
+@torch.no_grad()
+def mass(flow: Flow, x: Tensor, points: int) -> Tensor:
+    """P(x) of rows that are atoms or steps in every column: the mean of exp log p over their intervals."""
+    u = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    grid = torch.cartesian_prod(*[u] * flow.dim).reshape(-1, flow.dim)
+    rows = x.repeat_interleave(len(grid), 0)
+    y = flow.units.enter(rows, noise=grid.repeat(len(x), 1))
+    nats = flow.log_density(y) + flow.units_log_det + flow.units.local(y)
+    return nats.exp().reshape(len(x), -1).mean(1)
+
+
+def test_the_probabilities_of_two_categories_sum_to_one():
+    x = torch.stack([table()[:, 0], (table()[:, 0] + table()[:, 3]) % 3], 1)
+    made = MixedUnits([0, 0], [[0, 1, 2, 3], [0, 1, 2]], categories=[True, True]).double()
+    made.fit_rows(x)
+    flow = flow_of(2, made)
+    pairs = torch.cartesian_prod(torch.arange(4.0), torch.arange(3.0)).double()
+    found = mass(flow, pairs, 60)
+    assert float(found.sum()) == pytest.approx(1, abs=5e-3)
+    assert found.min() > 0
+
+
+@pytest.mark.parametrize(("d", "low", "high"), [(1, 0, 40_000), (2, -12, 12), (5, 0, 1), (6, 0, 1)])
+def test_probability_of_the_spikes_and_density_of_the_rest_make_one(d: int, low: float, high: float):
+    made = MixedUnits([0], ATOMS[d : d + 1], bounds=BOUNDS[d : d + 1]).double()
+    made.fit_rows(table()[:, d : d + 1])
+    flow = flow_of(1, made)
+    spikes = torch.tensor(ATOMS[d], dtype=torch.float64)[:, None]
+    total = float(mass(flow, spikes, 20_000).sum()) if len(spikes) else 0.0
+    n = 400_000
+    x = (low + (high - low) * (torch.arange(n, dtype=torch.float64) + 0.5) / n)[:, None]
+    total += float(flow.log_prob(x).exp().mean()) * (high - low)
+    assert total == pytest.approx(1, abs=3e-3)
+
+
+def test_steps_with_a_spike_sum_to_one():
+    made = MixedUnits([1], [[0.0]], bounds=[(0.0, math.inf)]).double()
+    made.fit_rows(table()[:, 3:4])
+    counts = torch.arange(3000, dtype=torch.float64)[:, None]
+    assert float(mass(flow_of(1, made), counts, 200).sum()) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_log_likelihood_is_the_sum_of_its_terms():
+    made, x = units(), table()[:50]
+    flow = flow_of(7, made)
+    torch.manual_seed(1)
+    terms = flow.terms(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(sum(terms.values()), flow.log_prob(x))
+    assert terms["atoms"].std() > 0
+
+
+def test_independent_columns_are_known_without_training():
+    """The likelihood of a category is that of its frequencies; a prior and no couplings reach it."""
+    x = table()[:, :1]
+    made = MixedUnits([0], [[0, 1, 2, 3]], categories=[True]).double()
+    made.fit_rows(x)
+    found = mass(flow_of(1, made), torch.arange(4.0).double()[:, None], 2000).log()
+    share = torch.bincount(x[:, 0].long()) / len(x)
+    assert float(found[x[:, 0].long()].mean()) == pytest.approx(float((share * share.log()).sum()), abs=0.01)
+
+
+def test_bounded_columns_are_nearly_gaussian():
+    x = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64)
+    rows = torch.stack([x, -torch.log1p(-x)], 1)  # uniform, and exponential
+    y, _ = Bounded([2, 1])(rows)
+    expected = torch.from_numpy(stats.norm.ppf(x))
+    assert (y - expected[:, None]).abs().max() < 0.11
+
+
+def test_an_upper_bound_alone_is_refused():
+    with pytest.raises(ValueError, match="a lower bound beside every upper bound"):
+        MixedUnits([0], [[]], bounds=[(-math.inf, 1.0)])
