@@ -69,7 +69,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     """An image in grey or colours of 8 bits, with its transparency where it has one."""
     if image.mode.startswith("I"):  # 16 bits, which `convert` would cut off
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
-    return image.convert("RGBA" if image.has_transparency_data else "L" if image.mode in ("1", "L") else "RGB")
+    mode = "RGBA" if image.has_transparency_data else "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == mode else image.convert(mode)  # which would copy it
 
 
 def _opaque(image: Image.Image) -> Image.Image:
