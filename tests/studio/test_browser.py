@@ -372,7 +372,7 @@ def test_the_first_model_of_a_run_is_noticed(chromium: Any, digits: Path, tmp_pa
         page.wait_for_selector("#state:has-text('This run has no model yet')")
         assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
         shutil.copytree(digits, young, dirs_exist_ok=True)
-        page.wait_for_selector("nav >> text=Inpaint", timeout=10_000)
+        page.wait_for_selector("nav >> text=Inpaint")
         assert page.locator("#training").is_visible()
         assert page.inner_text("#state") == ""
         page.wait_for_selector("#spectrum polyline")
