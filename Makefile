@@ -27,8 +27,9 @@ screenshots: $(VENV)/.dev  ## the pictures of docs/studio.md, from the browser t
 	NICEST_BROWSER=1 NICEST_STUDIO_RUN=runs/demo NICEST_SCREENSHOTS=docs/images \
 		$(BIN)/python -m pytest -q tests/studio/test_browser.py -k Looks
 
-load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, with the run of `make demo`
+load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, then hostile ones, with the run of `make demo`
 	$(BIN)/python tests/load.py runs/demo --clients 50 --seconds 60 --out results/studio-load.json
+	$(BIN)/python tests/hostile.py runs/demo --seconds 60 --out results/studio-hostile.json
 
 KILLS ?= 60
 crash-test: $(VENV)/.dev  ## kill real trainings KILLS=60 times, resume them, compare their ends; the next sitting adds to it

@@ -47,7 +47,7 @@ class Load:
                 places = [random.uniform(-3, 3) for _ in range(12)]
                 answer = await client.post(f"{path}/move", json={"picture": picture, "places": places})
             case "between":
-                ends = {"start": picture, "end": random.choice(self.pictures)}
+                ends = {"start": {"picture": picture}, "end": {"picture": random.choice(self.pictures)}}
                 answer = await client.post(f"{path}/between", json=ends)
             case "samples":
                 answer = await client.get(f"{path}/samples", params={"n": 24, "seed": random.randrange(10**6)})
@@ -96,7 +96,7 @@ class Load:
 def measure(url: str, pid: int, clients: int, seconds: float) -> dict[str, Any]:
     with httpx.Client(base_url=url, timeout=120) as client:
         run = client.get("/api/runs").json()["runs"][0]["id"]
-        client.get(f"/api/runs/{run}/training-scores").raise_for_status()  # counted once in the life of a run
+        client.get(f"/api/runs/{run}/reference-scores").raise_for_status()  # counted once in the life of a run
         pictures = client.get(f"/api/runs/{run}/pictures", params={"n": 50}).json()["pictures"]
         mask = client.get(f"/api/runs/{run}/mask", params={"name": "top"}).json()["mask"]
     load = Load(url, run, pictures, mask)

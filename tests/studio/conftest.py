@@ -15,6 +15,7 @@ pytest.importorskip("fastapi", reason="the studio is not installed: pip install 
 import httpx
 
 from nicest.studio.guard import Guard
+from nicest.studio.limits import Desk
 from nicest.studio.server import create_app
 
 TINY = ("model.width=16", "model.hidden_layers=1", "train.batch=50", "train.lr=0.02", "train.warmup=0")
@@ -50,11 +51,15 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def app(digits: Path, table: Path, empty: Path) -> Guard:
-    return create_app([digits, table, empty], jobs=2)
+    return create_app([digits, table, empty], desk=Desk(jobs=2))
 
 
 @pytest.fixture(scope="session")
 def ask(app: Guard) -> Ask:
+    return asking(app)
+
+
+def asking(app: Guard) -> Ask:
     """Ask the application, in this process."""
 
     def ask(method: str, path: str, **options: Any) -> httpx.Response:

@@ -5,26 +5,42 @@ import base64
 import gc
 import io
 import json
+import os
+import shutil
+import socket
+import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from pyarrow import parquet
 
 import nicest
 from nicest.data.columns import Column
-from nicest.studio import limits
+from nicest.studio import endpoints, images, limits
+from nicest.studio.films import Film
 from nicest.studio.guard import HEADERS, PATIENCE, Guard
+from nicest.studio.images import Images
+from nicest.studio.limits import Desk
 from nicest.studio.rows import _ends, _typed
-from nicest.studio.served import Loaded
-from nicest.studio.server import PAGE, create_app, is_loopback, name_runs
+from nicest.studio.served import Loaded, Served
+from nicest.studio.server import PAGE, bind, create_app, is_loopback, make_server, name_runs, names, serve
 from nicest.tasks.evaluate import evaluate
+from nicest.tasks.latent import Model
+from nicest.tasks.score import keep_quantiles
+from studio.conftest import asking
 
 Ask = Callable[..., httpx.Response]
 DIGITS = "/api/runs/digits"
@@ -74,8 +90,45 @@ class TestRuns:
         assert "found no" in refusal(create_app, [tmp_path / "none"])
 
     def test_a_run_without_a_model_says_so_and_has_its_metrics(self, ask: Ask):
-        assert ask("GET", "/api/runs/young/samples").status_code == 422
-        assert ask("GET", "/api/runs/young/metrics").json() == {"rows": [], "idle_seconds": None, "epochs": 0}
+        answer = ask("GET", "/api/runs/young/samples")
+        assert answer.status_code == 409
+        assert "has no model yet" in answer.json()["error"]
+        assert ask("GET", "/api/runs/young/metrics").json() == {
+            "rows": [],
+            "idle_seconds": None,
+            "epochs": 0,
+            "patience": 0,
+            "best_epoch": None,
+            "finished": False,
+        }
+
+    def test_one_that_is_damaged_replaced_or_deleted_says_so(self, digits: Path, table: Path, tmp_path: Path):
+        run = Path(shutil.copytree(digits, tmp_path / "run"))
+        ask = asking(create_app([run]))
+        form = {"nicest-form": ask("GET", "/api/runs").json()["runs"][0]["form"]}
+        assert ask("GET", "/api/runs/run/samples?n=1", headers=form).status_code == 200
+        model = run / "model.safetensors"
+        content = model.read_bytes()
+        os.utime(model, ns=(1, 1))  # the same model in another file, as training writes it: nobody is disturbed
+        assert ask("GET", "/api/runs/run/samples?n=1", headers=form).status_code == 200
+        with model.open("r+b") as file:  # in its place: the same inode
+            file.write(b"junk" * 1000)
+        damaged = ask("GET", "/api/runs/run/samples?n=1", headers=form)
+        assert damaged.status_code == 409
+        assert "damaged" in damaged.json()["error"]
+        assert "damaged" in ask("GET", "/api/runs").json()["runs"][0]["why"]
+        model.write_bytes(content)
+        assert ask("GET", "/api/runs/run/samples?n=1", headers=form).status_code == 200
+        shutil.rmtree(run)
+        shutil.copytree(table, run)
+        replaced = ask("GET", "/api/runs/run/rows?n=1", headers=form)
+        assert replaced.status_code == 409
+        assert "replaced" in replaced.json()["error"]
+        assert ask("GET", "/api/runs/run/rows?n=1").status_code == 200
+        model.unlink()
+        assert "is gone" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
+        shutil.rmtree(run)
+        assert "folder of this run" in ask("GET", "/api/runs").json()["runs"][0]["why"]
 
 
 class TestPictures:
@@ -101,16 +154,17 @@ class TestPictures:
         inverted = ask("POST", f"{DIGITS}/upload?inverted=true", content=colour).json()["picture"]
         np.testing.assert_array_equal(levels(inverted), np.full((8, 8), 16))
 
-    def test_what_is_transparent_is_black(self, ask: Ask):
+    def test_ink_on_transparency_is_seen(self, ask: Ask):
         clear = np.full((8, 8, 4), 255, np.uint8)
         clear[:, :4, 3] = 0
         shown = levels(ask("POST", f"{DIGITS}/upload", content=png(clear)).json()["picture"])
         assert (shown[:, :4] == 0).all()
         assert (shown[:, 4:] == 16).all()
         clear[..., :3] = 0
-        ink = levels(ask("POST", f"{DIGITS}/upload?inverted=true", content=png(clear)).json()["picture"])
-        assert (ink[:, :4] == 0).all()
-        assert (ink[:, 4:] == 16).all()
+        for inverted, ground in (("false", 16), ("true", 0)):
+            ink = levels(ask("POST", f"{DIGITS}/upload?inverted={inverted}", content=png(clear)).json()["picture"])
+            assert (ink[:, :4] == ground).all()
+            assert (ink[:, 4:] == 16 - ground).all()
 
     @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"%!PS-Adobe-3.0"])
     def test_what_is_no_image_is_refused_in_words(self, ask: Ask, content: bytes):
@@ -242,13 +296,26 @@ class TestInpainting:
         assert statuses == [200, 200, 429]
         assert during == 2
 
-    def test_the_frames_become_a_gif(self, ask: Ask, test_image: str):
-        blank = packed(np.zeros(64))
-        answer = ask("POST", f"{DIGITS}/film", json={"frames": [[test_image, blank], [blank, test_image]]})
+    def test_the_frames_become_a_gif_from_what_the_server_has(self, ask: Ask, test_image: str):
+        request = {"picture": test_image, "mask": TOP, "chains": 2, "steps": 30}
+        (_, start), *frames, _ = events(ask("POST", f"{DIGITS}/inpaint", json=request).text)
+        answer = ask("GET", f"{DIGITS}/film", params={"id": start["film"]})
         with Image.open(io.BytesIO(answer.content)) as film:
-            assert (film.format, film.n_frames) == ("GIF", 2)  # type: ignore[attr-defined]
-        uneven = ask("POST", f"{DIGITS}/film", json={"frames": [[blank], [blank, blank]]})
-        assert uneven.status_code == 422
+            assert film.format == "GIF"
+            assert 2 <= film.n_frames <= len(frames)  # type: ignore[attr-defined]  # of which the same follow each other
+            assert film.width > 1.8 * film.height
+        assert "run it again" in ask("GET", f"{DIGITS}/film?id=none").json()["error"]
+
+    def test_a_film_of_any_length_and_size_stays_small(self):
+        for shape, count in (((2, 8, 8), 5000), ((8, 3, 256, 256), 60)):
+            film = Film(brightest=2)
+            for i in range(count):
+                film.add(np.full(shape, i / count))
+            assert 5 <= len(film.frames) <= 200
+            assert sum(each.nbytes for each in film.frames) <= 2**24
+            np.testing.assert_allclose(
+                [each.max() / 127.5 for each in film.frames][:3], np.arange(3) * film.every / count, atol=0.01
+            )
 
 
 def scope_of(method: str, path: str, length: int) -> dict[str, Any]:
@@ -298,10 +365,41 @@ class TestExploring:
         assert cut[0]["radius"] == 0
         assert ask("POST", f"{DIGITS}/move", json={"picture": pictures[0], "keep": 65}).status_code == 422
 
+    def test_a_sample_keeps_the_code_that_made_it(self, ask: Ask, digits: Path):
+        """Where draws lie, and not where its rounded picture does."""
+        asked = {"seed": 5, "temperature": 1.0}
+        pictures = ask("GET", f"{DIGITS}/samples", params={"n": 7, **asked}).json()
+        prior = nicest.open(digits).flow.prior
+        draws = prior.rsample(limits.WALL, generator=torch.Generator().manual_seed(5)).detach()
+        radii = ((draws - prior.mode) / (prior.standard_deviation * prior.log_scale.exp())).norm(dim=1)
+        for index in (0, 6):
+            found = ask("POST", f"{DIGITS}/move", json={"sample": {**asked, "index": index}}).json()
+            assert found["picture"] == pictures["pictures"][index]
+            assert found["radius"] == pytest.approx(float(radii[index]), rel=1e-4)
+            assert found["nats"] == pytest.approx(pictures["nats"][index], abs=1e-2)
+            assert found["typical_radius"] == 8
+        assert float(radii.mean()) == pytest.approx(8, rel=0.1)
+        ends = [{"sample": {**asked, "index": index}} for index in (0, 6)]
+        way = ask("POST", f"{DIGITS}/between", json={"start": ends[0], "end": ends[1], "count": 3}).json()["pictures"]
+        assert [way[0], way[2]] == [pictures["pictures"][0], pictures["pictures"][6]]
+        both = {"sample": {"index": 0}, "picture": way[0]}
+        for wrong in (both, {}):
+            assert "a picture or a sample" in ask("POST", f"{DIGITS}/move", json=wrong).json()["error"]
+
+    def test_the_nats_of_a_code_are_those_of_its_point(self, digits: Path):
+        """By the change of variables, log p_H(h) - log |det dy/dh|, from the Jacobian of the decoder."""
+        run = nicest.open(digits, dtype=torch.float64)
+        model = Model(run)
+        h = model.draw(1, seed=1)
+        jacobian = torch.autograd.functional.jacobian(lambda h: run.flow.chain.inverse(h[None])[0], h[0])
+        expected = run.flow.prior.log_prob(h)[0] - torch.linalg.slogdet(jacobian)[1]  # on [0, 1], the recipe's interval
+        assert float(model.code_nats(h)[0]) == pytest.approx(float(expected), abs=1e-8)
+
     def test_a_way_has_its_ends(self, ask: Ask):
         start, end = ask("GET", f"{DIGITS}/pictures?n=2").json()["pictures"]
         for way in ("straight", "spherical"):
-            found = ask("POST", f"{DIGITS}/between", json={"start": start, "end": end, "count": 5, "way": way}).json()
+            request = {"start": {"picture": start}, "end": {"picture": end}, "count": 5, "way": way}
+            found = ask("POST", f"{DIGITS}/between", json=request).json()
             assert len(found["pictures"]) == len(found["nats"]) == 5
             for picture, own in ((found["pictures"][0], start), (found["pictures"][-1], end)):
                 assert abs(levels(picture).astype(int) - levels(own)).max() <= 1
@@ -310,13 +408,25 @@ class TestExploring:
         found = ask("GET", f"{DIGITS}/sphere?n=20&basis=random").json()
         np.testing.assert_allclose(np.linalg.norm(found["points"], axis=1), 1, atol=1e-3)
         assert len(set(found["pictures"])) > 1
+        assert found["radius"] == pytest.approx(8)  # deviations, as everywhere on the page
+        assert ask("GET", f"{DIGITS}/sphere?n=2&basis=top").json()["radius"] == pytest.approx(3**0.5)
+
+    def test_the_axes_of_a_sphere_take_no_more_memory_than_they_need(self):
+        dim = 10_000
+        wide: Any = SimpleNamespace(data=SimpleNamespace(dim=dim), order=torch.arange(dim).flip(0))
+        tracemalloc.start()
+        axes = Model.axes(wide, "top", 0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 1e6
+        assert [np.flatnonzero(each).tolist() for each in axes] == [[dim - 1], [dim - 2], [dim - 3]]
 
 
 @pytest.fixture(scope="session")
 def quantiles(ask: Ask) -> list[float]:
-    """Of the training scores, which are counted behind the requests: a loaded machine takes its time."""
+    """Of the reference scores, which are counted behind the requests: a loaded machine takes its time."""
     until = time.monotonic() + 120
-    while (found := ask("GET", f"{DIGITS}/training-scores").json())["counting"] and time.monotonic() < until:
+    while (found := ask("GET", f"{DIGITS}/reference-scores").json())["counting"] and time.monotonic() < until:
         time.sleep(0.05)
     return found["quantiles"]
 
@@ -342,11 +452,44 @@ class TestScoring:
         assert np.mean([each["nats"] for each in scores]) == pytest.approx(expected["mean_nats"], abs=0.5)
         assert np.mean([each["bits_per_dim"] for each in scores]) == pytest.approx(expected["bits_per_dim"], abs=0.02)
 
-    def test_a_score_is_the_same_twice(self, ask: Ask, test_image: str):
-        one, two = (ask("POST", f"{DIGITS}/score", json={"pictures": [test_image]}).json() for _ in range(2))
-        assert one == two
+    def test_a_picture_has_one_score_wherever_it_stands_and_says_how_sure_it_is(self, ask: Ask, digits: Path):
+        pictures = ask("GET", f"{DIGITS}/pictures?n=4").json()["pictures"]
+        asked = [pictures[0], pictures[1], pictures[0], *pictures[2:], pictures[0]]
+        scores = ask("POST", f"{DIGITS}/score", json={"pictures": asked}).json()["scores"]
+        assert scores[0] == scores[2] == scores[5] != scores[1]
+        run = nicest.open(digits)
+        for picture, score in ((asked[0], scores[0]), (asked[1], scores[1])):
+            rows = torch.from_numpy(levels(picture).reshape(1, -1).copy()).repeat(4000, 1)
+            draws = run.engine.log_prob(rows).double() + run.flow.units.interval_nats
+            assert score["nats_error"] == pytest.approx(float(draws.std()) / 32**0.5, rel=0.5)
+            assert abs(score["nats"] - float(draws.mean())) < 5 * score["nats_error"]
 
-    def test_noise_falls_below_the_training_set(self, ask: Ask, quantiles: list[float]):
+    def test_scores_are_compared_with_held_out_images(self, digits: Path, tmp_path: Path, test_image: str):
+        """Training images of whatever density do not matter: here they are all black, denser than any other."""
+        served = Served("run", Path(shutil.copytree(digits, tmp_path / "run")))
+        loaded = served.open()
+        (tmp_path / "run" / "validation-scores.npy").unlink(missing_ok=True)
+        splits = loaded.run.splits
+        loaded.run.splits = replace(splits, train=np.zeros_like(splits.train))
+        assert loaded.reference() is not None
+        found = Images(loaded).score([test_image])
+        assert found.reference == "validation"
+        nats = loaded.run.nats(torch.from_numpy(splits.valid)).numpy()
+        assert found.scores[0].denser_share == pytest.approx(np.mean(nats > found.scores[0].nats), abs=0.05)
+        served.close()
+
+    def test_without_the_data_kept_scores_of_training_stand_in_and_say_so(self, digits: Path, tmp_path: Path):
+        served = Served("run", Path(shutil.copytree(digits, tmp_path / "run")))
+        loaded = served.open()
+        (tmp_path / "run" / "validation-scores.npy").unlink(missing_ok=True)
+        step = loaded.run.figures["step"]
+        keep_quantiles(tmp_path / "run", np.linspace(-1, 1, 1001), loaded.draws, step)
+        loaded.no_data = "gone"
+        found = loaded.reference_scores()
+        assert found.reference == "training"
+        assert len(found.quantiles) == 101
+
+    def test_noise_falls_below_the_held_out_images(self, ask: Ask, quantiles: list[float]):
         noise = packed(np.random.default_rng(0).integers(0, 17, 64))
         score = ask("POST", f"{DIGITS}/score", json={"pictures": [noise]}).json()["scores"][0]
         assert score["nats"] < quantiles[0]
@@ -389,6 +532,7 @@ class TestTables:
             ({"nose": 1}, "expected columns of the model, got 'nose'"),
             ({"height": "tall"}, "expected a number in column 'height', got 'tall'"),
             ({"height": 1e999}, "finite number"),
+            ({"height": True}, "expected a number in column 'height', got 'True'"),
             ({"height": 1e30}, "expected a number as training had, 1"),
             ({"colour": "green"}, "expected one of 'blue', 'red' in column 'colour', got 'green'"),
         ],
@@ -431,6 +575,40 @@ class TestTables:
         else:
             assert _typed(value, column).to_pylist() == [value]
 
+    def test_a_bomb_of_rows_is_cut_before_it_is_read(self, ask: Ask):
+        count = 1_000_000
+        same = [pa.array([value]).take(pa.array(np.zeros(count, np.int32))) for value in (170.5, 68.0, "red")]
+        buffer = io.BytesIO()
+        parquet.write_table(pa.table(same, ["height", "weight", "colour"]), buffer)
+        assert len(buffer.getvalue()) < 100_000
+        tracemalloc.start()
+        found = ask("POST", "/api/runs/people/table?format=parquet", content=buffer.getvalue()).json()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (found["total"], len(found["scores"]), len(found["cells"])) == (count, limits.ROWS, limits.ROWS)
+        assert peak < 5e7
+        line = b"170.5,68,red\n"
+        cut = ask("POST", "/api/runs/people/table", content=b"height,weight,colour\n" + line * (limits.ROWS + 1)).json()
+        assert (cut["total"], len(cut["scores"])) == (None, limits.ROWS)
+        fits = ask("POST", "/api/runs/people/table", content=b"height,weight,colour\n" + line * limits.ROWS).json()
+        assert (fits["total"], len(fits["scores"])) == (limits.ROWS, limits.ROWS)
+
+    def test_a_packed_file_of_too_many_bytes_is_refused(self, ask: Ask):
+        """Though they are in proportion to its size: 270 MB of zeros beside 2 MB of noise."""
+        noise = np.zeros(2_000_000)
+        noise[: 2**18] = np.frombuffer(np.random.default_rng(0).bytes(2**21))
+        zeros = pa.table([np.zeros(2_000_000)] * 17 + [noise], [f"c{i}" for i in range(18)])
+        buffer = io.BytesIO()
+        with pa.ipc.new_file(buffer, zeros.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+            file.write_table(zeros)
+        assert 2**21 < len(buffer.getvalue()) < limits.BODY
+        answer = ask("POST", "/api/runs/people/table?format=arrow", content=buffer.getvalue())
+        assert f"expected at most {limits.UNPACKED} bytes" in answer.json()["error"]
+
+    def test_a_row_may_have_many_columns(self, ask: Ask):
+        answer = ask("POST", "/api/runs/people/impute", json={"cells": dict.fromkeys(map(str, range(3000)))})
+        assert "expected columns of the model" in answer.json()["error"]
+
     @pytest.mark.parametrize("content", [b"", b"\0\1\2", b"a,b\n1,2\n", b"height,weight,colour\nx,y,z\n"])
     def test_what_is_not_the_table_is_refused_without_a_path(self, ask: Ask, content: bytes):
         answer = ask("POST", "/api/runs/people/table", content=content)
@@ -455,11 +633,20 @@ class TestTraining:
             assert len(values) == 64
             assert values == sorted(values, reverse=True)
 
+    def test_a_run_that_stopped_early_is_finished_and_its_best_epoch_is_known(self, digits: Path, tmp_path: Path):
+        served = Served("run", Path(shutil.copytree(digits, tmp_path / "run")))
+        run = served.open().run
+        run.recipe = replace(run.recipe, train=replace(run.recipe.train, epochs=1500, patience=20))
+        nats = {10: 1.0, 20: 3.0, 30: 2.0, 40: 2.5}
+        rows = [{"epoch": epoch, "step": 10 * epoch, "valid_nats": value} for epoch, value in nats.items()]
+        for count, finished in ((3, False), (4, True)):
+            lines = "".join(json.dumps(row) + "\n" for row in rows[:count])
+            (tmp_path / "run" / "metrics.jsonl").write_text(lines)
+            found = served.metrics(after=200)
+            assert (found.best_epoch, found.finished, found.patience, found.epochs) == (20, finished, 20, 1500)
+            assert [row["epoch"] for row in found.rows] == [30, 40][: count - 2]
+
     def test_a_model_that_training_replaced_is_read_again(self, digits: Path, tmp_path: Path):
-        import shutil
-
-        from nicest.studio.served import Served
-
         copy = Path(shutil.copytree(digits, tmp_path / "run"))
         served = Served("run", copy)
         first = served.open()
@@ -491,6 +678,63 @@ class TestGuard:
     def test_a_page_of_another_origin_may_not_post(self, ask: Ask, test_image: str, headers: dict[str, str]):
         answer = ask("POST", f"{DIGITS}/score", json={"pictures": [test_image]}, headers=headers)
         assert answer.status_code == 403
+
+    def test_no_page_elsewhere_may_have_anything_computed(self, ask: Ask):
+        for site in ("cross-site", "same-site"):
+            assert ask("GET", f"{DIGITS}/samples?n=1", headers={"sec-fetch-site": site}).status_code == 403
+            assert ask("GET", "/", headers={"sec-fetch-site": site}).status_code == 200  # a link may lead here
+        assert ask("GET", f"{DIGITS}/samples?n=1", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+    def test_on_any_host_but_loopback_its_names_and_the_token_are_asked_for(
+        self, digits: Path, refusal: Callable[..., str]
+    ):
+        for everywhere in ("0.0.0.0", "::"):
+            assert "--allow-host" in refusal(names, everywhere, [])
+        assert names("192.168.1.2", [])[0] == "192.168.1.2"
+        ask = asking(create_app([digits], hosts=names("0.0.0.0", ["Studio.example"]), token="secret"))
+        host = {"host": "studio.example:8000"}
+        assert ask("GET", "/", headers={"host": "attacker.example"}).status_code == 400
+        for path in ("/", "/api/runs", "/page/app.js", "/?token=wrong", "/api/runs?token=secret"):
+            answer = ask("GET", path, headers=host)
+            assert answer.status_code == 401
+            assert "token" in answer.json()["error"]
+        opened = ask("GET", "/?token=secret", headers=host)
+        assert (opened.status_code, opened.headers["location"]) == (303, "/")
+        cookie = opened.headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=Lax"} <= set(cookie.split("; "))
+        for known in ({"cookie": f"a=b; {cookie.split(';')[0]}"}, {"authorization": "Bearer secret"}):
+            assert ask("GET", "/api/runs", headers=host | known).status_code == 200
+        assert ask("GET", "/api/runs", headers=host | {"cookie": "nicest-8000=wrong"}).status_code == 401
+
+    def test_what_is_no_json_is_said_to_be_none(self, ask: Ask):
+        typed = {"content-type": "application/json"}
+        for content, at in ((b"{'a': 1}", 1), (b'{"pictures": [', 14), (b"", 0)):
+            answer = ask("POST", f"{DIGITS}/score", content=content, headers=typed)
+            assert answer.status_code == 422
+            assert "got '{}'" not in answer.json()["error"]
+            assert not content or "expected JSON in the body, got something else" in answer.json()["error"]
+            assert not content or f"at character {at}" in answer.json()["error"]
+
+    def test_true_is_no_number(self, ask: Ask, test_image: str):
+        for path, more in (
+            ("inpaint", {"mask": TOP, "steps": True}),
+            ("move", {"places": [True]}),
+            ("move", {"keep": False}),
+        ):
+            answer = ask("POST", f"{DIGITS}/{path}", json={"picture": test_image, **more})
+            assert answer.status_code == 422
+            assert "valid" in answer.json()["error"]
+
+    def test_a_bug_is_one_clear_line(self, ask: Ask, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+        def broken(*_: Any) -> None:
+            raise ZeroDivisionError("two\nlines")
+
+        monkeypatch.setattr(Images, "samples", broken)
+        answer = ask("GET", f"{DIGITS}/samples")
+        assert answer.status_code == 500
+        said = capfd.readouterr().err
+        assert said.startswith(f"error: GET {DIGITS}/samples failed with ZeroDivisionError: two lines (a bug in nicest")
+        assert said.count("\n") == 1
 
     def test_its_own_page_may(self, ask: Ask, test_image: str):
         own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
@@ -531,6 +775,82 @@ class TestGuard:
             text = file.read_text().replace("http://www.w3.org/2000/svg", "")
             assert "http://" not in text
             assert "https://" not in text
+
+
+@pytest.fixture
+def listening(digits: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """A real server with two places for inpainting, whose patience is short."""
+    for name, value in {"HEAD_SECONDS": 2, "BODY_SECONDS": 1, "SEND_SECONDS": 1, "CONNECTIONS": 20}.items():
+        monkeypatch.setattr(limits, name, value)
+    monkeypatch.setattr(images, "SECONDS", 0)  # every step is a frame, and none waits for its time:
+    monkeypatch.setattr(endpoints, "FRAME", 0)  # soon there is more than the buffers hold
+    desk = Desk(jobs=2)
+    server, found = make_server(create_app([digits], desk=desk), desk), bind("127.0.0.1", 0)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    thread = threading.Thread(target=server.run, args=([found],))
+    thread.start()
+    yield found.getsockname()
+    desk.closing = server.should_exit = True
+    thread.join(20)
+    found.close()
+
+
+def raw(address: tuple[str, int], text: bytes, *, small: bool = False) -> socket.socket:
+    client = socket.socket()
+    if small:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.settimeout(20)
+    client.connect(address)
+    client.sendall(text)
+    return client
+
+
+class TestStalling:
+    """Clients that hold on to what they were given: they lose it, and the others never notice."""
+
+    HEAD = b"POST /api/runs/digits/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+    def test_who_does_not_read_loses_the_inpainting(self, listening: tuple[str, int], test_image: str):
+        body = json.dumps({"picture": test_image, "mask": TOP, "steps": limits.STEPS, "chains": 8}).encode()
+        text = self.HEAD % b"inpaint" + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        stalled = [raw(listening, text, small=True) for _ in range(2)]
+        url = f"http://127.0.0.1:{listening[1]}"
+        with httpx.Client(base_url=url, timeout=30) as client:
+            self.until(lambda: client.get("/api/status").json()["ascents"] == 2)
+            assert client.post("/api/runs/digits/inpaint", json={"picture": test_image, "mask": TOP}).status_code == 429
+            self.until(lambda: client.get("/api/status").json()["ascents"] == 0)
+            short = {"picture": test_image, "mask": TOP, "steps": 1}
+            assert client.post("/api/runs/digits/inpaint", json=short).status_code == 200
+        for each in stalled:
+            each.close()
+
+    def until(self, true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    def test_heads_and_bodies_that_do_not_come_and_too_many_clients(self, listening: tuple[str, int]):
+        head, body = (
+            raw(listening, b"GET / HTTP/1.1\r\nHost: 127"),
+            raw(listening, self.HEAD % b"score" + b"Content-Length: 99\r\n\r\n{"),
+        )
+        assert b" 408 " in body.recv(200)
+        assert head.recv(100) == b""
+        many = [raw(listening, b"") for _ in range(20)]
+        with pytest.raises(httpx.TransportError):  # one too many
+            httpx.get(f"http://127.0.0.1:{listening[1]}/api/status")
+        assert all(each.recv(1) == b"" for each in many)  # who says nothing is sent away
+        assert httpx.get(f"http://127.0.0.1:{listening[1]}/api/status").status_code == 200
+        for each in (head, body, *many):
+            each.close()
+
+
+def test_a_port_that_is_taken_is_named(digits: Path, refusal: Callable[..., str]):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "choose another --port" in refusal(serve, [digits], port=taken.getsockname()[1])
 
 
 STRANGE = st.one_of(
@@ -610,6 +930,6 @@ class TestFuzz:
         elif content:
             options["content"] = data.draw(st.binary(max_size=200))
         answer = ask(method.upper(), path.replace("{run}", run), **options)
-        assert answer.status_code in (200, 404, 422, 413, 429), (answer.status_code, answer.text)
+        assert answer.status_code in (200, 404, 409, 422, 413, 429), (answer.status_code, answer.text)
         if answer.status_code != 200:
             assert answer.json()["error"]

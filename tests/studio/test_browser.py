@@ -24,6 +24,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nicest.recipes import load_recipe
+from nicest.train.fit import train
+from studio.conftest import TINY
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 SHOWN = {"inpaint-light", "explore-dark", "score-light", "training-dark", "inpaint-phone", "explore-phone"}
@@ -338,12 +342,13 @@ def test_a_server_that_ends_and_comes_back(chromium: Any, digits: Path):
         page.wait_for_selector("#results[data-frames]")
         process.kill()
         page.wait_for_selector("#inpaint-note.bad")
-        assert "The server went away, and the ascent with it" in page.inner_text("#inpaint-note")
+        assert "The server went away, and the inpainting with it" in page.inner_text("#inpaint-note")
         page.wait_for_selector("#banner:not([hidden])")
         assert not page.inner_text("#progress").startswith("step")
         page.click("nav >> text=Explore")
         page.wait_for_selector("#wall-note.bad")
         assert page.locator("#keep").is_disabled()
+        assert page.inner_text("#keep-value") == "64 of 64"
         process.wait()
     with studio(digits, port=int(url.rstrip("/").rsplit(":", 1)[1])):
         page.wait_for_selector("#banner", state="hidden", timeout=15_000)
@@ -352,6 +357,9 @@ def test_a_server_that_ends_and_comes_back(chromium: Any, digits: Path):
         page.wait_for_selector("#globe-note:has-text('220 codes')")
         assert page.inner_text("#wall-note") == ""
         assert page.locator("#keep").is_enabled()
+        page.click("nav >> text=Inpaint")
+        assert page.locator(".note.bad").count() == 0
+        assert "The server is back" in page.inner_text("#inpaint-note")
         visit.context.close()
 
 
@@ -364,16 +372,48 @@ def test_the_first_model_of_a_run_is_noticed(chromium: Any, digits: Path, tmp_pa
         page.wait_for_selector("#state:has-text('This run has no model yet')")
         assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
         shutil.copytree(digits, young, dirs_exist_ok=True)
-        page.wait_for_selector("nav >> text=Inpaint", timeout=10_000)
+        page.wait_for_selector("nav >> text=Inpaint")
         assert page.locator("#training").is_visible()
         assert page.inner_text("#state") == ""
         page.wait_for_selector("#spectrum polyline")
-        page.wait_for_selector("#curves-note:has-text('training is done')")
-        page.click("nav >> text=Inpaint")
+        page.wait_for_selector("#curves-note:has-text('Training is done')")
+        page.close()
+
+
+def test_a_run_that_is_replaced_damaged_or_deleted_is_shown_as_it_is(
+    chromium: Any, digits: Path, table: Path, tmp_path: Path
+):
+    run = tmp_path / "run"
+    wide = np.random.default_rng(0).integers(0, 17, (60, 4, 12), np.uint8)
+    np.save(tmp_path / "wide.npy", wide)
+    own = (f'data.name="{tmp_path / "wide.npy"}"', "train.epochs=1", "train.evaluate_every=1")
+    train(load_recipe("digits"), tmp_path / "other", overrides=(*TINY, *own), device="cpu")
+    shutil.copytree(digits, run)
+    with studio(run) as (url, _):
+        page = chromium.new_page()
+        page.goto(url)
         page.wait_for_selector("#choices canvas")
-        shutil.rmtree(young)
-        page.click("nav >> text=Training")
-        page.wait_for_selector("#curves-note.bad")
+        shutil.rmtree(run)
+        shutil.copytree(tmp_path / "other", run)
+        page.click("#others")
+        page.wait_for_selector("#original[width='12'][height='4']")  # nothing is drawn in the shape of the one before
+        page.wait_for_selector("#choices canvas")
+        assert page.locator("#choices canvas:not([width='12'])").count() == 0
+        (tmp_path / "wide.npy").rename(tmp_path / "gone.npy")
+        with (run / "model.safetensors").open("r+b") as file:
+            file.write(b"junk" * 100)
+        page.click("#others")
+        page.wait_for_selector("#state:has-text('damaged')")
+        assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
+        assert page.locator(".note:visible:has-text('no model yet')").count() == 0
+        shutil.rmtree(run)
+        page.wait_for_selector("#state:has-text('is gone')")
+        shutil.copytree(tmp_path / "other", run)  # without its data there are samples
+        page.wait_for_selector("nav >> text=Inpaint")
+        page.click("nav >> text=Inpaint")
+        page.wait_for_selector("#choices-note:has-text('since there are no test images')")
+        assert page.locator("#original[data-picture]").count() == 1
+        assert page.get_attribute("[data-source=samples]", "aria-pressed") == "true"
         page.close()
 
 
@@ -444,10 +484,27 @@ class TestExploring:
         page.locator("#wall button").nth(3).click()
         assert page.get_attribute("#wall button >> nth=0", "data-mark") == "A"
 
+    def test_the_wall_is_one_tab_stop_with_arrows(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#wall canvas")
+        assert (page.locator("#wall button").count(), page.locator("#wall button[tabindex='0']").count()) == (64, 1)
+        page.locator("#wall button").first.focus()
+        for key in ("ArrowRight", "ArrowDown", "Enter"):
+            page.keyboard.press(key)
+        assert page.get_attribute("#wall button >> nth=9", "data-mark") == "A"
+        page.keyboard.press("Tab")
+        assert not page.evaluate("() => document.activeElement.closest('#wall')")
+
     def test_a_slider_moves_the_picture_and_back(self, visit: Visit):
         page = visit.page
         page.click("nav >> text=Explore")
         page.wait_for_selector("#sliders label")
+        page.wait_for_selector("#globe-note:has-text('each 8.0 sd from the mode')")
+        shown = (page.inner_text(each).split()[-2] for each in ("#moved-radius", "#moved-typical"))
+        radius, typical = map(float, shown)
+        assert typical == 8
+        assert radius == pytest.approx(typical, rel=0.35)  # a draw lies where draws lie
         before = visit.levels("#moved")
         page.locator("#sliders input").first.fill("4")
         page.locator("#sliders input").nth(1).fill("-4")
@@ -490,8 +547,11 @@ class TestScoring:
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 20), np.uint8)).save(tmp_path / "noise.png")
         page.set_input_files("#score-file", str(tmp_path / "noise.png"))
         page.wait_for_selector(".card")
-        assert "Nearly every training image is denser" in page.inner_text(".card")
+        assert "Nearly every validation image is denser" in page.inner_text(".card")
+        assert "± " in page.inner_text(".card .numbers")
+        assert "lower bound" in page.inner_text("#caveat")
         assert "typicality" in page.inner_text("#caveat")
+        assert "validation images" in page.inner_text("#reference-note")
         box = page.locator("#sketch").bounding_box()
         page.mouse.move(box["x"] + 140, box["y"] + 40)
         page.mouse.down()
@@ -499,9 +559,22 @@ class TestScoring:
         page.mouse.up()
         page.click("#score-sketch")
         page.wait_for_selector(".card >> text=a drawing")
+        look = "() => document.getElementById('sketch').toDataURL()"
+        before = page.evaluate(look)
+        page.mouse.move(box["x"] + 30, box["y"] + 40)
+        page.mouse.down(button="right")
+        page.mouse.move(box["x"] + 30, box["y"] + 240, steps=5)
+        page.mouse.up(button="right")
+        assert page.evaluate(look) == before
+        parts = page.locator("#reference-scores .band, #reference-scores .mark")
+        order = parts.evaluate_all("all => all.map((each) => each.classList[0])")
+        assert order == ["band", "line", "line"]  # the marks of both scores stand before the histogram
         page.click("#score-tests")
         page.wait_for_selector(".card >> nth=4")
         assert page.locator(".ledger").count() == 5
+        page.check("#score-invert")  # the file is read again, the others stay
+        page.wait_for_function("() => document.querySelector('.card h3').textContent === 'noise.png'")
+        assert page.locator(".card").count() == 5
 
 
 def test_scores_stay_with_their_run(visit: Visit):
@@ -519,6 +592,90 @@ def test_scores_stay_with_their_run(visit: Visit):
     page.wait_for_timeout(1000)
     assert page.locator(".card").count() == 0
     assert page.inner_text("#score-note") + page.inner_text("#caveat") == ""
+
+
+def test_an_upload_is_inverted_afterwards_and_photos_of_any_size_are_taken(visit: Visit, tmp_path: Path):
+    page = visit.page
+    page.click("[data-source=upload]")
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save(tmp_path / "white.png")
+    page.set_input_files("#upload-file", str(tmp_path / "white.png"))
+    page.wait_for_selector("#choices-note:has-text('as the model sees it')")
+    assert (visit.levels("#original") == 16).all()
+    page.check("#upload-invert")
+    page.wait_for_function("() => atob(document.getElementById('original').dataset.picture).charCodeAt(0) === 0")
+    page.uncheck("#upload-invert")
+    noise = np.random.default_rng(0).integers(0, 256, (1800, 1800, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "heavy.png", compress_level=0)
+    Image.new("L", (5000, 5000), 128).save(tmp_path / "long.png")
+    assert (tmp_path / "heavy.png").stat().st_size > 8 * 2**20
+    for name in ("heavy.png", "long.png"):
+        page.set_input_files("#upload-file", str(tmp_path / name))
+        page.wait_for_selector(f"#choices-note:has-text('{name}, as the model sees it')")
+        assert abs(visit.levels("#original").mean() - 8) < 1
+
+
+def test_labels_of_axes(visit: Visit):
+    found = visit.page.evaluate(
+        """async () => {
+            const { ticks } = await import("/page/draw.js");
+            const ranges = [[-26000, -14000, 5], [1100, 2700, 3], [0, 1, 4], [-3, 5e6, 3], [1.1e-4, 1.2e-4, 3]];
+            return ranges.map((each) => ticks(...each));
+        }"""
+    )
+    for each in found:
+        assert len(each) >= 2
+        assert len({name for _, name in each}) == len(each)
+    assert [name for _, name in found[0]] == ["−25k", "−20k", "−15k"]
+    assert [name for _, name in found[2]] == ["0", "0.5", "1.0"]
+
+
+def test_a_run_that_stopped_early_and_its_best_epoch(visit: Visit):
+    page = visit.page
+    rows = [{"epoch": e, "step": e, "train_nats": e, "valid_nats": v} for e, v in ((80, 1.0), (160, 5.25), (240, 4.0))]
+    answer = {"rows": rows, "idle_seconds": 900, "epochs": 1500, "patience": 80, "best_epoch": 160, "finished": True}
+    page.route("**/metrics*", lambda route: route.fulfill(json=answer))
+    page.click("nav >> text=Training")
+    page.wait_for_selector("#curves-note:has-text('stopped early, at epoch 240')")
+    assert "epoch 160: 5.25 nats" in page.inner_text("#curves-note")
+    assert "1500" not in page.inner_text("#curves-note")
+    best = page.locator("#curves polyline.accent").get_attribute("points").split()[1]
+    assert float(page.get_attribute("#curves .mark", "x1")) == pytest.approx(float(best.split(",")[0]), abs=0.1)
+
+
+@pytest.mark.parametrize("visit", [{"forced_colors": "active"}], indirect=True)
+def test_the_active_view_is_seen_in_forced_colours(visit: Visit):
+    links = visit.page.locator("nav a:visible")
+    grounds = []
+    for i in range(links.count()):
+        with Image.open(io.BytesIO(links.nth(i).screenshot())) as picture:
+            grounds.append(picture.convert("RGB").getpixel((6, picture.height // 2)))
+    active, *others = grounds
+    assert len(set(others)) == 1
+    assert active not in others
+
+
+def test_large_images_are_saved_as_gif_too(chromium: Any, tmp_path: Path):
+    """Two hundred frames of these, sent back by the page, would be more than a request may hold."""
+    np.save(tmp_path / "large.npy", np.random.default_rng(0).integers(0, 256, (60, 3, 72, 72), np.uint8))
+    own = (f'data.name="{tmp_path / "large.npy"}"', "train.epochs=1", "train.evaluate_every=1")
+    train(load_recipe("digits"), tmp_path / "run", overrides=(*TINY, *own), device="cpu")
+    with studio(tmp_path / "run") as (url, _):
+        visit = Visit(chromium, url)
+        page = visit.page
+        page.locator("#masks button").first.click()
+        page.fill("#steps", "300")
+        visit.go_and_wait()
+        heights = page.locator("#climb polyline").first.get_attribute("points")
+        ys = [float(each.split(",")[1]) for each in heights.split()]
+        assert len(set(ys[:10])) == 10  # the start of the climb is no flat line
+        names = page.locator("#climb text").all_text_contents()
+        assert len(set(names)) == len(names)
+        with page.expect_download() as waiting:
+            page.click("#save-gif")
+        with Image.open(waiting.value.path()) as picture:
+            assert picture.format == "GIF"
+        visit.context.close()
+        assert visit.wrong == []
 
 
 def test_training_with_hover(visit: Visit):
@@ -610,6 +767,7 @@ class TestFillingIn:
 def test_the_api_is_described_without_another_host(visit: Visit):
     visit.page.goto(visit.server + "docs")
     visit.page.wait_for_selector("text=POST /api/runs/{run}/inpaint")
+    assert visit.page.locator("h2:empty, .scroll:not([tabindex='0'])").count() == 0
 
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
@@ -662,6 +820,29 @@ class TestLooks:
         page.click("nav >> text=Explore")
         page.wait_for_selector("#sliders label")
         assert self.inside(page, ".facts dd", ".pane:has(.facts)")
+        self.fits(page)
+
+    def test_large_letters_and_long_names_stay_inside(self, visit: Visit):
+        page = visit.page
+        assert page.title() == f"Inpaint · {page.input_value('#run')} · nicest studio"
+        page.evaluate("() => { document.documentElement.style.fontSize = '200%'; }")
+        for view in ("Inpaint", "Explore", "Score", "Training"):
+            page.click(f"nav >> text={view}")
+            page.wait_for_timeout(300)
+            cut = page.locator("main *:visible").evaluate_all(
+                """all => all.filter((each) => getComputedStyle(each).overflow === "hidden" && !each.closest("svg")
+                    && each.scrollWidth > each.clientWidth + 1).map((each) => each.id || each.className)"""
+            )
+            assert cut == []
+            self.fits(page)
+        name = "a_column_with_a_name_that_goes_on_and_on_" * 3
+        column = {"name": name, "kind": "real", "moment": False, "low": 0, "high": 1, "values": []}
+        page.route("**/columns", lambda route: route.fulfill(json={"columns": [column]}))
+        page.select_option("#run", "people")
+        page.click("nav >> text=Table")
+        page.wait_for_selector("#impute label")
+        assert page.title() == "Table · people · nicest studio"
+        assert self.inside(page, "#impute label", "#impute")
         self.fits(page)
 
     def inside(self, page: Any, parts: str, whole: str) -> bool:

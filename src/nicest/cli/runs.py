@@ -103,10 +103,10 @@ def train(
     asked |= {"verify": verify, "private": private}
     result = run_training(loaded, folder, overrides=tuple(overrides), **asked)
     if result["finished"] and RunFolder(folder).columns() and os.environ.get("RANK", "0") == "0":
-        from nicest.tasks.score import training_quantiles
+        from nicest.tasks.score import score_quantiles
 
         model = opened(folder, device, data=data)
-        training_quantiles(model, model.draws())  # now, while the data is at hand
+        score_quantiles(model, model.draws())  # now, while the data is at hand
     return result
 
 
@@ -258,9 +258,13 @@ def inpaint(
 def studio(
     runs: Annotated[list[Path], options.given("Run folders.", show_default=False)],
     host: Annotated[
-        str, typer.Option(help="The address to listen on; others than this machine's own are warned of.")
+        str, typer.Option(help="The address to listen on; on any but this machine's own, the page needs a token.")
     ] = "127.0.0.1",
     port: Annotated[int, options.integer(0, 65535, "The port; 0 for any that is free.")] = 8000,
+    allow_host: Annotated[
+        list[str],
+        typer.Option(help="A name or address that people may call the server by; needed with --host 0.0.0.0."),
+    ] = [],  # noqa: B006
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -272,7 +276,8 @@ def studio(
 
     if not is_loopback(host):
         print(
-            f"warning: on {host} anyone who reaches this machine may use the studio; 127.0.0.1 is for you alone",
+            f"warning: on {host} whoever knows the address with its token may use the studio, and the connection is not"
+            " encrypted; 127.0.0.1 is for you alone",
             file=sys.stderr,
         )
 
@@ -281,4 +286,5 @@ def studio(
         emit(result, as_json, lambda result: print(f"{result['url']}  (Ctrl-C ends it)"))
         sys.stdout.flush()
 
-    serve(runs, host=host, port=port, browser=browser, ready=ready)
+    debug = "--debug" in sys.argv
+    serve(runs, host=host, port=port, allowed=allow_host, browser=browser, debug=debug, ready=ready)

@@ -48,9 +48,9 @@ def most_unpacked(size: int) -> int:
     return (1 << 26) + 200 * size
 
 
-def require_modest(path: Path, unpacked: int, instead: str) -> None:
-    """Refuse a file that would unpack to far more than its size."""
+def require_modest(path: Path, unpacked: int, instead: str, most: int | None = None) -> None:
+    """Refuse a file that would unpack to far more than its size, or to more than `most` bytes."""
     size = path.stat().st_size
-    most = most_unpacked(size)
+    most = min(most_unpacked(size), most or unpacked)
     if unpacked > most:
         raise NicestError(f"{path}: expected at most {most} bytes from a file of {size}, got {unpacked}; {instead}")

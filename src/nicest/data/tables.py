@@ -35,10 +35,11 @@ class TableFile:
 
     The first line of a .csv file names its columns; empty cells, NA, NaN, null and their like are missing. Parquet is
     read a row group at a time, and each can be read alone; every other file is one part. Its footer is read once.
+    A compressed file that unpacks to more than `most` bytes is refused.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.suffix = path, path.suffix.lower()
+    def __init__(self, path: Path, *, most: int | None = None) -> None:
+        self.path, self.suffix, self.most = path, path.suffix.lower(), most
         if not path.exists() or path.is_dir():
             raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
         require_pyarrow()
@@ -61,12 +62,12 @@ class TableFile:
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
             with self._parquet() as file:
-                self.counts, self.footer = require_modest_parquet(self.path, file.metadata), file.metadata
+                self.counts, self.footer = require_modest_parquet(self.path, file.metadata, self.most), file.metadata
                 return file.schema_arrow
         if self.suffix == ".csv":
             with self._csv() as reader:
                 return reader.schema
-        require_modest_ipc(self.path)
+        require_modest_ipc(self.path, self.most)
         with self._ipc() as reader:
             return reader.schema
 
@@ -150,18 +151,18 @@ def require_narrow(path: Path, columns: int) -> None:
         raise NicestError(f"{path}: expected at most {WIDEST} columns, got {columns}; leave some out, or save as .npy")
 
 
-def require_modest_parquet(path: Path, metadata: Any) -> tuple[int, ...]:
+def require_modest_parquet(path: Path, metadata: Any, most: int | None = None) -> tuple[int, ...]:
     """The rows of each row group, if what the file says of itself is in proportion to its size."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     counts = tuple(group.num_rows for group in groups)
     sizes = [group.total_byte_size for group in groups]  # not of each column: of a damaged one Arrow ends the process
     if min((*counts, *sizes), default=0) < 0 or metadata.num_rows != sum(counts):
         raise ValueError("it says of itself what cannot be")
-    require_modest(path, max(sum(sizes), sum(counts) * metadata.num_columns), REWRITE)
+    require_modest(path, max(sum(sizes), sum(counts) * metadata.num_columns), REWRITE, most)
     return counts or (0,)
 
 
-def require_modest_ipc(path: Path) -> None:
+def require_modest_ipc(path: Path, most: int | None = None) -> None:
     """Refuse an Arrow file that would unpack to far more than its size, before its buffers are unpacked."""
     import pyarrow as pa
 
@@ -171,7 +172,7 @@ def require_modest_ipc(path: Path) -> None:
             columns = len(pa.ipc.read_schema(message))
         else:
             unpacked += _unpacked(message, columns)
-            require_modest(path, unpacked, REWRITE)
+            require_modest(path, unpacked, REWRITE, most)
 
 
 def _messages(path: Path) -> Any:

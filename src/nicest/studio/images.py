@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import math
 import time
 from collections.abc import Generator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,18 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
-from nicest.plots import animation, image_grid
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits, messages
+from nicest.studio.films import Films
 from nicest.studio.messages import number, numbers
 from nicest.studio.served import Loaded, noise
 from nicest.tasks.inpaint import spread
 from nicest.tasks.latent import even_points
 from nicest.tasks.masks import hidden_by
 from nicest.tasks.pictures import fit_picture
-from nicest.tasks.score import CAVEAT, ledgers, outlier_scores
+from nicest.tasks.score import CAVEAT, ledger, outlier_scores
 
+DRAWS = 32  # of the noise, that the score of a picture is the mean over
 FRAMES = 150  # looks at an ascent, at least
 SECONDS = 1 / 25  # that pass between two looks, at most
 
@@ -73,8 +74,21 @@ class Images:
         return messages.Pictures(pictures=self.packed(chosen) if len(chosen) else [], total=len(rows))
 
     def samples(self, n: int, temperature: float, seed: int) -> messages.Pictures:
-        x = self.model.decode(self.model.draw(n, temperature=temperature, seed=seed))
-        return messages.Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
+        return self.pictures_of(self.drawn(temperature, seed)[:n])
+
+    def drawn(self, temperature: float, seed: int) -> Tensor:
+        """Codes of samples: as many as may be asked for, so that each has its place whatever their number."""
+        return self.model.draw(limits.WALL, temperature=temperature, seed=seed)
+
+    def pictures_of(self, h: Tensor) -> messages.Pictures:
+        return messages.Pictures(pictures=self.packed(self.model.decode(h)), nats=numbers(self.model.code_nats(h)))
+
+    def code(self, origin: messages.Origin) -> Tensor:
+        """The code (1, D) of a sample, as it was drawn, or of a picture."""
+        if origin.sample:
+            asked = origin.sample
+            return self.drawn(asked.temperature, asked.seed)[asked.index, None]
+        return self.model.encode(self.tensor(origin.picture or ""))
 
     def upload(self, content: bytes, inverted: bool) -> str:
         return self.packed(torch.from_numpy(fit_picture(content, self.data, inverted=inverted))[None])[0]
@@ -83,7 +97,7 @@ class Images:
         hidden = hidden_by(name, self.data.shape[-2:], seed=seed)
         return base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()
 
-    def ascent(self, ask: messages.Inpainting) -> Events:
+    def ascent(self, ask: messages.Inpainting, films: Films) -> Events:
         """The events of an ascent: its start, frames, and its end; what is wrong with the request is said at once."""
         x = self.tensor(ask.picture)
         bits = np.frombuffer(_bytes(ask.mask), np.uint8)
@@ -108,11 +122,13 @@ class Images:
         def events() -> Events:
             nonlocal last
             self.loaded.climbers(+1)
+            film_id, film = films.begin(self.loaded.brightest)
             try:
-                yield "start", {"truth_nats": truth, "steps": ask.steps}
+                yield "start", {"truth_nats": truth, "steps": ask.steps, "film": film_id}
                 for filled in looks:
                     nats = [round(each + self.units.interval_nats, 3) for each in filled.nats[0, :, 0].tolist()]
                     pictures = self.packed(filled.result[:, 0])
+                    film.add(filled.result[:, 0].cpu().numpy().reshape(-1, *self.data.shape))
                     yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": pictures}
                     last = time.perf_counter()
                 yield "end", {"steps": ask.steps}
@@ -127,16 +143,16 @@ class Images:
             raise NicestError(f"expected to keep at most {self.data.dim} components, got {ask.keep}")
         if len(ask.places) > self.data.dim:
             raise NicestError(f"expected at most {self.data.dim} places, got {len(ask.places)}")
-        x = self.tensor(ask.picture)
-        h = model.encode(x)
+        h = self.code(ask)
         h = model.put(h, torch.tensor([ask.places])) if ask.places else h
         h = h if ask.keep is None else model.cut(h, ask.keep)
-        shown = model.decode(h) if ask.places or ask.keep is not None else x
+        still = ask.picture is not None and not ask.places and ask.keep is None
+        shown = self.tensor(ask.picture or "") if still else model.decode(h)
         places = model.places(h)[0]
         k = min(limits.COMPONENTS, self.data.dim)
         return messages.Moved(
             picture=self.packed(shown)[0],
-            nats=number(float(model.nats(shown)[0])),
+            nats=number(float(model.code_nats(h)[0])),
             places=[round(each, 4) for each in places[:k].tolist()],
             sigma=(model.deviation * model.sigma[model.order[:k]]).tolist(),
             radius=float(places.norm()),
@@ -144,44 +160,45 @@ class Images:
         )
 
     def between(self, ask: messages.Between) -> messages.Pictures:
-        h0, h1 = self.model.encode(self.tensor(ask.start, ask.end)).split(1)
-        x = self.model.decode(self.model.between(h0, h1, ask.count, ask.way)[0])
-        return messages.Pictures(pictures=self.packed(x), nats=numbers(self.model.nats(x)))
+        h0, h1 = self.code(ask.start), self.code(ask.end)
+        return self.pictures_of(self.model.between(h0, h1, ask.count, ask.way)[0])
 
     def sphere(self, basis: str, seed: int, n: int) -> messages.Sphere:
         points, radius = even_points(n), self.model.typical_radius(basis)
         x = self.model.decode(self.model.on_sphere(points, self.model.axes(basis, seed), radius))
-        return messages.Sphere(points=points.round(4).tolist(), pictures=self.packed(x), radius=radius)
+        deviations = radius / self.model.deviation
+        return messages.Sphere(points=points.round(4).tolist(), pictures=self.packed(x), radius=deviations)
 
     def score(self, pictures: list[str]) -> messages.Scores:
-        rows = np.stack([self.row(each) for each in pictures])
-        with noise:
-            torch.manual_seed(0)
-            terms = ledgers(self.loaded.engine, rows, self.loaded.draws)
-        level_nats = np.sum(list(terms.values()), axis=0)
-        shares = outlier_scores(level_nats, self.loaded.reference())
-        levels = self.units.terms() if self.units.levels else {}
-        scores = [
-            messages.Score(
-                nats=number(nats + self.units.interval_nats),
-                level_nats=number(nats),
-                bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
-                terms={name: number(float(each[i])) for name, each in terms.items() if name not in levels},
-                level_terms={name: number(float(each[i])) for name, each in terms.items() if name in levels},
-                denser_share=number(float(shares[i])),
-            )
-            for i, nats in enumerate(level_nats.tolist())
-        ]
-        return messages.Scores(scores=scores, draws=self.loaded.draws, caveat=CAVEAT, unit=self.loaded.unit)
+        rows = [self.row(each) for each in pictures]
+        reference = self.loaded.reference()
+        scores = [self.score_row(row, reference) for row in rows]
+        return messages.Scores(
+            scores=scores,
+            draws=DRAWS if self.units.discrete else 1,
+            reference=self.loaded.compared_with,
+            caveat=CAVEAT,
+            unit=self.loaded.unit,
+        )
 
-    def film(self, ask: messages.Film) -> bytes:
-        """The frames of an ascent as a GIF, its chains side by side."""
-        chains = len(ask.frames[0])
-        if any(len(frame) != chains for frame in ask.frames):
-            raise NicestError("expected as many pictures in every frame, got different numbers")
-        images = (np.stack([self.row(each) for each in frame]).reshape(-1, *self.data.shape) for frame in ask.frames)
-        draw = partial(image_grid, brightest=self.loaded.brightest, columns=chains, size=160 * chains)
-        return animation([draw(each) for each in images], milliseconds=40)
+    def score_row(self, row: np.ndarray, reference: np.ndarray | None) -> messages.Score:
+        """Means over draws of noise that is the picture's own, so that its score does not depend on what is beside."""
+        draws = DRAWS if self.units.discrete else 1
+        with noise:
+            torch.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
+            terms = ledger(self.loaded.engine, row, draws)
+        each = np.sum(list(terms.values()), axis=0)
+        nats, means = float(each.mean()), {name: float(term.mean()) for name, term in terms.items()}
+        levels = self.units.terms() if self.units.levels else {}
+        return messages.Score(
+            nats=number(nats + self.units.interval_nats),
+            nats_error=number(float(each.std(ddof=1)) / math.sqrt(draws)) if draws > 1 else 0.0,
+            level_nats=number(nats),
+            bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
+            terms={name: number(mean) for name, mean in means.items() if name not in levels},
+            level_terms={name: number(mean) for name, mean in means.items() if name in levels},
+            denser_share=number(float(outlier_scores(np.array([nats]), reference)[0])),
+        )
 
 
 def _bytes(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What one request may ask for, and how much is done at once."""
+"""What one request may ask for, how much is done at once, and how long a client may stall."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from anyio import CapacityLimiter, to_thread
 BODY = 8 * 2**20  # bytes of a request
 PICTURES = 16  # scored at once
 WALL = 100  # samples or test images at once
-ROWS = 2000  # of a table that is scored
+ROWS = 2000  # of a table that are scored
+UNPACKED = 2**28  # bytes that a compressed table may be of
+COLUMNS = 20_000  # of a row that is filled in
 STEPS = 5000
 CHAINS = 8
 COMPONENTS = 24  # with a slider
-FILM = 400  # frames of an animation
-JOBS = 4  # ascents at once
+PCA = 4096  # dimensions of data that has its principal components counted
+JOBS = 4  # inpaintings at once
 WAITING = 64  # short requests at once
+CONNECTIONS = 256
+HEAD_SECONDS = 10  # in which the head of a request must have come
+BODY_SECONDS = 30  # and its body
+SEND_SECONDS = 15  # in which a client must read on
 
 
 class Busy(Exception):
@@ -32,7 +38,7 @@ class Slots:
 
     def take(self) -> None:
         if self.taken >= self.count:
-            raise Busy(f"{self.taken} {self.what} at once are the most: wait for one to end, then try again")
+            raise Busy(f"at most {self.count} {self.what} can run at once: wait for one to end, then try again")
         self.taken += 1
 
     def give_back(self) -> None:
@@ -48,16 +54,17 @@ class Slots:
 
 
 class Desk:
-    """Work in threads, so that the page never waits: short requests on a few of them, ascents on their own."""
+    """Work in threads, so that the page never waits: short requests on a few of them, inpaintings on their own."""
 
     def __init__(self, *, jobs: int = JOBS, threads: int = 2) -> None:
-        self.jobs, self.waiting = Slots(jobs, "ascents"), Slots(WAITING, "requests")
+        self.jobs, self.waiting = Slots(jobs, "inpaintings"), Slots(WAITING, "requests")
         self.short, self.long = CapacityLimiter(threads), CapacityLimiter(jobs)
+        self.closing = False  # the server ends, and every stream with it
 
     async def quick(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with self.waiting.one():
             return await to_thread.run_sync(function, *arguments, limiter=self.short)
 
     async def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A part of an ascent, whose slot is held by its caller."""
+        """A part of an inpainting, whose slot is held by its caller."""
         return await to_thread.run_sync(function, *arguments, limiter=self.long)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from nicest.studio import limits
+from nicest.tasks.pictures import LARGEST
 
 Picture = Annotated[
     str,
@@ -20,13 +21,17 @@ Picture = Annotated[
 ]
 Seed = Annotated[int, Field(ge=0, lt=2**31, description="Seed of the random numbers.")]
 Temperature = Annotated[float, Field(ge=0, le=3, description="Multiplies the scale of the prior.")]
+Reference = Annotated[
+    Literal["validation", "training"],
+    Field(description="The rows that scores are compared with: held-out ones, if there are enough."),
+]
 MaskName = Literal[
     "top", "bottom", "odd", "even", "left", "right", "middle-rows", "middle-columns", "random:75", "random:90"
 ]
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Problem(BaseModel):
@@ -37,23 +42,28 @@ class Problem(BaseModel):
 
 class Limits(BaseModel):
     body: int = limits.BODY
+    side: int = LARGEST
     pictures: int = limits.PICTURES
     wall: int = limits.WALL
     rows: int = limits.ROWS
     steps: int = limits.STEPS
     chains: int = limits.CHAINS
     components: int = limits.COMPONENTS
-    film: int = limits.FILM
     jobs: int = limits.JOBS
 
 
 class RunInfo(BaseModel):
-    """A run that is served. Without a model, `why` says what is wanting."""
+    """A run that is served. Without a model, `why` says what is wanting.
+
+    `form` stands for what the model is of. A request that names it in the header `nicest-form` is refused (409) once
+    the run has been replaced by one of another form.
+    """
 
     id: str
     name: str
     ready: bool
     why: str = ""
+    form: str = ""
     recipe: str = ""
     dataset: str = ""
     kind: Literal["images", "rows", "table", "unknown"] = "unknown"
@@ -107,10 +117,30 @@ class Inpainting(Message):
     seed: Seed = 0
 
 
-class Move(Message):
-    """A picture whose code is changed: first components put to places, all but `keep` components put to the mode."""
+class Sample(Message):
+    """One of the samples of a seed, by its place among them."""
 
-    picture: Picture
+    seed: Seed = 0
+    temperature: Temperature = 1.0
+    index: Annotated[int, Field(ge=0, lt=limits.WALL)]
+
+
+class Origin(Message):
+    """Where a code comes from: a picture, each level at its middle, or a sample, whose code is that it was made of."""
+
+    picture: Picture | None = None
+    sample: Sample | None = None
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> Origin:
+        if (self.picture is None) == (self.sample is None):
+            raise ValueError("expected a picture or a sample, and not both")
+        return self
+
+
+class Move(Origin):
+    """A code that is changed: first components put to places, all but `keep` components put to the mode."""
+
     places: Annotated[list[Annotated[float, Field(ge=-8, le=8)]], Field(max_length=limits.COMPONENTS)] = []
     keep: Annotated[int | None, Field(ge=0)] = None
 
@@ -120,13 +150,13 @@ class Moved(BaseModel):
     nats: float | None
     places: list[float] = Field(description="First components of the code, in standard deviations from the mode.")
     sigma: list[float]
-    radius: float
-    typical_radius: float
+    radius: float = Field(description="The distance of the code from the mode, in standard deviations.")
+    typical_radius: float = Field(description="Where nearly all draws lie.")
 
 
 class Between(Message):
-    start: Picture
-    end: Picture
+    start: Origin
+    end: Origin
     count: Annotated[int, Field(ge=2, le=24)] = 9
     way: Literal["straight", "spherical"] = "straight"
 
@@ -134,7 +164,7 @@ class Between(Message):
 class Sphere(BaseModel):
     points: list[list[float]]
     pictures: list[Picture]
-    radius: float
+    radius: float = Field(description="In standard deviations of the prior.")
 
 
 class ToScore(Message):
@@ -142,37 +172,35 @@ class ToScore(Message):
 
 
 class Score(BaseModel):
-    """`terms` sum to `nats`, on the recipe's interval; with `level_terms` to nats of the levels."""
+    """`terms` sum to `nats`, on the recipe's interval; with `level_terms` to nats of the levels.
+
+    Of images with levels, `nats` is the mean over draws of the noise, a lower bound, and `nats_error` its standard
+    error. The noise of a picture is fixed, so that it has the same score wherever it stands.
+    """
 
     nats: float | None
+    nats_error: float | None = Field(description="0 where there is no noise.")
     level_nats: float | None
     bits_per_dim: float | None
     terms: dict[str, float | None]
     level_terms: dict[str, float | None]
-    denser_share: float | None = Field(description="The share of training rows that have a higher density.")
+    denser_share: float | None = Field(description="The share of the rows of `reference` that have a higher density.")
 
 
 class Scores(BaseModel):
     scores: list[Score]
     draws: int
+    reference: Reference
     caveat: str
     unit: str
 
 
-class TrainingScores(BaseModel):
-    """Quantiles of the nats of the training rows, from the lowest; none while they are counted, or without the data."""
+class ReferenceScores(BaseModel):
+    """Quantiles of the nats of held-out rows, from the lowest; none while they are counted, or without the data."""
 
     quantiles: list[float]
     counting: bool
-
-
-class Film(Message):
-    """Frames of an animation, each of as many pictures as there are chains."""
-
-    frames: Annotated[
-        list[Annotated[list[Picture], Field(min_length=1, max_length=limits.CHAINS)]],
-        Field(min_length=1, max_length=limits.FILM),
-    ]
+    reference: Reference
 
 
 class Table(BaseModel):
@@ -191,7 +219,8 @@ class TableScores(BaseModel):
     columns: list[str]
     cells: list[list[Any]]
     scores: list[RowScore]
-    total: int
+    total: int | None = Field(description="Rows of the file; null where it has more than were read.")
+    reference: Reference
     caveat: str
 
 
@@ -211,7 +240,7 @@ class Columns(BaseModel):
 class Row(Message):
     """A row by its columns; what is null or left out is to be found."""
 
-    cells: Annotated[dict[str, str | bool | int | float | None], Field(max_length=500)]
+    cells: Annotated[dict[str, str | bool | int | float | None], Field(max_length=limits.COLUMNS)]
     seed: Seed = 0
 
 
@@ -242,7 +271,10 @@ class Spectrum(BaseModel):
 class Metrics(BaseModel):
     rows: list[dict[str, Any]]
     idle_seconds: float | None = Field(description="Since the last row was written.")
-    epochs: int
+    epochs: int = Field(description="At most; 0 where that is not known.")
+    patience: int = Field(description="Epochs without a better validation after which training stops; 0 for all.")
+    best_epoch: int | None
+    finished: bool
 
 
 def number(value: float) -> float | None:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from nicest.data.cells import NotANumber, as_in_training, decode, encode, is_moment
-from nicest.data.columns import Column
+from nicest.data.cells import Batch, NotANumber, as_in_training, decode, encode, is_moment
+from nicest.data.columns import Column, require_columns
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.studio import limits
 from nicest.studio.messages import ColumnInfo, ImputedCell, ImputedRow, Row, RowScore, Table, TableScores, number
 from nicest.studio.served import Loaded, noise
 from nicest.tasks.impute_table import fill as fill_cells
-from nicest.tasks.score import CAVEAT, chunks, log_densities, outlier_scores, plan
+from nicest.tasks.score import CAVEAT, log_densities, outlier_scores
 
 FAR = 10  # times the range of a column of fractions: what lies farther off is no question for the model
 
@@ -50,16 +50,27 @@ class Rows:
         ]
 
     def score_table(self, content: bytes, suffix: str) -> TableScores:
-        """The log-density of every row of a table, the first rows of which are shown."""
+        """The log-density of the first rows of a table; no others are read."""
         columns = self.table_only()
         names = [column.name for column in columns]
+        shown: list[list[Any]] = []
+        parts: list[Batch] = []
+        more = False
         with tempfile.NamedTemporaryFile(suffix=suffix) as file:
             file.write(content)
             file.flush()
             path = Path(file.name)
             try:
-                parts = [chunk for part in plan([path], columns) for chunk in chunks(part, columns, self.model.recipe)]
-                shown = [row for batch in TableFile(path).batches(names) for row in _rows_of(batch)][: limits.ROWS]
+                table = TableFile(path, most=limits.UNPACKED)
+                require_columns(table, columns)
+                for batch in table.batches(names):
+                    first = batch.slice(0, limits.ROWS - len(shown))  # before anything is made of them
+                    more = first.num_rows < batch.num_rows
+                    if first.num_rows:
+                        shown += _rows_of(first)
+                        parts.append(encode(first, columns, path))
+                    if more:
+                        break
             except NicestError as error:
                 raise NicestError(str(error).replace(str(path), "the table")) from error
         with noise:
@@ -71,8 +82,9 @@ class Rows:
             RowScore(row=i, nats=number(value), denser_share=number(share), why=_why(value))
             for i, (value, share) in enumerate(zip(nats.tolist(), shares.tolist(), strict=True))
         ]
-        first = scores[: limits.ROWS]
-        return TableScores(columns=names, cells=shown, scores=first, total=len(nats), caveat=CAVEAT)
+        total = table.count if table.count is not None else None if more else len(nats)
+        reference = self.loaded.compared_with
+        return TableScores(columns=names, cells=shown, scores=scores, total=total, reference=reference, caveat=CAVEAT)
 
     def impute(self, ask: Row) -> ImputedRow:
         """The missing cells of a row, drawn from what the model says of them given the known ones."""
@@ -124,6 +136,8 @@ def _typed(value: Any, column: Column) -> Any:
         return pa.array([None], pa.float64())
     low, high = _ends(column)
     try:
+        if isinstance(value, bool):  # which Python would take for 0 or 1
+            raise NotANumber
         found = float(as_in_training(pa.array([str(value)]), column)[0]) if is_moment(column) else float(value)
     except (ValueError, OverflowError, NotANumber, pa.ArrowException):
         found = math.nan

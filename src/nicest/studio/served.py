@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import threading
@@ -20,33 +21,55 @@ from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.runs.folder import RunFolder
 from nicest.runs.run import Run
-from nicest.studio.messages import Metrics, RunInfo, Spectrum, TrainingScores
+from nicest.studio import limits
+from nicest.studio.messages import Metrics, Reference, ReferenceScores, RunInfo, Spectrum
 from nicest.tasks.latent import Model, principal
-from nicest.tasks.score import training_quantiles
+from nicest.tasks.score import kept_quantiles, score_quantiles
 
+FEW = 20  # validation rows below which a share of them says little
+SPLITS: dict[str, Reference] = {"valid": "validation", "train": "training"}  # the first there is
 noise = threading.Lock()  # the seed of the noise is the process's
 
 
+class Unready(NicestError):
+    """A run that has no model now, or one of another form than was asked for."""
+
+
 class Served:
-    """A run folder, whose model is read when it is first asked for, and again when training has replaced it."""
+    """A run folder, whose model is read when it is first asked for, and again when its file has changed."""
 
     def __init__(self, id: str, path: Path) -> None:
         self.id, self.folder, self.name = id, RunFolder(path), path.resolve().name
         self.lock = threading.RLock()
         self.loaded: Loaded | None = None
+        self.was_ready = False
 
     def open(self) -> Loaded:
         with self.lock:
-            found = self.folder.model
-            stamp = found.stat().st_ino if found.is_file() else 0  # training replaces the file by another
+            stamp = _stamp(self.folder.model)
             if self.loaded is None or self.loaded.stamp != stamp:
                 self.close()
-                self.loaded = Loaded(self.folder, stamp)
+                try:
+                    self.loaded = Loaded(self.folder, stamp)
+                except NicestError as error:
+                    raise Unready(self.absent() or str(error)) from error
+                self.was_ready = True
             return self.loaded
+
+    def absent(self) -> str:
+        """What to say where there is no model file."""
+        if self.folder.model.is_file():
+            return ""
+        if not self.folder.path.is_dir():
+            return f"The folder of this run, {self.folder.path}, is gone: put it back, or serve another run"
+        if self.was_ready:
+            return f"The model of this run, {self.folder.model}, is gone: put it back, or train again"
+        return "This run has no model yet: it comes with the first validation of `nicest train`"
 
     def close(self) -> None:
         if self.loaded:
             self.loaded.close()
+        self.loaded = None
 
     def info(self) -> RunInfo:
         try:
@@ -56,20 +79,32 @@ class Served:
 
     def metrics(self, after: int) -> Metrics:
         """The rows of metrics after a step; a training that goes on writes more."""
-        rows = [row for row in self.folder.metrics() if row["step"] > after]
+        rows = [_plain(row) for row in self.folder.metrics()]
         path = self.folder.path / "metrics.jsonl"
         idle = max(0.0, time.time() - path.stat().st_mtime) if path.is_file() else None
         try:
-            epochs = self.open().run.recipe.train.epochs
+            train = self.open().run.recipe.train
+            epochs, patience = train.epochs, train.patience
         except NicestError:
-            epochs = 0
-        return Metrics(rows=[_plain(row) for row in rows], idle_seconds=idle, epochs=epochs)
+            epochs = patience = 0
+        scored = [row for row in rows if row.get("valid_nats") is not None and isinstance(row.get("epoch"), int)]
+        best = max(scored, key=lambda row: row["valid_nats"])["epoch"] if scored else None
+        last = scored[-1]["epoch"] if scored else 0
+        tired = best is not None and 0 < patience <= last - best
+        return Metrics(
+            rows=[row for row in rows if row["step"] > after],
+            idle_seconds=idle,
+            epochs=epochs,
+            patience=patience,
+            best_epoch=best,
+            finished=bool(epochs and (last >= epochs or tired)),
+        )
 
 
 class Loaded:
     """The model of a run, ready for any number of threads."""
 
-    def __init__(self, folder: RunFolder, stamp: int) -> None:
+    def __init__(self, folder: RunFolder, stamp: tuple[int, ...]) -> None:
         self.stamp = stamp
         self.run = Run(folder.model)
         self.run.flow.requires_grad_(False)
@@ -83,6 +118,9 @@ class Loaded:
         self.dtype: Any = "float32" if not self.data.levels else "uint8" if self.data.levels <= 256 else "uint16"
         self.kind = np.dtype(self.dtype).newbyteorder("<")
         self.draws = self.run.draws()
+        self.compared_with: Reference = "validation"
+        what = [self.run.kind, self.data.shape, self.data.levels, self.data.interval, self.columns]
+        self.form = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 
     def info(self, id: str, name: str) -> RunInfo:
         recipe = self.run.recipe
@@ -90,6 +128,7 @@ class Loaded:
             id=id,
             name=name,
             ready=True,
+            form=self.form,
             recipe=recipe.name,
             dataset=Path(self.data.name).name,
             kind=self.run.kind,
@@ -125,9 +164,11 @@ class Loaded:
         return f"nats on [{low:g}, {high:g}]" if self.data.levels else "nats in the units of the data"
 
     def reference(self) -> np.ndarray | None:
-        """Quantiles of the nats of the training rows; None while they are counted, and where the data is gone.
+        """Quantiles of the nats of held-out rows; None while they are counted, and where the data is gone.
 
-        Of many rows and a large network that takes minutes, once in the life of a model: who asks first starts it.
+        Of training rows an overfitted model thinks better than of any others: they stand in only where there are too
+        few validation rows, or where the data is gone and their scores were kept. With many rows and a large network
+        it takes minutes, once in the life of a model: who asks first starts it.
         """
         with self.lock:
             first = self.counter is None
@@ -143,7 +184,16 @@ class Loaded:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         engine = Patient(self.run.flow, self.closed, self.idle)
         with suppress(Closed):
-            self.quantiles = training_quantiles(self.run, self.draws, engine)
+            for split, name in SPLITS.items():
+                if self.no_data:
+                    found = kept_quantiles(self.run, self.draws, split)
+                elif split == "valid" and len(self.run.splits.valid) < FEW:
+                    continue
+                else:
+                    found = score_quantiles(self.run, self.draws, split, engine)
+                if found is not None:
+                    self.quantiles, self.compared_with = found, name
+                    return
 
     def close(self) -> None:
         """Break off what is going on behind the requests."""
@@ -152,15 +202,16 @@ class Loaded:
         if self.counter:
             self.counter.join()
 
-    def training_scores(self) -> TrainingScores:
+    def reference_scores(self) -> ReferenceScores:
         found = self.reference()
         counting = found is None and self.counter is not None and self.counter.is_alive()
         kept = [] if found is None else (found[::10] + self.run.flow.units.interval_nats).tolist()
-        return TrainingScores(quantiles=kept, counting=counting)
+        return ReferenceScores(quantiles=kept, counting=counting, reference=self.compared_with)
 
     def spectrum(self) -> Spectrum:
         model = self.model
-        pca = None if self.no_data or model.whitens else self.principal_deviations
+        skip = self.no_data or model.whitens or self.data.dim > limits.PCA
+        pca = None if skip else self.principal_deviations
         sigma = model.sigma[model.order].tolist()
         return Spectrum(sigma=sigma, deviation=model.deviation, pca=pca, whitened=model.whitens)
 
@@ -170,7 +221,7 @@ class Loaded:
             return [float(each) for each in principal(self.model.units, self.run.rows("train"))[1]]
 
     def climbers(self, change: int) -> None:
-        """Count the ascents; while there are any, the counting of training scores rests."""
+        """Count the ascents; while there are any, the counting of reference scores rests."""
         with self.turnstile:
             self.climbing += change
             self.idle.clear() if self.climbing else self.idle.set()
@@ -193,6 +244,15 @@ class Patient(Engine):
             if self.closed.is_set():
                 raise Closed
             yield result
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes when a file does: training replaces it by another, and people write over it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

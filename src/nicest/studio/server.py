@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import re
+import secrets
 import socket
+import sys
 import threading
+import traceback
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,30 +25,41 @@ from starlette.exceptions import HTTPException
 
 from nicest import __version__
 from nicest.errors import NicestError
+from nicest.messages import one_line, printable
 from nicest.studio import limits
-from nicest.studio.endpoints import add_endpoints, add_inpainting
+from nicest.studio.connections import Connection
+from nicest.studio.endpoints import add_endpoints
 from nicest.studio.guard import LOOPBACK, Guard
 from nicest.studio.limits import Busy, Desk
 from nicest.studio.messages import Problem
-from nicest.studio.served import Served
+from nicest.studio.served import Served, Unready
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PROBLEMS = {
     400: "Called by a name that is not this server's.",
+    401: "Asked without the token, where one is needed.",
     403: "Asked by a page of another origin.",
     404: "No such run.",
+    408: "The request took too long to arrive.",
+    409: "The run has no model that can be read now, or one of another form than the header `nicest-form` names.",
     413: "More bytes than are taken.",
     422: "Not what was expected; the error says what was.",
     429: "Too much at once: try again later.",
 }
-log = logging.getLogger("nicest.studio")
 
 
-def create_app(runs: Sequence[Path], *, hosts: tuple[str, ...] = LOOPBACK, jobs: int = limits.JOBS) -> Guard:
+def create_app(
+    runs: Sequence[Path],
+    *,
+    hosts: tuple[str, ...] = LOOPBACK,
+    token: str = "",
+    desk: Desk | None = None,
+    debug: bool = False,
+) -> Guard:
     """The whole application, guard included; it serves the runs that are named, and nothing else on the disk."""
     served = name_runs(runs)
-    desk = Desk(jobs=jobs)
+    desk = desk or Desk()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -65,11 +78,11 @@ def create_app(runs: Sequence[Path], *, hosts: tuple[str, ...] = LOOPBACK, jobs:
         responses={code: {"model": Problem, "description": text} for code, text in PROBLEMS.items()},
         redirect_slashes=False,
     )
-    add_errors(app)
+    app.state.served = served
+    add_errors(app, debug)
     add_page(app)
     add_endpoints(app, served, desk)
-    add_inpainting(app, served, desk)
-    return Guard(app, hosts=hosts, body=limits.BODY)
+    return Guard(app, hosts=hosts, body=limits.BODY, token=token)
 
 
 def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
@@ -93,16 +106,20 @@ def warm(runs: Any) -> None:
         try:
             run.open().info(run.id, run.name)
             run.open().reference()
-        except Exception as error:  # whoever asks is told
-            log.debug("%s: %s", run.id, error)
+        except Exception:  # whoever asks is told
+            continue
 
 
-def add_errors(app: FastAPI) -> None:
+def add_errors(app: FastAPI, debug: bool) -> None:
     """Every refusal is a JSON object with one line."""
 
     @app.exception_handler(NicestError)
     async def refused(_: Request, error: NicestError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 422)
+
+    @app.exception_handler(Unready)
+    async def unready(_: Request, error: Unready) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 409)
 
     @app.exception_handler(Busy)
     async def busy(_: Request, error: Busy) -> JSONResponse:
@@ -111,6 +128,9 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[-1]  # of the kinds that a value may be of, the last is a number
+        if first["type"] == "json_invalid":
+            said = f"{first['ctx']['error']}, at character {first['loc'][-1]}"
+            return JSONResponse({"error": f"expected JSON in the body, got something else ({said})"}, 422)
         where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
         got = f", got {str(first.get('input'))[:80]!r}" if first["type"] != "missing" else ""
         return JSONResponse({"error": f"{where}: {first['msg']}{got}"}, 422)
@@ -120,9 +140,13 @@ def add_errors(app: FastAPI) -> None:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        log.exception("this should not happen", exc_info=error)
-        return JSONResponse({"error": f"the server failed ({type(error).__name__}): its terminal shows where"}, 500)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        what = f"{request.method} {printable(request.url.path)[:200]} failed with {type(error).__name__}"
+        more = "" if debug else " (a bug in nicest: --debug shows where, please report it)"
+        print(f"error: {what}: {one_line(error)}{more}", file=sys.stderr, flush=True)
+        if debug:
+            traceback.print_exception(error)
+        return JSONResponse({"error": f"the server failed ({type(error).__name__}); its terminal says more"}, 500)
 
 
 def add_page(app: FastAPI) -> None:
@@ -163,27 +187,73 @@ def bind(host: str, port: int) -> socket.socket:
     return found
 
 
+def names(host: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """The names that the server may be called by."""
+    own: tuple[str, ...] = (host,)
+    with suppress(ValueError):
+        own = () if ipaddress.ip_address(host).is_unspecified else own
+    if not own and not allowed:
+        raise NicestError(
+            f"{host} is every address of this machine: say by which name or address people call it,"
+            " with --allow-host NAME"
+        )
+    return tuple(dict.fromkeys(each.lower() for each in (*own, *allowed, *LOOPBACK)))
+
+
+class Server(uvicorn.Server):
+    """A server that ends its streams when it is told to end."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+        super().__init__(config)
+        self.desk = desk
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.desk.closing = True
+        super().handle_exit(sig, frame)
+
+
+def make_server(app: Guard, desk: Desk) -> Server:
+    """Without uvicorn's own log: what goes wrong is told by `add_errors`, in one line."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    return Server(config, desk)
+
+
 def serve(
     runs: Sequence[Path],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    allowed: Sequence[str] = (),
     browser: bool = False,
+    debug: bool = False,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve the studio until it is interrupted; `ready(url)` hears when it listens."""
-    hosts = tuple(dict.fromkeys((*LOOPBACK, host))) if is_loopback(host) else ()
+    """Serve the studio until it is interrupted; `ready(url)` hears when it listens.
+
+    Whoever can reach another host than this machine's own needs the token that is in the address.
+    """
+    hosts = names(host, allowed)
+    token = "" if is_loopback(host) and not allowed else secrets.token_urlsafe(24)
     torch.set_num_threads(1)  # requests are small and many: threads would wait for one another
-    app = create_app(runs, hosts=hosts)
+    desk = Desk()
+    app = create_app(runs, hosts=hosts, token=token, desk=desk, debug=debug)
     listening = bind(host, port)
-    name = f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{listening.getsockname()[1]}/"
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=2)
+    name = allowed[0] if allowed else host
+    shown = f"[{name}]" if ":" in name else name
+    url = f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else "")
     ready(url)
     if browser:
         threading.Timer(0.5, webbrowser.open, (url,)).start()
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        make_server(app, desk).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:

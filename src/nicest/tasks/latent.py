@@ -65,6 +65,12 @@ class Model:
         with torch.no_grad():
             return self.flow.log_prob(x, noise=False).double() + self.units.interval_nats
 
+    @torch.no_grad()
+    def code_nats(self, h: Tensor) -> Tensor:
+        """log p of the points that codes stand for, (B,), before they are rounded to levels, in the recipe's unit."""
+        _, log_det = self.flow.chain.inverse_and_log_det(h)
+        return (self.flow.prior.log_prob(h) + log_det + self.flow.units_log_det).double() + self.units.interval_nats
+
     def places(self, h: Tensor) -> Tensor:
         """Codes in standard deviations of the prior from its mode, the components of largest σ_d first."""
         return ((h - self.loc) / (self.deviation * self.scale))[..., self.order]
@@ -95,7 +101,11 @@ class Model:
         """Three directions of latent space, (3, D): random ones, or the components of largest σ_d."""
         if self.data.dim < 3:
             raise NicestError(f"a sphere needs 3 dimensions, this model has {self.data.dim}")
-        return rotation(self.data.dim, seed) if basis == "random" else np.eye(self.data.dim)[self.order[:3].cpu()]
+        if basis == "random":
+            return rotation(self.data.dim, seed)
+        axes = np.zeros((3, self.data.dim))
+        axes[range(3), self.order[:3].cpu()] = 1
+        return axes
 
     def on_sphere(self, points: np.ndarray, axes: np.ndarray, radius: float) -> Tensor:
         """Codes of points (N, 3) of the unit sphere, made as large as the radius says."""

@@ -37,7 +37,7 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
     """The bytes of a picture file as one row of levels, (D,): its middle, in the size, colours and levels of the data.
 
     It is turned upright by its EXIF; of an animation the first frame is taken. `inverted` turns dark on light into
-    light on dark. What is transparent becomes black.
+    light on dark. What is transparent becomes white behind dark ink, else black.
     """
     if len(data.shape) == 1 or not data.levels:
         raise NicestError("the model is not of images with levels: no picture can be made to fit it")
@@ -48,8 +48,8 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
             if max(image.size) > LARGEST:
                 raise NicestError(f"expected a picture of at most {LARGEST} pixels a side, got {_size(image)}")
             turn_upright(image)
-            plain = _opaque(image, "white" if inverted else "black").convert(mode)
-            fitted = ImageOps.fit(plain, (width, height), Image.Resampling.LANCZOS)
+            fitted = ImageOps.fit(_eight_bits(image), (width, height), Image.Resampling.LANCZOS)
+            plain = _opaque(fitted).convert(mode)
     except NicestError:
         raise
     except UnidentifiedImageError as error:
@@ -60,16 +60,26 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
         raise NicestError(
             f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes that are none ({brief(error)})"
         ) from error
-    pixels = np.asarray(ImageOps.invert(fitted) if inverted else fitted, dtype=np.float64)
+    pixels = np.asarray(ImageOps.invert(plain) if inverted else plain, dtype=np.float64)
     levels = (pixels * (data.levels - 1) / 255).round()
     return as_images((levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1), data).reshape(-1)
 
 
-def _opaque(image: Image.Image, ground: str) -> Image.Image:
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """An image in grey or colours of 8 bits, with its transparency where it has one."""
     if image.mode.startswith("I"):  # 16 bits, which `convert` would cut off
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
-    rgba = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", rgba.size, ground), rgba).convert("RGB")
+    mode = "RGBA" if image.has_transparency_data else "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == mode else image.convert(mode)  # which would copy it
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """An image on a ground that its ink stands out from: white where the ink is dark, else black."""
+    if image.mode != "RGBA":
+        return image
+    alpha, grey = np.asarray(image.getchannel("A"), np.float64), np.asarray(image.convert("L"), np.float64)
+    dark = (alpha * grey).sum() < 127.5 * alpha.sum()
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white" if dark else "black"), image).convert("RGB")
 
 
 def _size(image: Image.Image) -> str:

@@ -31,7 +31,7 @@ from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 
 CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
-TRAINING_SCORES = "training-scores.npy"
+SCORES = {"train": "training-scores.npy", "valid": "validation-scores.npy"}
 SCHEMA = [("file", "string"), ("row", "int64"), ("log_density", "float64"), ("outlier_score", "float64")]
 QUANTILES = 1001  # of the log-densities of training, which outlier scores are read from
 
@@ -72,7 +72,7 @@ def score(
     require_own_file(path, recipe, *paths)
     parts = share(list(plan(paths, columns)), rank, size)
     draws = run.draws(draws)
-    reference = training_quantiles(run, draws)
+    reference = score_quantiles(run, draws)
     named, text = len(paths) > 1 or bool(_image_names(paths[0])), path.suffix.lower() == ".csv"
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
@@ -212,28 +212,36 @@ def log_densities(engine: Engine, chunk: Batch, draws: int) -> np.ndarray:
     return nats
 
 
-def ledgers(engine: Engine, rows: np.ndarray, draws: int) -> dict[str, np.ndarray]:
-    """The terms of the log-density of every row, (N,) each, means over draws of the noise; they sum to its nats."""
-    repeated = rows_to(np.repeat(rows, draws, axis=0), engine.device)
-    sums: dict[str, list[np.ndarray]] = {}
+def ledger(engine: Engine, row: np.ndarray, draws: int) -> dict[str, np.ndarray]:
+    """The terms of the log-density of a row (D,), (draws,) each: of every draw of the noise they sum to its nats."""
+    repeated = rows_to(np.repeat(row[None], draws, axis=0), engine.device)
+    parts: dict[str, list[np.ndarray]] = {}
     for terms in engine.each("terms", repeated):
         for name, term in terms.items():
-            sums.setdefault(name, []).append(term.double().cpu().numpy())
-    return {name: np.concatenate(parts).reshape(-1, draws).mean(1) for name, parts in sums.items()}
+            parts.setdefault(name, []).append(term.double().cpu().numpy())
+    return {name: np.concatenate(each) for name, each in parts.items()}
 
 
-def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np.ndarray | None:
-    """Quantiles of the log-density of the training rows, kept in the run folder; None where the data is gone.
-
-    They are kept with the step of the model, since a training that goes on finds a better one. Processes that find
-    none each compute them, and write the same file.
-    """
-    path, step, engine = run.path / TRAINING_SCORES, int(run.figures.get("step", 0)), engine or run.engine
+def kept_quantiles(run: Run, draws: int, split: str = "train") -> np.ndarray | None:
+    """The quantiles that `score_quantiles` keeps in the run folder; None where they are not of this model."""
+    path, step = run.path / SCORES[split], int(run.figures.get("step", 0))
     if path.is_file():
         with suppress(NicestError):  # what cannot be read is computed again
             kept = read_npy(path)
             if kept.shape == (2 + QUANTILES,) and kept.dtype == np.float64 and tuple(kept[:2]) == (draws, step):
                 return kept[2:]
+    return None
+
+
+def score_quantiles(run: Run, draws: int, split: str = "train", engine: Engine | None = None) -> np.ndarray | None:
+    """Quantiles of the log-density of the rows of a split, kept in the run folder; None where the data is gone.
+
+    They are kept with the step of the model, since a training that goes on finds a better one. Processes that find
+    none each compute them, and write the same file.
+    """
+    engine = engine or run.engine
+    if (kept := kept_quantiles(run, draws, split)) is not None:
+        return kept
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training said what there is to say about them
@@ -241,8 +249,9 @@ def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np
     except NicestError as error:
         Bar("", 1).note(f"no outlier scores: {error}")
         return None
-    rows = splits.train
-    if len(rows) < FEW and splits.incomplete is not None:  # too few complete rows: draws of the model stand for them
+    rows = splits.split(split)
+    if split == "train" and len(rows) < FEW and splits.incomplete is not None:
+        # too few complete rows: draws of the model stand for them
         generator = torch.Generator(engine.device).manual_seed(0)
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
@@ -250,14 +259,14 @@ def training_quantiles(run: Run, draws: int, engine: Engine | None = None) -> np
     nats = log_densities(engine, Batch(chosen, np.zeros(len(chosen), dtype=bool)), draws)
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
-        keep_quantiles(run.path, quantiles, draws, step)
+        keep_quantiles(run.path, quantiles, draws, int(run.figures.get("step", 0)), split)
     except NicestError as error:  # a folder that may only be read
-        Bar("", 1).note(f"the training scores are not kept: {error}")
+        Bar("", 1).note(f"the {Path(SCORES[split]).stem.replace('-', ' ')} are not kept: {error}")
     return quantiles
 
 
-def keep_quantiles(folder: Path, quantiles: np.ndarray, draws: int = 1, step: int = 0) -> None:
-    with replacing(folder / TRAINING_SCORES) as temporary, temporary.open("wb") as file:
+def keep_quantiles(folder: Path, quantiles: np.ndarray, draws: int = 1, step: int = 0, split: str = "train") -> None:
+    with replacing(folder / SCORES[split]) as temporary, temporary.open("wb") as file:
         np.save(file, np.array([draws, step, *quantiles]))
 
 

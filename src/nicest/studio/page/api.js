@@ -6,8 +6,12 @@ export class Refusal extends Error {
 
 const GONE = "The server does not answer. Is nicest studio still running?";
 const listeners = [], undone = new Map();
-let connected = true;
+let connected = true, form = "", changed = () => {};
 export const onConnection = (heard) => listeners.push(heard);
+
+/** The form that the model of the run is expected to have; `onChange` hears when it has another, or none any more. */
+export const expectForm = (now) => { form = now; };
+export const onChange = (heard) => { changed = heard; };
 
 /** What to do again when the server is back: one thing for each place of the page. */
 export const whenBack = (place, work) => undone.set(place, work);
@@ -38,7 +42,8 @@ async function again() {
 
 async function call(path, options = {}) {
   let answer;
-  try { answer = await fetch(path, options); } catch (error) {
+  const headers = { ...options.headers, ...(form && path.startsWith("/api/runs/") ? { "nicest-form": form } : {}) };
+  try { answer = await fetch(path, { ...options, headers }); } catch (error) {
     if (error.name === "AbortError") throw error;
     connection(false);
     throw new Refusal(GONE, 0);
@@ -47,6 +52,7 @@ async function call(path, options = {}) {
   if (answer.ok) return answer;
   let said = `the server answered ${answer.status}`;
   try { said = (await answer.json()).error ?? said; } catch { /* no JSON */ }
+  if (answer.status === 409) changed();
   throw new Refusal(said, answer.status);
 }
 
@@ -55,7 +61,7 @@ const posted = (body, signal) => ({ method: "POST", signal, headers: { "content-
 
 export const get = async (path, given, signal) => (await call(path + query(given), { signal })).json();
 export const post = async (path, body, signal) => (await call(path, posted(body, signal))).json();
-export const blob = async (path, body) => (await call(path, posted(body))).blob();
+export const blob = async (path, given) => (await call(path + query(given))).blob();
 export const send = async (path, file, given) => (await call(path + query(given), { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file })).json();
 
 /** Follow server-sent events: hear(name, data) for each, until the event "end" or until `signal` aborts. */
@@ -71,7 +77,7 @@ export async function follow(path, body, hear, signal) {
     if (done && ended) return;
     if (done) {
       get("/api/status").catch(() => {}); // whether the server is there: if not, the banner says so
-      throw new Refusal("The server went away, and the ascent with it. Start it again when the server is back.", 0);
+      throw new Refusal("The server went away, and the inpainting with it.", 0);
     }
     text += decoder.decode(value, { stream: true });
     const events = text.split("\n\n");

@@ -1,5 +1,5 @@
 // The frame of the page: which run, which view, and whether the server is there.
-import { forget, get, onConnection } from "./api.js";
+import { expectForm, forget, get, onChange, onConnection } from "./api.js";
 import { $, el, note } from "./draw.js";
 import * as explore from "./explore.js";
 import * as inpaint from "./inpaint.js";
@@ -17,6 +17,7 @@ function setup() {
     $("banner").textContent = there ? "" : "The server does not answer. Is nicest studio still running? Trying again …";
     if (there && studio.run) refresh();
   });
+  onChange(refresh);
   for (const view of Object.values(views)) view.setup(studio);
   for (const each of ["dragover", "drop"]) addEventListener(each, (event) => event.preventDefault()); // a file beside a field stays outside
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
@@ -44,14 +45,14 @@ async function start() {
 const label = (run) => (run.name === run.dataset || !run.dataset ? run.name : `${run.name} (${run.dataset})`);
 const address = (view, id) => `#${view}/${encodeURIComponent(id)}`;
 
-/** What the server says of the runs now: one that has got its model is shown with all its views. */
+/** What the server says of the runs now: one that has got, changed or lost its model is shown anew. */
 async function refresh() {
   let found;
   try { found = await get("/api/runs"); } catch { return; }
   if (!found.runs.some((each) => each.id === studio.run.id)) return location.reload();
   studio.runs = found.runs.map((now) => {
     const before = studio.runs.find((each) => each.id === now.id);
-    return before?.ready || !now.ready ? Object.assign(before ?? now, { why: now.why }) : now;
+    return before && before.ready === now.ready && before.form === now.form && before.why === now.why ? before : now;
   });
   studio.runs.forEach((run) => { const option = [...$("run").options].find((each) => each.value === run.id); if (option) option.textContent = label(run); });
   if (studio.runs.includes(studio.run)) return;
@@ -64,6 +65,7 @@ function choose(id) {
   shown = null;
   forget();
   studio.run = studio.runs.find((each) => each.id === id);
+  expectForm(studio.run.form);
   $("run").value = id;
   const [height, width] = studio.run.shape.length > 1 ? studio.run.shape.slice(-2) : [1, 1];
   document.documentElement.style.setProperty("--ratio", `${width} / ${height}`);
@@ -74,8 +76,6 @@ function choose(id) {
   for (const view of Object.values(views)) view.choose?.(studio.run);
   if (!studio.run.ready) refresh();
 }
-
-const absent = (why) => (why.includes("does not exist") ? "This run has no model yet: it comes with the first validation" : why);
 
 /** Show the run and the view of the address, as far as there are such. */
 function route() {
@@ -92,7 +92,8 @@ function route() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  note("state", studio.run.ready ? "" : `${absent(studio.run.why)}. The curves are shown as they grow.`);
+  note("state", studio.run.ready ? "" : `${studio.run.why}.`);
+  document.title = `${$("views").querySelector("[aria-current]").textContent} · ${studio.run.name} · nicest studio`;
   shown = name;
   views[name].enter(studio.run);
 }

@@ -25,9 +25,13 @@ function endpoint(found, path, method, what) {
   const asked = (what.parameters ?? []).map((each) => line(each.name, { ...each.schema, description: each.description ?? each.schema.description }, each.required));
   const [type, body] = Object.entries(what.requestBody?.content ?? {})[0] ?? [];
   const given = Object.entries(what.responses["200"]?.content ?? {})[0] ?? [];
-  const part = (title, rows) => (rows.length ? [el("h2", {}, title), el("div", { className: "scroll" }, el("table", {}, el("tbody", {}, ...rows)))] : []);
+  const part = (title, rows) => {
+    if (!rows.length) return title.startsWith("Body") ? [el("h2", {}, title)] : [];
+    const box = el("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: `${title} of ${path}` }, el("table", {}, el("tbody", {}, ...rows)));
+    return [el("h2", {}, title), box];
+  };
   return el("section", { className: "pane wide" }, el("h2", {}, el("code", {}, `${method.toUpperCase()} ${path}`)), el("p", {}, what.description ?? ""),
-    ...part("Parameters", asked), ...(type ? [el("h2", {}, `Body: ${type}`)] : []), ...part("", fields(found, body?.schema)), ...part(`Answer: ${given[0] ?? ""}`, fields(found, given[1]?.schema)));
+    ...part("Parameters", asked), ...(type ? part(`Body: ${type}`, fields(found, body?.schema)) : []), ...part(`Answer: ${given[0] ?? ""}`, fields(found, given[1]?.schema)));
 }
 
 try {

@@ -93,6 +93,35 @@ export function thumbnail(run, picture, label, chosen) {
   return button;
 }
 
+/** Fill a group with buttons that are one tab stop: arrow keys move among them. */
+export function fill(group, buttons) {
+  group.replaceChildren(...buttons);
+  const stop = (one) => { for (const each of group.children) each.tabIndex = each === one ? 0 : -1; };
+  stop(group.firstElementChild);
+  for (const each of buttons) each.addEventListener("focus", () => stop(each));
+  group.onkeydown = (event) => {
+    const all = [...group.children], now = all.indexOf(document.activeElement), row = all.filter((each) => each.offsetTop === all[0].offsetTop).length;
+    const to = { ArrowLeft: now - 1, ArrowRight: now + 1, ArrowUp: now - row, ArrowDown: now + row, Home: 0, End: all.length - 1 }[event.key];
+    if (now < 0 || !all[to]) return;
+    event.preventDefault();
+    all[to].focus();
+  };
+}
+
+/** A picture file that the server takes: one that is too large for it, as photos are, is made smaller here. */
+export async function modest(file, limits) {
+  let bitmap;
+  try { bitmap = await createImageBitmap(file); } catch { return file; } // of another kind: the server says what it makes of it
+  const side = Math.max(bitmap.width, bitmap.height);
+  if (file.size <= limits.body && side <= limits.side) return file;
+  const scale = Math.min(1, 1024 / side), canvas = el("canvas", { width: Math.max(1, Math.round(scale * bitmap.width)), height: Math.max(1, Math.round(scale * bitmap.height)) });
+  const pen = canvas.getContext("2d");
+  pen.imageSmoothingQuality = "high";
+  pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  bitmap.close();
+  return new Promise((done) => canvas.toBlob(done));
+}
+
 /** A field to drop files on, with its file input. */
 export function dropping(zone, input, taken) {
   const over = (on) => (event) => { event.preventDefault(); zone.classList.toggle("over", on); };
@@ -116,20 +145,27 @@ export function svg(tag, given = {}, ...children) {
   return made;
 }
 
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1;
-  const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = unit * [1, 2, 5, 10].find((each) => each * unit >= rough);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
-  return found;
+/** Round numbers from low to high, each with its label: at most `count` of them if that leaves two, and no label twice. */
+export function ticks(low, high, count) {
+  const top = Math.ceil(Math.log10(high - low || 1));
+  let best = null;
+  for (let k = 0; k < 30; k++) {
+    const step = [5, 2, 1][k % 3] * 10 ** (top - Math.floor(k / 3));
+    const first = Math.ceil(low / step - 1e-9), number = Math.floor(high / step + 1e-9) - first + 1;
+    if (number > count && best?.number >= 2) break;
+    best = { step, first, number };
+    if (number > count) break;
+  }
+  const values = Array.from({ length: Math.max(0, best.number) }, (_, i) => (best.first + i) * best.step);
+  const most = Math.max(...values.map(Math.abs), best.step), power = most >= 1e4 || most < 1e-3 ? 3 * Math.floor(Math.log10(most) / 3) : 0;
+  const unit = 10 ** power, digits = Math.max(0, -Math.floor(Math.log10(best.step / unit) + 1e-9)), name = { 0: "", 3: "k", 6: "M" }[power] ?? `e${power}`;
+  return values.map((at) => [at, at === 0 ? "0" : minus((at / unit).toFixed(digits) + name)]);
 }
-const short = (value) => minus(Math.abs(value) >= 1e4 ? value.toExponential(0) : Number(value.toPrecision(4)));
 
 /** Lines over one axis. Series: {name, points: [[x, y]], look}; marks: {x or y, name, look}. */
 export class Plot {
-  constructor(id, { x = "", y = "", log = false, tip = null, floor = null } = {}) {
-    Object.assign(this, { figure: $(id), xName: x, yName: y, log, tipText: tip, floor, series: [], marks: [] });
+  constructor(id, { x = "", y = "", tip = null, floor = null } = {}) {
+    Object.assign(this, { figure: $(id), xName: x, yName: y, tipText: tip, floor, series: [], marks: [] });
     this.view = svg("svg", { "aria-hidden": "true" });
     this.tip = el("div", { className: "tip", role: "status", hidden: true });
     this.at = null;
@@ -162,35 +198,40 @@ export class Plot {
     this.legend.replaceChildren(...named.map((each) => el("span", {}, el("i", { className: each.look ?? "" }), each.name)));
     this.point(null, false);
     if (!all.length) return this.view.append(svg("line", { class: "grid", x1: 46, x2: width - 8, y1: height - 20, y2: height - 20 }));
-    const box = { left: 46, right: width - 8, top: named.length ? 20 : 8, bottom: height - (this.xName ? 34 : 20) };
     const xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
     let [x0, x1] = this.range?.x ?? [Math.min(...xs), Math.max(...xs)];
     const levels = this.marks.filter((each) => each.y !== undefined).map((each) => each.y);
     let [y0, y1] = this.range?.y ?? [Math.min(this.low(ys), ...levels), Math.max(...ys, ...levels)];
     if (x0 === x1) x1 = x0 + 1;
-    if (this.log) { y0 = Math.max(y0, 1e-6); } else if (!this.range?.y) { const pad = 0.06 * (y1 - y0) || 1; y0 -= pad; y1 += pad; }
-    const ease = this.log ? Math.log10 : (value) => value;
+    if (!this.range?.y) { const pad = 0.06 * (y1 - y0) || 1; y0 -= pad; y1 += pad; }
+    const rows = this.yName === null ? [] : ticks(y0, y1, Math.max(3, height / 50)), wide = Math.max(0, ...rows.map(([, name]) => name.length));
+    const box = { left: 14 + 6.5 * wide, right: width - 8, top: named.length ? 20 : 8, bottom: height - (this.xName ? 34 : 20) };
     this.sx = (x) => box.left + (box.right - box.left) * (x - x0) / (x1 - x0);
-    this.sy = (y) => box.bottom - (box.bottom - box.top) * Math.min(1, Math.max(0, (ease(y) - ease(y0)) / (ease(y1) - ease(y0) || 1)));
+    this.sy = (y) => box.bottom - (box.bottom - box.top) * (y - y0) / (y1 - y0 || 1);
     Object.assign(this, { box, x0, x1 });
-    const rows = this.log ? ticks(Math.log10(y0), Math.log10(y1), 3).map((each) => 10 ** each) : ticks(y0, y1, Math.max(3, height / 50));
-    if (this.yName !== null) for (const at of rows) {
+    for (const [at, name] of rows) {
       this.view.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: this.sy(at), y2: this.sy(at) }));
-      this.view.append(this.word(box.left - 6, this.sy(at) + 4, this.log ? Number(at.toPrecision(2)) : short(at), "end"));
+      this.view.append(this.word(box.left - 6, this.sy(at) + 4, name, "end"));
     }
-    for (const at of ticks(x0, x1, Math.max(2, Math.floor(width / 90)))) this.view.append(this.word(this.sx(at), box.bottom + 15, short(at), "middle"));
+    for (const [at, name] of ticks(x0, x1, Math.max(2, Math.floor(width / 90)))) this.view.append(this.word(this.sx(at), box.bottom + 15, name, "middle"));
     if (this.xName) this.view.append(this.word((box.left + box.right) / 2, height - 4, this.xName, "middle"));
+    // lines that leave the frame are cut there: areas below, marks over them, lines on top, the accented last
+    const frame = { x: box.left, y: box.top - 2, width: box.right - box.left, height: box.bottom - box.top + 4 };
+    const inside = svg("svg", { ...frame, viewBox: `${frame.x} ${frame.y} ${frame.width} ${frame.height}` });
+    const line = ({ points, look, area }) => {
+      const way = points.filter(([, y]) => Number.isFinite(y)).map(([x, y]) => `${this.sx(x).toFixed(1)},${this.sy(y).toFixed(1)}`).join(" ");
+      inside.append(svg("polyline", { class: area ? "band" : `line ${look ?? ""}`, points: way }));
+    };
+    this.series.filter((each) => each.area).forEach(line);
     for (const mark of this.marks) {
       const at = mark.y !== undefined
         ? { x1: box.left, x2: box.right, y1: this.sy(mark.y), y2: this.sy(mark.y) }
         : { x1: this.sx(mark.x), x2: this.sx(mark.x), y1: box.top, y2: box.bottom };
-      this.view.append(svg("line", { class: `line ${mark.look ?? ""}`, ...at }));
+      inside.append(svg("line", { class: `line mark ${mark.look ?? ""}`, ...at }));
     }
     const last = (each) => Number(Boolean(each.look?.includes("accent")));
-    for (const { points, look, area } of [...this.series].sort((a, b) => last(a) - last(b))) {
-      const way = points.filter(([, y]) => Number.isFinite(y)).map(([x, y]) => `${this.sx(x).toFixed(1)},${this.sy(y).toFixed(1)}`).join(" ");
-      this.view.append(svg("polyline", { class: area ? "band" : `line ${look ?? ""}`, points: way }));
-    }
+    this.series.filter((each) => !each.area).sort((a, b) => last(a) - last(b)).forEach(line);
+    this.view.append(inside);
     if (this.at !== null) this.point(Math.min(this.at, this.series[0].points.length - 1));
   }
 

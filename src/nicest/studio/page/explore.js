@@ -1,6 +1,6 @@
 // Samples, the code of one of them, the way between two, and a sphere.
 import { get, latest, post } from "./api.js";
-import { $, el, minus, nats, note, number, paint, segments, size, soon, sorry, thumbnail } from "./draw.js";
+import { $, el, fill, minus, nats, note, number, paint, segments, size, soon, sorry, thumbnail } from "./draw.js";
 
 const walls = latest(), moves = latest(), ways = latest(), spheres = latest();
 let run = null, picks = { a: null, b: null }, slot = "a", way = "straight", basis = "random", seed = 0, ball = null;
@@ -35,7 +35,8 @@ export function choose() {
 export function enter(chosen) {
   if (run === chosen) return;
   run = chosen;
-  $("keep").max = $("keep").value = run.dim;
+  $("keep").max = run.dim; // before the value, which would be cut to it
+  $("keep").value = run.dim;
   keepValue();
   $("between").replaceChildren(...Array.from({ length: 9 }, () => el("canvas")));
   wall();
@@ -55,19 +56,20 @@ async function wall() {
   try {
     const found = await get(`/api/runs/${run.id}/samples`, given);
     if (!fresh()) return;
-    $("wall").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `sample ${i + 1}, ${nats(found.nats[i])}`, pick)));
+    const origin = (index) => ({ sample: { seed: given.seed, temperature: Number(given.temperature), index } }); // the code that made it
+    fill($("wall"), found.pictures.map((each, i) => thumbnail(run, each, `sample ${i + 1}, ${nats(found.nats[i])}`, (button) => pick(button, origin(i)))));
     note("wall-note", "");
     const [first, second] = $("wall").children;
-    mark(first, "a", found.pictures[0]);
-    mark(second, "b", found.pictures[1]);
+    mark(first, "a", origin(0));
+    mark(second, "b", origin(1));
     position();
     between();
   } catch (error) { if (fresh()) sorry("wall-note", error, wall); }
 }
 
-function mark(button, name, picture) {
+function mark(button, name, origin) {
   tiles[name] = button;
-  picks[name] = picture;
+  picks[name] = origin;
   for (const each of $("wall").children) {
     const marks = ["a", "b"].filter((key) => tiles[key] === each).join(" ").toUpperCase();
     each.setAttribute("aria-pressed", String(Boolean(marks)));
@@ -77,8 +79,8 @@ function mark(button, name, picture) {
   usable();
 }
 
-function pick(button, picture) {
-  mark(button, slot, picture);
+function pick(button, origin) {
+  mark(button, slot, origin);
   if (slot === "a") position();
   between();
 }
@@ -90,7 +92,7 @@ async function position() {
   $("keep").value = run.dim;
   keepValue();
   try {
-    const found = await post(`/api/runs/${run.id}/move`, { picture: asked });
+    const found = await post(`/api/runs/${run.id}/move`, asked);
     if (!fresh()) return;
     placed = asked;
     const count = Math.min(12, found.places.length);
@@ -125,7 +127,7 @@ async function move() {
   if (!placed || placed !== picks.a) return;
   const inputs = [...$("sliders").querySelectorAll("input")];
   const moved = inputs.findLastIndex((each) => each.value !== String(Number(each.dataset.own)));
-  waiting = { picture: picks.a, places: inputs.slice(0, moved + 1).map((each) => Number(each.value)) };
+  waiting = { ...picks.a, places: inputs.slice(0, moved + 1).map((each) => Number(each.value)) };
   if (Number($("keep").value) < run.dim) waiting.keep = Number($("keep").value);
   if (running) return;
   running = true;
@@ -168,7 +170,7 @@ async function sphere() {
     const found = await get(`/api/runs/${run.id}/sphere`, { basis, seed, n: 220 });
     if (!fresh()) return;
     ball = { points: found.points, tiles: found.pictures.map((each) => paint(el("canvas"), run, each)) };
-    note("globe-note", `${found.points.length} codes at distance ${found.radius.toFixed(1)} from the mode, in units of the prior's scale.`);
+    note("globe-note", `${found.points.length} codes, each ${found.radius.toFixed(1)} sd from the mode.`);
     globe();
   } catch (error) { if (fresh()) sorry("globe-note", error, sphere); }
 }
@@ -199,7 +201,7 @@ function globe() {
 function turning() {
   const canvas = $("globe");
   let last = null;
-  canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); last = event; });
+  canvas.addEventListener("pointerdown", (event) => { if (event.button || !event.isPrimary) return; canvas.setPointerCapture(event.pointerId); last = event; });
   canvas.addEventListener("pointermove", (event) => {
     if (!last) return;
     turn((event.clientX - last.clientX) * 0.008, (event.clientY - last.clientY) * 0.008);

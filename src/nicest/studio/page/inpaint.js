@@ -1,10 +1,10 @@
 // Paint over a part of an image and watch the model fill it in.
 import { blob, follow, get, latest, send, whenBack } from "./api.js";
-import { $, bytes, download, dropping, el, nats, note, number, paint, Plot, press, segments, size, sorry, text64, thumbnail, waiting, waits } from "./draw.js";
+import { $, bytes, download, dropping, el, fill, modest, nats, note, number, paint, Plot, press, segments, size, sorry, text64, thumbnail, waiting, waits } from "./draw.js";
 
 const lists = latest(), takes = latest(), stencils = latest(), films = latest();
 let studio, run, plot, picture = null, mask = null, tool = "brush", source = "test", page = 0;
-let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, corner = null, marked = null;
+let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, corner = null, marked = null, film = null, file = null;
 
 export function setup(given) {
   studio = given;
@@ -19,7 +19,8 @@ export function setup(given) {
   $("chains").addEventListener("change", () => { if (!abort) arrange(Number($("chains").value)); });
   $("save-png").addEventListener("click", savePng);
   $("save-gif").addEventListener("click", saveGif);
-  dropping($("upload"), $("upload-file"), upload);
+  dropping($("upload"), $("upload-file"), ([given]) => { file = given; upload(); });
+  $("upload-invert").addEventListener("change", () => { if (file) upload(); });
   easel();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 }
@@ -31,7 +32,9 @@ export function choose(chosen) {
   for (const id of ["choices", "masks"]) $(id).replaceChildren();
   note("choices-note", "");
   if (chosen.kind !== "images") return;
-  picture = corner = null; page = 0; cursor = { x: 0, y: 0 };
+  picture = corner = file = null; page = 0; cursor = { x: 0, y: 0 };
+  source = chosen.data ? "samples" : "test"; // without the data there are samples
+  press($("sources"), $("sources").querySelector(`[data-source=${source}]`));
   const [height, width] = size(chosen);
   mask = new Uint8Array(height * width);
   $("brush").max = Math.max(3, Math.round(height / 3));
@@ -57,7 +60,7 @@ function reset() {
   abort?.abort();
   abort = null;
   films();
-  frames = []; marked = null;
+  frames = []; marked = film = null;
   delete $("results").dataset.frames;
   results(Number($("chains").value) || 1);
   plot.show([]);
@@ -80,8 +83,8 @@ async function choices() {
       : await get(`/api/runs/${run.id}/samples`, { n, seed: page });
     if (!fresh()) return;
     if (!found.pictures.length && page) { page = 0; return choices(); }
-    $("choices").replaceChildren(...found.pictures.map((each, i) => thumbnail(run, each, `${from === "test" ? "test image" : "sample"} ${page * n + i + 1}`, take)));
-    note("choices-note", found.pictures.length ? "" : "There are no images here.");
+    fill($("choices"), found.pictures.map((each, i) => thumbnail(run, each, `${from === "test" ? "test image" : "sample"} ${page * n + i + 1}`, take)));
+    note("choices-note", !found.pictures.length ? "There are no images here." : run.data ? `Samples, since there are no test images: ${run.data}` : "");
     if (!picture && found.pictures.length) take($("choices").firstChild, found.pictures[0]);
   } catch (error) { if (fresh()) sorry("choices-note", error, choices); }
 }
@@ -94,15 +97,14 @@ function take(button, chosen) {
   show();
 }
 
-async function upload([file]) {
-  const fresh = takes();
-  note("choices-note", `Reading ${file.name} …`);
+async function upload() {
+  const fresh = takes(), { name } = file;
+  note("choices-note", `Reading ${name} …`);
   try {
-    if (file.size > studio.limits.body) throw new Error(`${file.name} is larger than ${studio.limits.body / 2 ** 20} MB: choose a smaller file`);
-    const found = await send(`/api/runs/${run.id}/upload`, file, { inverted: $("upload-invert").checked });
+    const found = await send(`/api/runs/${run.id}/upload`, await modest(file, studio.limits), { inverted: $("upload-invert").checked });
     if (!fresh()) return;
     take(null, found.picture);
-    note("choices-note", `${file.name}, as the model sees it.`);
+    note("choices-note", `${name}, as the model sees it.`);
   } catch (error) { if (fresh()) sorry("choices-note", error); }
 }
 
@@ -111,7 +113,7 @@ async function masks() {
   const made = await Promise.allSettled(studio.masks.map((name) => get(`/api/runs/${run.id}/mask`, { name })));
   if (!fresh()) return;
   if (made.some(({ reason }) => reason?.status === 0)) whenBack("masks", masks);
-  $("masks").replaceChildren(...made.flatMap(({ value }, i) => {
+  fill($("masks"), made.flatMap(({ value }, i) => {
     if (!value) return [];
     const bits = bytes(value.mask), name = studio.masks[i].replace(":", " ").replace("-", " ") + (studio.masks[i].startsWith("random") ? " %" : "");
     const canvas = el("canvas", { width, height }), image = new ImageData(width, height);
@@ -134,7 +136,7 @@ function easel() {
   };
   let last = null, before = null, first = null;
   canvas.addEventListener("pointerdown", (event) => {
-    if (!picture || event.button) return;
+    if (!picture || event.button || !event.isPrimary) return;
     abort?.abort();
     canvas.setPointerCapture(event.pointerId);
     last = first = at(event);
@@ -278,7 +280,7 @@ async function go() {
   try {
     await follow(`/api/runs/${run.id}/inpaint`, ask, (name, data) => {
       if (mine.signal.aborted || abort !== mine) return;
-      if (name === "start") { truth = data.truth_nats; began = performance.now(); }
+      if (name === "start") { truth = data.truth_nats; film = data.film; began = performance.now(); }
       if (name === "frame") frame(data, truth, ask.steps, began);
       if (name === "error") throw new Error(data.error);
     }, mine.signal);
@@ -288,7 +290,7 @@ async function go() {
   } catch (error) {
     if (abort !== mine) return;
     if (mine.signal.aborted) note("inpaint-note", frames.length ? "Stopped. Again starts from new noise." : "");
-    else note("inpaint-note", error.message, true);
+    else sorry("inpaint-note", error, () => note("inpaint-note", "The server is back. Start again from new noise."));
     $("progress").textContent = frames.length ? `${mine.signal.aborted ? "stopped" : "broken off"} at step ${frames.at(-1).step} of ${steps}` : "";
   } finally {
     if (abort === mine) { abort = null; busy(false); }
@@ -342,10 +344,8 @@ async function saveGif() {
   const fresh = films();
   waits($("save-gif"), true);
   note("inpaint-note", "Making the GIF …");
-  const every = Math.ceil(frames.length / Math.min(200, studio.limits.film));
-  const chosen = frames.filter((_, i) => i % every === 0 || i === frames.length - 1);
   try {
-    const content = await blob(`/api/runs/${run.id}/film`, { frames: chosen.map((each) => each.pictures) });
+    const content = await blob(`/api/runs/${run.id}/film`, { id: film });
     if (fresh()) { download(content, "inpainted.gif"); note("inpaint-note", "The GIF is saved."); }
   } catch (error) { if (fresh()) sorry("inpaint-note", error); }
   waits($("save-gif"), false);

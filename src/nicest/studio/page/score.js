@@ -1,15 +1,17 @@
-// The log-density of images, term by term, and its place among those of training.
+// The log-density of images, term by term, and its place among those of held-out images.
 import { get, latest, post, send } from "./api.js";
-import { $, dropping, el, minus, note, paint, Plot, sorry, svg } from "./draw.js";
+import { $, dropping, el, minus, modest, note, paint, Plot, sorry, svg } from "./draw.js";
 
 const runs = latest(), references = latest();
 let here = runs(); // whether the run is still the one that was asked for
-let studio, run = null, plot, quantiles = [], shown = [], drawn = false, timer = 0;
+let studio, run = null, plot, quantiles = [], shown = [], drawn = false, timer = 0, last = [];
+const NAMES = { validation: "validation images, which the model was not trained on", training: "images the model was trained on" };
 
 export function setup(given) {
   studio = given;
-  plot = new Plot("training-scores", { x: "log-likelihood of the training set, nats", y: null });
+  plot = new Plot("reference-scores", { x: "log-likelihood, nats", y: null });
   dropping($("score-drop"), $("score-file"), files);
+  $("score-invert").addEventListener("change", () => { if (last.length) { shown = shown.filter((each) => !last.includes(each.file)); files(last); } });
   $("score-tests").addEventListener("click", () => some("pictures", "test image"));
   $("score-samples").addEventListener("click", () => some("samples", "sample"));
   $("score-sketch").addEventListener("click", sketched);
@@ -21,7 +23,7 @@ export function choose() {
   clearTimeout(timer);
   references();
   here = runs();
-  run = null; shown = []; quantiles = [];
+  run = null; shown = []; quantiles = []; last = [];
   plot.show([]);
   cards();
   for (const id of ["score-note", "reference-note"]) note(id, "");
@@ -36,15 +38,15 @@ export async function enter(chosen) {
   await reference();
 }
 
-/** The scores of the training set; of a large model they are counted for a while, and asked for again. */
+/** The scores of held-out images; of a large model they are counted for a while, and asked for again. */
 async function reference() {
   const fresh = references();
   clearTimeout(timer);
   try {
-    const found = await get(`/api/runs/${run.id}/training-scores`);
+    const found = await get(`/api/runs/${run.id}/reference-scores`);
     if (!fresh()) return;
     quantiles = found.quantiles;
-    note("reference-note", found.counting ? "Counting the scores of the training set, for comparison; yours do not wait for it …" : quantiles.length ? "" : "The training data is gone: scores stand alone.");
+    note("reference-note", found.counting ? "Scoring the validation images, for comparison; yours do not wait for it …" : quantiles.length ? `The histogram: scores of ${NAMES[found.reference]}.` : "The data of this run is gone, so scores cannot be compared.");
     if (found.counting) timer = setTimeout(reference, 3000);
     density();
   } catch (error) { if (fresh()) sorry("reference-note", error, reference); }
@@ -53,12 +55,16 @@ async function reference() {
 async function files(given) {
   note("score-note", `Reading ${given.length === 1 ? given[0].name : `${given.length} files`} …`);
   const taken = [], failed = [], still = here;
-  for (const file of given.slice(0, studio.limits.pictures)) {
+  last = given.slice(0, studio.limits.pictures);
+  for (const file of last) {
     try {
-      if (file.size > studio.limits.body) throw new Error(`larger than ${studio.limits.body / 2 ** 20} MB`);
-      const { picture } = await send(`/api/runs/${run.id}/upload`, file, { inverted: $("score-invert").checked });
-      taken.push({ name: file.name, picture });
-    } catch (error) { failed.push(`${file.name}: ${error.message}`); }
+      const { picture } = await send(`/api/runs/${run.id}/upload`, await modest(file, studio.limits), { inverted: $("score-invert").checked });
+      taken.push({ name: file.name, picture, file });
+    } catch (error) {
+      if (!still()) return;
+      if (error.status === 0) return sorry("score-note", error);
+      failed.push(`${file.name}: ${error.message}`);
+    }
     if (!still()) return;
   }
   if (given.length > studio.limits.pictures) failed.push(`only the first ${studio.limits.pictures} files are read at once`);
@@ -89,31 +95,31 @@ async function score(given, still) {
   note("score-note", "Scoring …");
   const found = await post(`/api/runs/${run.id}/score`, { pictures: given.map((each) => each.picture) });
   if (!still()) return;
-  $("caveat").textContent = found.caveat;
-  shown = [...given.map((each, i) => ({ ...each, ...found.scores[i], unit: found.unit, draws: found.draws })), ...shown].slice(0, 24);
+  $("caveat").textContent = (found.draws > 1 ? `Each score is a mean over ${found.draws} draws of dequantisation noise, ± its standard error: a lower bound on the log-probability of the image. ` : "") + found.caveat;
+  shown = [...given.map((each, i) => ({ ...each, ...found.scores[i], unit: found.unit, reference: found.reference })), ...shown].slice(0, 24);
   cards();
   density();
 }
 
 function cards() {
-  $("scores").replaceChildren(...(shown.length ? shown.map(card) : [el("p", { className: "empty" }, "Nothing is scored yet. Drop an image, draw one, or take some.")]));
+  $("scores").replaceChildren(...(shown.length ? shown.map(card) : [el("p", { className: "empty" }, "Nothing is scored yet. Drop an image, draw one, or start from an example.")]));
 }
 
 function card(each) {
   const numbers = el("div", { className: "numbers" },
-    el("div", {}, el("b", {}, each.nats === null ? "not finite" : minus(each.nats.toFixed(2))), el("span", {}, each.unit)),
+    el("div", {}, el("b", {}, each.nats === null ? "not finite" : minus(each.nats.toFixed(1))), el("span", {}, `${each.nats_error ? `± ${each.nats_error.toFixed(1)} ` : ""}${each.unit}`)),
     el("div", {}, el("b", {}, each.bits_per_dim === null ? "–" : minus(each.bits_per_dim.toFixed(3))), el("span", {}, "bits/dim")));
   const picture = paint(el("canvas", { className: "picture" }), run, each.picture);
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", each.name);
-  return el("article", { className: "card" }, picture, el("div", {}, el("h3", {}, each.name), numbers, ledger(each.terms), el("p", { className: "place" }, place(each.denser_share))));
+  return el("article", { className: "card" }, picture, el("div", {}, el("h3", {}, each.name), numbers, ledger(each.terms), el("p", { className: "place" }, place(each.denser_share, each.reference))));
 }
 
-function place(share) {
+function place(share, reference) {
   if (share === null) return "";
-  if (share > 0.999) return "Nearly every training image is denser: the model finds this one unlikely.";
-  if (share < 0.001) return "Denser than nearly every training image.";
-  return `${(100 * share).toFixed(share > 0.99 || share < 0.01 ? 1 : 0)} % of the training images are denser.`;
+  if (share > 0.999) return `Nearly every ${reference} image is denser: the model finds this one unlikely.`;
+  if (share < 0.001) return `Denser than nearly every ${reference} image.`;
+  return `${(100 * share).toFixed(share > 0.99 || share < 0.01 ? 1 : 0)} % of the ${reference} images are denser.`;
 }
 
 /** The terms that the log-density is the sum of, as bars around zero; those that are zero are one line. */
@@ -129,11 +135,11 @@ function ledger(terms) {
     box.append(el("span", {}, name), bar, el("b", {}, value === null ? "not finite" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`));
   }
   const zero = given.length - real.length;
-  if (zero) box.append(el("span", {}, `${zero} couplings`), el("span", {}, "keep volume"), el("b", {}, "0"));
+  if (zero) box.append(el("span", {}, "other layers"), el("span", {}, `${zero}, volume-preserving`), el("b", {}, "0"));
   return box;
 }
 
-/** The training set as a histogram of equal shares, and a line for each score. */
+/** The held-out images as a histogram of equal shares, and a line for each score. */
 function density() {
   if (!quantiles.length) return;
   const bars = 40, low = quantiles[1], high = quantiles.at(-1), width = (high - low) / bars || 1;
@@ -158,16 +164,16 @@ function clear() {
 
 function sketching() {
   const canvas = $("sketch"), pen = canvas.getContext("2d");
-  let last = null;
+  let before = null;
   const at = (event) => { const box = canvas.getBoundingClientRect(); return [280 * (event.clientX - box.left) / box.width, 280 * (event.clientY - box.top) / box.height]; };
   const line = (from, to) => {
     Object.assign(pen, { strokeStyle: "#fff", lineWidth: 28, lineCap: "round" });
     pen.beginPath(); pen.moveTo(...from); pen.lineTo(...to); pen.stroke();
     drawn = true;
   };
-  canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); last = at(event); line(last, last); });
-  canvas.addEventListener("pointermove", (event) => { if (last) { const next = at(event); line(last, next); last = next; } });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { last = null; });
+  canvas.addEventListener("pointerdown", (event) => { if (event.button || !event.isPrimary) return; canvas.setPointerCapture(event.pointerId); before = at(event); line(before, before); });
+  canvas.addEventListener("pointermove", (event) => { if (before) { const next = at(event); line(before, next); before = next; } });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { before = null; });
 }
 
 async function sketched() {

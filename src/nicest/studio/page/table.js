@@ -69,9 +69,9 @@ async function score([file]) {
     const found = await send(`/api/runs/${run.id}/table`, file, { format: ending === "parquet" ? "parquet" : ["arrow", "feather"].includes(ending) ? "arrow" : "csv" });
     if (!fresh()) return;
     const lines = found.scores.map((each, i) => [each.row + 1, each.nats ?? each.why, each.denser_share === null ? null : `${(100 * each.denser_share).toFixed(1)} %`, ...found.cells[i]]);
-    $("table-scores").replaceChildren(table(["row", "log-density, nats", "denser in training", ...found.columns], lines));
-    const cut = found.total > found.scores.length ? `, the first ${found.scores.length} shown` : "";
-    note("table-note", `${found.total} rows of ${file.name}${cut}. ${found.caveat}`);
+    $("table-scores").replaceChildren(table(["row", "log-density, nats", `denser in ${found.reference}`, ...found.columns], lines));
+    const all = found.total === found.scores.length, count = all ? `${found.total} rows` : `The first ${found.scores.length}${found.total ? ` of ${found.total}` : ""} rows`;
+    note("table-note", `${count} of ${file.name}${all ? "" : "; nicest score does them all"}. ${found.caveat}`);
   } catch (error) { if (fresh()) { $("table-scores").replaceChildren(); sorry("table-note", error); } }
 }
 
@@ -133,7 +133,7 @@ async function impute(event) {
     note("impute-note", `Nothing is filled in: expected a number in ${wrong.map((field) => field.name).join(", ")}.`, true);
     return wrong[0].focus();
   }
-  const fresh = fills(), cells = Object.fromEntries(columns.map((column, i) => [column.name, values[i]]));
+  const fresh = fills(), cells = Object.fromEntries(columns.map((column, i) => [column.name, values[i]]).filter(([, value]) => value !== null));
   note("impute-note", "Filling in …");
   waits(button, true);
   try {

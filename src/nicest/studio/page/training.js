@@ -28,7 +28,7 @@ export function enter(chosen) {
   if (run !== chosen) {
     run = chosen;
     if (run.ready) components();
-    else note("spectrum-note", "There is no model yet.");
+    else note("spectrum-note", "The spectrum comes with the model.");
   }
   poll();
 }
@@ -40,11 +40,12 @@ async function poll() {
   try {
     const found = await get(`/api/runs/${run.id}/metrics`, { after: rows.at(-1)?.step ?? -1 });
     if (!fresh()) return;
-    if (found.rows.length) { rows.push(...found.rows); draw(); }
+    rows.push(...found.rows);
+    if (found.rows.length) draw(found.best_epoch);
     const live = found.idle_seconds !== null && found.idle_seconds < 60;
     if (live || !run.ready) wait = 2000;
     note("curves-note", state(found, live), run.ready && found.idle_seconds === null);
-    if (!run.ready) studio.refresh();
+    if (!run.ready || found.idle_seconds === null) studio.refresh();
   } catch (error) {
     if (!fresh()) return;
     sorry("curves-note", error, () => { if (fresh()) poll(); });
@@ -54,16 +55,18 @@ async function poll() {
 }
 
 function state(found, live) {
-  const last = rows.at(-1), all = found.epochs;
+  const last = rows.at(-1), all = found.epochs, nats = (row) => (Number.isFinite(row?.valid_nats) ? minus(row.valid_nats.toFixed(2)) : "–");
   if (run.ready && found.idle_seconds === null) return `The record of this training is not there any more: expected metrics.jsonl in the folder of ${run.name}.`;
   if (!last) return "No figures yet: the first come with the first validation.";
-  const done = all && last.epoch >= all ? "; training is done" : live ? "; still training, or stopped a moment ago" : "";
-  return `Epoch ${last.epoch}${all ? ` of ${all}` : ""}, ${last.valid_nats === null || last.valid_nats === undefined ? "–" : minus(last.valid_nats.toFixed(2))} nats on validation${done}.`;
+  const best = found.best_epoch ? ` The best model is of epoch ${found.best_epoch}: ${nats(rows.find((row) => row.epoch === found.best_epoch))} nats on validation.` : "";
+  if (found.finished && last.epoch < all) return `Training is done: it stopped early, at epoch ${last.epoch}, after ${found.patience} epochs without a better model.${best}`;
+  if (found.finished) return `Training is done, after ${last.epoch} epochs.${best}`;
+  return `Epoch ${last.epoch}${all ? ` of ${all}${found.patience ? " at most" : ""}` : ""}${live ? ", still training or stopped a moment ago" : ""}.${best}`;
 }
 
-function draw() {
+function draw(best) {
   const line = (key) => rows.map((row) => [row.epoch, row[key] ?? NaN]);
-  curves.show([{ name: "training", points: line("train_nats"), look: "quiet" }, { name: "validation", points: line("valid_nats"), look: "accent" }]);
+  curves.show([{ name: "training", points: line("train_nats"), look: "quiet" }, { name: "validation", points: line("valid_nats"), look: "accent" }], best ? [{ x: best, name: "best", look: "dashed" }] : []);
 }
 
 async function components() {
