@@ -114,8 +114,8 @@ class TestConvNet:
         assert change[0, 0] > 1e3 * change[15, 15] > 0
         torch.nn.init.zeros_(network.blocks[0].pooled.weight)
         change = (network(corner) - network(torch.zeros_like(corner))).reshape(2, 16, 16).abs().amax(0)
-        assert change[:3, :3].min() > 0
-        assert change[3:].max() == change[:, 3:].max() == 0
+        assert change[:4, :4].min() > 0
+        assert change[4:].max() == change[:, 4:].max() == 0
 
     def test_reads_a_checkerboard_as_an_image_of_half_the_width(self):
         i1 = torch.tensor(checkerboard(4, 6, 2).i1).reshape(2, 4, 3)
@@ -133,15 +133,6 @@ class TestConvNet:
         for wrong in (None, context[:, :2]):
             with pytest.raises(ValueError, match="expected a context of 3 numbers"):
                 layer(x, wrong)
-
-    def test_the_last_layer_is_not_reduced(self):
-        network = randomised(ConvNet((1, 4, 4), 1, Affine(), 8, 1)).float()
-        x = torch.randn(6, 16)
-        with torch.autocast("cpu", torch.bfloat16):
-            b = network(x)
-        assert b.dtype == torch.float32
-        assert not torch.equal(b, b.bfloat16().float())
-        assert 0 < (b - network(x)).abs().max() < 0.05 * b.abs().max()
 
 
 class TestSeveralScales:
@@ -183,4 +174,3 @@ class TestSeveralScales:
             each = y.reshape(len(y), -1, layer.pixels).transpose(0, 1).flatten(1)
             assert each.mean(1).abs().max() < 0.1
             assert (each.std(1) - 1).abs().max() < 0.1
-

@@ -351,7 +351,7 @@ class TestRefused:
         [
             (
                 {"kind": "afine"},
-                "law.kind is one of additive, multiplicative, affine, spline, affine-spline; got 'afine' (did you mean 'affine'?)",
+                "affine, spline, affine-spline; got 'afine' (did you mean 'affine'?)",
             ),
             ({"kind": "affine", "bond": 1.0}, "law: unknown key 'bond' of kind affine (did you mean 'bound'?)"),
             ({"kind": "additive", "bound": 1.0}, "law: unknown key 'bound' of kind additive"),

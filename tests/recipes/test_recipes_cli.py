@@ -53,7 +53,7 @@ def train_and_load(name: str, out: Path, *arguments: str) -> tuple[nicest.Flow, 
     return run.flow, run.recipe
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - CONVOLUTIONAL - {"digits", "svhn", "cifar10", "images", "table"}))
+@pytest.mark.parametrize("name", sorted({*names()} - CONVOLUTIONAL - {"digits", "svhn", "cifar10", "images", "table"}))
 def test_recipe_on_its_published_layout(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NICEST_DATA", str(home))
     flow, recipe = train_and_load(name, tmp_path / "run", *NARROW)

@@ -201,7 +201,8 @@ class Flow(nn.Module):
                 known = known and (layer.inside_moments if inside else layer.carry)(*known)
             return known
 
-        some, path = rows[:: -(-len(rows) // FIT_ROWS)], None  # what has come as far as the last layer that was fitted
+        some = rows[:: -(-len(rows) // FIT_ROWS)]
+        path: Path | None = None  # by which they reached the last layer that was fitted, as y
         for layer, before in reaching(self.chain):
             if isinstance(layer, Whitening):
                 layer.fit_moments(*(carried(before) or moments(rows, of=partial(reached, before))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -91,13 +91,12 @@ class ChannelMixing(Bijection):
 
 
 class ConvNet(nn.Module):
-    """m of images: a 3 x 3 convolution, `blocks` gated residual blocks of `width` channels, and a 1 x 1 convolution that
-    starts at 0, so that a coupling starts as the identity.
+    """m of images: a 3 x 3 convolution, `blocks` gated residual blocks of `width` channels, and another convolution,
+    which starts at 0, so that a coupling starts as the identity.
 
     It reads I1 as an image of shape `inputs` and gives what `law` takes for `channels` channels of I2 on the same
     pixels: the sets of `channels` and of a `checkerboard` of even width lie so. A learned bias for every pixel tells
-    places apart. Under autocast all but the last convolution computes in the reduced dtype; float32 is not rounded to
-    TF32, which would cost the inverse its digits.
+    places apart. Convolutions of float32 are not rounded to TF32, which would cost the inverse its digits.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class ConvNet(nn.Module):
         self.place = nn.Parameter(torch.zeros(width, *inputs[1:]))
         self.context = nn.Linear(context_dim, width, bias=False) if context_dim else None
         self.blocks = nn.ModuleList(GatedBlock(width, dropout) for _ in range(blocks))
-        self.last = nn.Conv2d(width, law.size * channels, 1)
+        self.last = nn.Conv2d(width, law.size * channels, 3, padding=1)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
 
@@ -131,9 +130,7 @@ class ConvNet(nn.Module):
                 h = h + self.context(context.to(x1.dtype))[..., None, None]
             for block in self.blocks:
                 h = block(h)
-            reduced = h.dtype != x1.dtype
-            with torch.autocast(x1.device.type, enabled=False) if reduced else nullcontext():
-                return self.law.from_planes(self.last(functional.silu(h).to(x1.dtype)))
+            return self.law.from_planes(self.last(functional.silu(h)))
 
 
 class GatedBlock(nn.Module):

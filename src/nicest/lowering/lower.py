@@ -263,8 +263,8 @@ class LoweredChain(Bijection):
     def exclusive(self) -> bool:
         """Whether every fast network belongs to one coupling and to nothing else."""
         fast = [p for each in self.networks for p in each.network.parameters()]
-        rest = [part.layer if isinstance(part, FastCoupling) else part for _, part in self.parts() if not _is_fast(part)]
-        plain = {p for part in rest for p in part.parameters()}
+        rest = [part for _, part in self.parts() if not _is_fast(part)]
+        plain = {p for e in rest for p in (e.layer if isinstance(e, FastCoupling) else e).parameters()}
         return len(set(fast)) == len(fast) and plain.isdisjoint(fast)
 
     @property

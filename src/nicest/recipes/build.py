@@ -203,8 +203,8 @@ def _image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
     """Channels, height and width of images, which alone this is for."""
     if len(shape) not in (2, 3):
         raise NicestError(f"{what} is for images, (H, W) or (C, H, W); these examples are {shape}")
-    *count, height, width = shape
-    return (*count, height, width) if count else (1, height, width)
+    height, width = shape[-2:]
+    return (shape[0] if len(shape) == 3 else 1), height, width
 
 
 def _pixels(split: str, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def log_det_error(flow: Flow, y: Tensor) -> float:
 
     Copies of y go through the chain together, and copy i asks for the gradient of h_i, a row of the Jacobian.
     """
-    rows = []
+    rows: list[Tensor] = []
     for wanted in torch.eye(len(y), dtype=y.dtype, device=y.device).split(AT_ONCE):
         copies = y.expand(len(wanted), -1).clone().requires_grad_()
         h, log_det = flow.chain(copies)
