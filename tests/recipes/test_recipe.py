@@ -68,7 +68,7 @@ class TestShipped:
     def test_convolutional_recipes_keep_the_data_and_the_unit(self, name: str):
         recipe, text = load_recipe(name), load_recipe(name.removesuffix("-conv"))
         assert (recipe.data, recipe.paper_nats) == (text.data, text.paper_nats)
-        assert {block.kind for block in recipe.model.blocks} == {"coupling", "squeeze", "factor-out"}
+        assert {block.kind for block in recipe.model.blocks} - {"logit"} == {"coupling", "squeeze", "factor-out"}
         assert all(block.network.kind == "conv" for block in recipe.model.blocks if block.kind == "coupling")
         assert recipe.augment.flip == (name == "cifar10-conv") == ("mirrored" in recipe.title)
 
