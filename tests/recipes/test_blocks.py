@@ -351,7 +351,8 @@ class TestRefused:
         [
             (
                 {"kind": "afine"},
-                "affine, spline, affine-spline; got 'afine' (did you mean 'affine'?)",
+                "law.kind is one of additive, multiplicative, affine, spline, affine-spline; got 'afine'"
+                " (did you mean 'affine'?)",
             ),
             ({"kind": "affine", "bond": 1.0}, "law: unknown key 'bond' of kind affine (did you mean 'bound'?)"),
             ({"kind": "additive", "bound": 1.0}, "law: unknown key 'bound' of kind additive"),
@@ -419,7 +420,7 @@ class TestPage:
         recipes = [parse(text, "mine.toml").override("data.shape=[4, 4]", "data.levels=17") for text in texts]
         names, of_images = (list(build(recipe).chain.layers) for recipe in recipes)
         assert names == ["zca", *(f"coupling{k}" for k in range(1, 7)), "scaling"]
-        assert (of_images[4], of_images[-1]) == ("squeeze", "rest")
+        assert (of_images[0], of_images[5], of_images[-1]) == ("logit", "squeeze", "rest")
 
     def test_it_has_every_kind_and_setting(self):
         rows = dict(re.findall(r"^\| `([^`]+)` \|(.*)$", PAGE.read_text(), re.M))
