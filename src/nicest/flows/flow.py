@@ -177,7 +177,7 @@ class Flow(nn.Module):
     @torch.no_grad()
     def fit_constants(self, rows: Tensor) -> None:
         """Fit to rows what is fitted before training: standardisation, marginals and whitening, which are then held,
-        and the splines of `Elementwise`, which are trained on.
+        and the starts of `Elementwise` and `ChannelMixing`, which are trained on.
 
         Mean and covariance are carried through the layers in closed form, in float64, dequantisation noise included;
         behind a layer that cannot carry them they are counted anew. Layers inside a `Within` are fitted to I2.
