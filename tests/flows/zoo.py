@@ -18,9 +18,12 @@ from nicest.flows import (
     ZCA,
     Additive,
     Affine,
+    AffineSpline,
     Bijection,
     Bounded,
     Chain,
+    ChannelMixing,
+    ConvNet,
     Coupling,
     DiagonalScaling,
     Elementwise,
@@ -32,9 +35,11 @@ from nicest.flows import (
     ResidualMLP,
     SinhArcsinh,
     Spline,
+    Squeeze,
     Standardise,
     TriangularAffine,
     Within,
+    channels,
     checkerboard,
     halves,
     odd_even,
@@ -77,7 +82,7 @@ def randomised(module: Module, std: float = 0.3) -> Module:
 def coupling(partition: Partition, law: Law, context_dim: int = 0) -> Coupling:
     """A coupling layer with a random rectified network; a spline, of logits, takes smaller numbers than a shift."""
     network = MLP(len(partition.i1), law.size * len(partition.i2), (16, 16), context_dim=context_dim)
-    return randomised(Coupling(partition, law, network), std=0.15 if isinstance(law, Spline) else 0.3)
+    return randomised(Coupling(partition, law, network), std=0.15 if isinstance(law, Spline | AffineSpline) else 0.3)
 
 
 def residual(dim: int) -> Coupling:
@@ -85,6 +90,35 @@ def residual(dim: int) -> Coupling:
     partition = odd_even(dim)
     network = ResidualMLP(len(partition.i1), 2 * len(partition.i2), 16, dropout=0.1)
     return randomised(Coupling(partition, Affine(), network)).eval()
+
+
+def image(dim: int) -> tuple[int, int, int]:
+    """An image of D numbers: of two pixels, if these leave two channels, else of one."""
+    return (dim // 2, 1, 2) if dim % 2 == 0 and dim > 2 else (dim, 1, 1)
+
+
+def convolution(shape: tuple[int, int, int], law: Law, partition: Partition | None = None) -> Coupling:
+    """A coupling layer with a random convolutional network, by channels unless told otherwise."""
+    part = partition or channels(*shape)
+    height, width = shape[1], shape[2] // (1 if partition is None else 2)
+    read, changed = (len(each) // (height * width) for each in (part.i1, part.i2))
+    network = ConvNet((read, height, width), changed, law, 8, 1, dropout=0.1)
+    return randomised(Coupling(part, law, network), std=0.15).eval()
+
+
+def scales(shape: tuple[int, int, int], *inner: Bijection) -> Chain:
+    """A step of a multi-scale flow, half of whose channels go no further than this step."""
+    count, height, width = shape
+    steps = randomised(ChannelMixing(shape), std=0.15), convolution(shape, Affine())
+    if count < 2 or not inner:
+        return Chain(*steps)
+    return Chain(*steps, Within(Partition(range(count // 2 * height * width), math.prod(shape)), Chain(*inner)))
+
+
+def multi_scale(dim: int) -> Chain:
+    shape = image(dim)
+    rest = ((shape[0] + 1) // 2, *shape[1:])
+    return scales(shape, scales(rest) if rest[0] > 1 else scaling(math.prod(rest)))
 
 
 def couplings(dim: int, law: Law, n: int, partition: Callable[[int], Partition] = odd_even, **options: int) -> Chain:
@@ -134,6 +168,11 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "affine-bound": lambda dim: coupling(halves(dim), Affine(bound=5.0)),
     "spline-bins": lambda dim: coupling(halves(dim), Spline(bins=3, bound=1.5)),
     "residual": residual,
+    "squeeze": lambda dim: Squeeze((1, 2, 3), (1, 3)) if dim == 6 else Squeeze((dim, 1, 1), (1, 1)),
+    "channel-mixing": lambda dim: randomised(ChannelMixing(image(dim))),
+    "convolution": lambda dim: convolution(image(dim), Affine()),
+    "convolution-spline": lambda dim: convolution(image(dim), AffineSpline()),
+    "multi-scale": multi_scale,
     "elementwise": lambda dim: randomised(Elementwise(Spline(bins=16), dim)),
     "mixing": lambda dim: randomised(Mixing(dim)),
     "diagonal-scaling": scaling,

@@ -48,12 +48,13 @@ TEXT = [name for name in COLUMNS if not name.endswith("-released")]
 RELEASED = [name for name in COLUMNS if name.endswith("-released")]
 
 
+CONVOLUTIONAL = ("cifar10-conv", "digits-conv", "mnist-conv", "svhn-conv")
 BEST = ("cifar10-best", "fer2013", "fer2013-tfd", "mnist-affine", "mnist-best", "mnist-fast", "mnist-plain")
 
 
 class TestShipped:
     def test_there_are_two_readings_of_four_columns_ours_and_digits(self):
-        assert set(names()) == {*COLUMNS, *BEST, "digits", "images", "table"}
+        assert set(names()) == {*COLUMNS, *BEST, *CONVOLUTIONAL, "digits", "images", "table"}
 
     @pytest.mark.parametrize("name", sorted({*BEST} - {"fer2013", "fer2013-tfd"}))
     def test_better_training_keeps_the_papers_data_and_architecture(self, name: str):
@@ -62,6 +63,14 @@ class TestShipped:
         law = "affine" if name == "mnist-affine" else "additive"
         assert replace(best.model, dropout=0.0) == replace(text.model, law=law)
         assert bool(best.augment.share) == (name in ("mnist-best", "mnist-affine", "cifar10-best"))
+
+    @pytest.mark.parametrize("name", CONVOLUTIONAL)
+    def test_convolutional_recipes_keep_the_data_and_the_unit(self, name: str):
+        recipe, text = load_recipe(name), load_recipe(name.removesuffix("-conv"))
+        assert (recipe.data, recipe.paper_nats) == (text.data, text.paper_nats)
+        assert {block.kind for block in recipe.model.blocks} - {"logit"} == {"coupling", "squeeze", "factor-out"}
+        assert all(block.network.kind == "conv" for block in recipe.model.blocks if block.kind == "coupling")
+        assert recipe.augment.flip == (name == "cifar10-conv") == ("mirrored" in recipe.title)
 
     def test_fer2013_is_the_tfd_columns_architecture_on_other_faces(self):
         recipe, tfd = load_recipe("fer2013-tfd"), load_recipe("tfd")

@@ -15,7 +15,9 @@ import nicest
 from nicest.cli import app, main
 from nicest.recipes import load_recipe, names
 
-ONE_STEP = ("model.width=8", "train.epochs=1", "train.batch=100")
+ONE_STEP = ("train.epochs=1", "train.batch=100")
+NARROW = ("--set", "model.width=8")
+CONVOLUTIONAL = {name for name in names() if name.endswith("-conv")}
 SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "fer2013": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
 
 
@@ -51,10 +53,10 @@ def train_and_load(name: str, out: Path, *arguments: str) -> tuple[nicest.Flow, 
     return run.flow, run.recipe
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - {"digits", "svhn", "cifar10", "images", "table"}))
+@pytest.mark.parametrize("name", sorted({*names()} - CONVOLUTIONAL - {"digits", "svhn", "cifar10", "images", "table"}))
 def test_recipe_on_its_published_layout(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NICEST_DATA", str(home))
-    flow, recipe = train_and_load(name, tmp_path / "run")
+    flow, recipe = train_and_load(name, tmp_path / "run", *NARROW)
     assert (recipe.name, recipe.model.width) == (name, 8)
     assert (recipe.data.shape, recipe.data.levels) == (SHAPES[recipe.data.name], 256)
     assert recipe.model.hidden_layers == load_recipe(name).model.hidden_layers
@@ -66,9 +68,22 @@ def test_recipe_with_exact_zca_on_smaller_images(name: str, tmp_path: Path):
     """The eigenvectors of 3072 dimensions take ten seconds; the published layouts are read in the test above."""
     images = np.random.default_rng(0).integers(0, 256, (50, 5, 4, 3), np.uint8)
     np.save(tmp_path / "images.npy", images)
-    flow, recipe = train_and_load(name, tmp_path / "run", "--data", str(tmp_path / "images.npy"))
+    flow, recipe = train_and_load(name, tmp_path / "run", "--data", str(tmp_path / "images.npy"), *NARROW)
     assert (recipe.name, recipe.data.shape, recipe.data.interval) == (name, (3, 5, 4), load_recipe(name).data.interval)
     assert "zca" in flow.chain.layers
+
+
+@pytest.mark.parametrize("name", sorted(CONVOLUTIONAL))
+def test_convolutional_recipe_on_smaller_images(name: str, tmp_path: Path):
+    """Grey or colour, of any even shape that may be halved as often as the recipe does it."""
+    shape = (8, 16, 3) if "cifar" in name or "svhn" in name else (4, 8)
+    np.save(tmp_path / "images.npy", np.random.default_rng(0).integers(0, 256, (10, *shape), np.uint8))
+    flow, recipe = train_and_load(name, tmp_path / "run", "--data", str(tmp_path / "images.npy"))
+    assert recipe.model == load_recipe(name).model
+    layers, left = flow.chain.layers, flow.dim
+    while "rest" in layers:  # half of the channels go no further
+        layers, left = layers["rest"].inner.layers, left // 2
+    assert (layers["coupling1"].partition.dim, left) == (left, flow.dim // (4 if len(shape) == 3 else 2))
 
 
 def test_digits_by_the_installed_command(tmp_path: Path):
@@ -94,7 +109,9 @@ def test_a_recipe_of_ones_own_on_a_table(tmp_path: Path):
     (tmp_path / "mine.toml").write_text(
         '[model]\npreprocess = "zca"\nlaw = "affine"\nhidden_layers = 1\nlearned_prior = true\npartition = "halves"\n'
     )
-    flow, recipe = train_and_load(str(tmp_path / "mine.toml"), tmp_path / "run", "--data", str(tmp_path / "table.npy"))
+    flow, recipe = train_and_load(
+        str(tmp_path / "mine.toml"), tmp_path / "run", "--data", str(tmp_path / "table.npy"), *NARROW
+    )
     assert (recipe.name, recipe.data.shape, recipe.data.levels) == ("mine", (5,), 0)
     assert next(iter(flow.chain.layers)) == "zca"
     assert flow.units.standardise

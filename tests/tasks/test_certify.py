@@ -30,8 +30,10 @@ def test_a_sound_model_inverts_and_counts_its_volume_to_rounding(any_run: Run, c
 
 
 def test_single_precision_rounds_more_than_double(digits_run: Run, copy_of: Callable[[Run], Run]):
-    double, single = certify(copy_of(digits_run), n=40)["max_roundtrip"]
+    result = certify(copy_of(digits_run), n=40)
+    double, single = result["max_roundtrip"]
     assert 0 < double < 1e-6 * single
+    assert all(0 < mean < 0.5 * worst for mean, worst in zip(result["mean_roundtrip"], (double, single), strict=True))
 
 
 def test_the_certificate_is_stored_with_the_run(digits_run: Run, copy_of: Callable[[Run], Run]):

@@ -89,9 +89,10 @@ def evaluation(result: dict[str, Any]) -> None:
 
 
 def certificate(result: dict[str, Any]) -> None:
-    table = _table("precision", "round trip", "log-det error, nats")
-    for row in zip(result["dtype"], result["max_roundtrip"], result["max_logdet_error"], strict=True):
-        table.add_row(row[0], f"{row[1]:.1e}", f"{row[2]:.1e}")
+    table = _table("precision", "round trip, worst", "in the mean", "log-det error, nats")
+    columns = (result[name] for name in ("dtype", "max_roundtrip", "mean_roundtrip", "max_logdet_error"))
+    for precision, *errors in zip(*columns, strict=True):
+        table.add_row(precision, *(f"{each:.1e}" for each in errors))
     data = Path(result["dataset"]).name
     print(f"{data}: round trip of {result['n']} examples, half real, half sampled; {result['jacobians']} Jacobians")
     _print("", table, "")

@@ -2,9 +2,10 @@
 
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
-from nicest.flows.coupling import Coupling, Partition, checkerboard, halves, odd_even
+from nicest.flows.coupling import Coupling, Partition, channels, checkerboard, halves, odd_even
 from nicest.flows.flow import Flow
-from nicest.flows.laws import LAWS, Additive, Affine, Law, Multiplicative, Spline
+from nicest.flows.images import ChannelMixing, ConvNet, Squeeze
+from nicest.flows.laws import LAWS, Additive, Affine, AffineSpline, Law, Multiplicative, Spline
 from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, moments
 from nicest.flows.marginals import Bounded, Elementwise, Logit, SinhArcsinh
 from nicest.flows.mixed_units import MixedUnits
@@ -21,9 +22,12 @@ __all__ = [
     "ZCA",
     "Additive",
     "Affine",
+    "AffineSpline",
     "Bijection",
     "Bounded",
     "Chain",
+    "ChannelMixing",
+    "ConvNet",
     "Coupling",
     "DiagonalScaling",
     "Elementwise",
@@ -41,11 +45,13 @@ __all__ = [
     "ResidualMLP",
     "SinhArcsinh",
     "Spline",
+    "Squeeze",
     "Standardise",
     "TriangularAffine",
     "Units",
     "Within",
     "bits_per_dim",
+    "channels",
     "checkerboard",
     "halves",
     "moments",

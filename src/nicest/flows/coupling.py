@@ -92,6 +92,12 @@ def checkerboard(height: int, width: int, channels: int = 1) -> Partition:
     return Partition([k * plane + i for k in range(channels) for i in white], channels * plane)
 
 
+def channels(count: int, height: int, width: int) -> Partition:
+    """I1 the first half of the channels of an image (the larger, for an odd number), I2 the second."""
+    plane = height * width
+    return Partition(range((count + 1) // 2 * plane), count * plane)
+
+
 class Coupling(Bijection):
     """A coupling layer with coupling function m and coupling law g (NICE §3.2, eq. 3 and 4).
 

@@ -177,7 +177,7 @@ class Flow(nn.Module):
     @torch.no_grad()
     def fit_constants(self, rows: Tensor) -> None:
         """Fit to rows what is fitted before training: standardisation, marginals and whitening, which are then held,
-        and the splines of `Elementwise`, which are trained on.
+        and the starts of `Elementwise` and `ChannelMixing`, which are trained on.
 
         Mean and covariance are carried through the layers in closed form, in float64, dequantisation noise included;
         behind a layer that cannot carry them they are counted anew. Layers inside a `Within` are fitted to I2.
@@ -187,11 +187,13 @@ class Flow(nn.Module):
         if self.units.standardise:
             self.units.fit_rows(rows)
 
-        def reached(before: Path, part: Tensor) -> Tensor:
-            y, context = self.enter(part.to(self.device)), None
-            for layer, inside in before:
+        def onward(y: Tensor, context: Tensor | None, path: Path) -> tuple[Tensor, Tensor | None]:
+            for layer, inside in path:
                 y, context = layer.inside(y, context) if inside else (layer(y, context)[0], context)
-            return y
+            return y, context
+
+        def reached(before: Path, part: Tensor) -> Tensor:
+            return onward(self.enter(part.to(self.device)), None, before)[0]
 
         def carried(before: Path) -> Moments | None:
             known = self.carried(rows)
@@ -199,11 +201,17 @@ class Flow(nn.Module):
                 known = known and (layer.inside_moments if inside else layer.carry)(*known)
             return known
 
+        some = rows[:: -(-len(rows) // FIT_ROWS)]
+        path: Path | None = None  # by which they reached the last layer that was fitted, as y
         for layer, before in reaching(self.chain):
             if isinstance(layer, Whitening):
                 layer.fit_moments(*(carried(before) or moments(rows, of=partial(reached, before))))
             elif type(layer).fit is not Bijection.fit:
-                layer.fit(reached(before, rows[:: -(-len(rows) // FIT_ROWS)]))
+                if path is None or before[: len(path)] != path:
+                    path, (y, context) = (), (self.enter(some.to(self.device)), None)
+                y, context = onward(y, context, before[len(path) :])
+                layer.fit(y)
+                path = before
         for module in training:
             module.training = True
 

@@ -28,6 +28,10 @@ class Law(ABC):
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         """The a with g(a; b) = y."""
 
+    def from_planes(self, b: Tensor) -> Tensor:
+        """b from images (B, size · C, H, W), of an a that is (C, H, W): its numbers stay at their pixel."""
+        return b.flatten(1)
+
 
 @dataclass(frozen=True)
 class Additive(Law):
@@ -161,6 +165,9 @@ class Spline(Law):
         found = self._bin(inner, b, axis=1)
         return torch.where(y.abs() < self.bound, found.x + found.w * found.find(inner - found.y), y)
 
+    def from_planes(self, b: Tensor) -> Tensor:
+        return b.unflatten(1, (-1, self.size)).movedim(2, -1).flatten(1)
+
     def through(self, x: Tensor, y: Tensor) -> Tensor:
         """The b of splines, (n · size), with knots near (x, y), each (n, bins - 1) and rising within the bound.
 
@@ -193,9 +200,51 @@ class Spline(Law):
         return Bin(x, y, x1 - x, y1 - y, *(slopes.gather(-1, each)[..., 0] for each in (which, which + 1)))
 
 
+@dataclass(frozen=True)
+class AffineSpline(Law):
+    """g(a; b) = spline(affine(a; b1); b2), b = (b1, b2): `Affine` brings a to where the bins of a `Spline` are.
+
+    `bins` and `bound` are those of the spline, `log_scale` is the bound of the affine law.
+    """
+
+    bins: int = 8
+    bound: float = 4.0
+    log_scale: float = 2.0
+
+    def __post_init__(self) -> None:
+        Affine(self.log_scale), Spline(self.bins, self.bound)  # which refuse what cannot be
+
+    @property
+    def affine(self) -> Affine:
+        return Affine(self.log_scale)
+
+    @property
+    def spline(self) -> Law:
+        return Spline(self.bins, self.bound)
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return Affine.size + 3 * self.bins - 1
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        b1, b2 = b.tensor_split((Affine.size * a.shape[-1],), -1)
+        inner, log_det = self.affine.forward(a, b1)
+        y, log_slope = self.spline.forward(inner, b2)
+        return y, log_det + log_slope
+
+    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
+        b1, b2 = b.tensor_split((Affine.size * y.shape[-1],), -1)
+        return self.affine.inverse(self.spline.inverse(y, b2), b1)
+
+    def from_planes(self, b: Tensor) -> Tensor:
+        b1, b2 = b.tensor_split((Affine.size * b.shape[1] // self.size,), 1)
+        return torch.cat((self.affine.from_planes(b1), self.spline.from_planes(b2)), 1)
+
+
 LAWS: dict[str, type[Law]] = {
     "additive": Additive,
     "multiplicative": Multiplicative,
     "affine": Affine,
     "spline": Spline,
+    "affine-spline": AffineSpline,
 }

@@ -18,6 +18,8 @@ from nicest.flows import (
     Additive,
     Bijection,
     Chain,
+    ChannelMixing,
+    ConvNet,
     Coupling,
     Elementwise,
     Flow,
@@ -26,6 +28,7 @@ from nicest.flows import (
     ResidualMLP,
     Spline,
     Units,
+    Within,
 )
 from nicest.flows.bijection import check_features
 from nicest.flows.shares import Dropout, dropout, own, whole
@@ -40,7 +43,8 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     Between couplings x stays split in its two parts. In a `dtype` other than the flow's own, such as bfloat16, coupling
     functions compute in it, rectified networks as one operation with a backward pass by hand; the stream x -> y and the
     log-dets keep theirs. On a GPU an additive coupling, the dequantisation and the rectifiers' gradients are kernels of
-    our own. Networks that have no fast form run as they are, under autocast; `LoweredChain.plain_layers` names them.
+    our own. Convolutions run as they are, under autocast, and so do networks that have no fast form;
+    `LoweredChain.plain_layers` names the latter.
     Lower a flow where it is going to stay, on its device and in its dtype. A flow whose parameters are spread over
     several processes comes back as it is.
     """
@@ -239,17 +243,28 @@ class LoweredChain(Bijection):
         self.dtype = dtype
         self.fast = [(name, _fast_layer(layer, dtype)) for name, layer in _flattened("", chain)]
 
+    def parts(self) -> Iterator[tuple[str, FastCoupling | nn.Module]]:
+        """Couplings, and all else that may have parameters, inside a `Within` too, by their names."""
+        for name, part in self.fast:
+            if not isinstance(part, FastWithin):
+                yield name, part
+                continue
+            for inner, each in part.inner.parts():
+                yield "_".join(filter(None, (name, inner))), each
+            if part.network is not None:
+                yield name, part.network
+
     @property
     def networks(self) -> list[FastMLP]:
         """The networks that run fast."""
-        return [part.network for _, part in self.fast if isinstance(part, FastCoupling) and part.network]
+        return [part.network for _, part in self.parts() if isinstance(part, FastCoupling) and part.network]
 
     @property
     def exclusive(self) -> bool:
         """Whether every fast network belongs to one coupling and to nothing else."""
         fast = [p for each in self.networks for p in each.network.parameters()]
-        rest = [part.layer if isinstance(part, FastCoupling) else part for _, part in self.fast if not _is_fast(part)]
-        plain = {p for part in rest for p in part.parameters()}
+        rest = [part for _, part in self.parts() if not _is_fast(part)]
+        plain = {p for e in rest for p in (e.layer if isinstance(e, FastCoupling) else e).parameters()}
         return len(set(fast)) == len(fast) and plain.isdisjoint(fast)
 
     @property
@@ -257,15 +272,15 @@ class LoweredChain(Bijection):
         """What has parameters to train and no fast form, by name."""
         return [
             name or type(getattr(part, "layer", part)).__name__
-            for name, part in self.fast
+            for name, part in self.parts()
             if not self._has_fast_form(part)
         ]
 
     @staticmethod
-    def _has_fast_form(part: FastCoupling | Bijection) -> bool:
+    def _has_fast_form(part: FastCoupling | nn.Module) -> bool:
         if isinstance(part, FastCoupling):
-            return part.network is not None or part.residual is not None
-        return isinstance(part, Mixing) or not any(p.ndim > 1 for p in part.parameters())
+            return bool(part.network or part.residual) or type(part.layer.network) is ConvNet
+        return isinstance(part, Mixing | ChannelMixing) or not any(p.ndim > 1 for p in part.parameters())
 
     def copy_weights(self) -> None:
         """Let every network keep a copy of its weights as they are now, for inference."""
@@ -345,9 +360,11 @@ def reduced(x: Tensor, dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijection:
-    """A coupling or a spline in every dimension in its fast form, any other layer as it is."""
+    """A coupling, a spline in every dimension or what is in a `Within` in its fast form, any other layer as it is."""
     if type(layer) is Coupling and not _hooked(layer, deep=False):
         return FastCoupling(layer, dtype)
+    if type(layer) is Within and not _hooked(layer, deep=False):
+        return FastWithin(layer, dtype)
     return FastElementwise(layer) if type(layer) is Elementwise and type(layer.law) is Spline else layer
 
 
@@ -367,7 +384,16 @@ class FastElementwise(Bijection):
         return self.plain.inverse(y)
 
 
-def _is_fast(part: FastCoupling | Bijection) -> bool:
+class FastWithin(Within):
+    """A `Within` whose inner layers are fast."""
+
+    inner: LoweredChain
+
+    def __init__(self, layer: Within, dtype: torch.dtype) -> None:
+        super().__init__(layer.partition, LoweredChain(layer.inner, dtype), layer.network)
+
+
+def _is_fast(part: FastCoupling | nn.Module) -> bool:
     return isinstance(part, FastCoupling) and part.network is not None
 
 

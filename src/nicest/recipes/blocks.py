@@ -114,6 +114,18 @@ class ResidualNetwork(Network):
         return 2 * self.blocks + 2
 
 
+@dataclass(frozen=True)
+class ConvNetwork(Network):
+    kind = "conv"
+    blocks: int = setting(2, "gated residual blocks, of two convolutions each", within(0, 1000))
+    width: int = setting(64, "channels inside", within(1, 10_000))
+    dropout: float = setting(0.0, "dropout inside every block", BELOW_ONE)
+
+    @property
+    def n_layers(self) -> int:  # type: ignore[override]
+        return 2 * self.blocks + 2
+
+
 class Block(Kind):
     """One layer of a flow, or several alike.
 
@@ -146,14 +158,26 @@ class TriangularBlock(Block):
 
 
 @dataclass(frozen=True)
+class SqueezeBlock(Block):
+    kind = "squeeze"
+    by: int = setting(2, "height and width of the tiles that become a pixel each", within(2, 1000))
+
+
+@dataclass(frozen=True)
+class FactorOutBlock(Block):
+    kind = "factor-out"
+
+
+@dataclass(frozen=True)
 class CouplingBlock(Block):
     kind = "coupling"
     repeat: int = setting(1, "number of coupling layers", within(1, 1000))
-    partition: Literal["odd-even", "halves", "checkerboard"] = setting(
+    partition: Literal["odd-even", "halves", "checkerboard", "channels"] = setting(
         "odd-even", "how components are split; the roles of the two sets alternate from layer to layer"
     )
     law: LawSettings = setting(LawSettings("additive"), "the coupling law")  # noqa: RUF009
     network: Network = setting(MLPNetwork(), "the coupling function")  # noqa: RUF009
+    mixing: bool = setting(False, "before every coupling, a learned linear layer of the channels of a pixel")
 
     @property
     def n_layers(self) -> int:  # type: ignore[override]
@@ -184,9 +208,18 @@ def _by_kind(*classes: type[Kind]) -> dict[str, type[Kind]]:
 
 
 BLOCKS = _by_kind(
-    LogitBlock, SinhArcsinhBlock, ZCABlock, TriangularBlock, ElementwiseBlock, CouplingBlock, MixingBlock, ScalingBlock
+    LogitBlock,
+    SinhArcsinhBlock,
+    ZCABlock,
+    TriangularBlock,
+    ElementwiseBlock,
+    SqueezeBlock,
+    CouplingBlock,
+    FactorOutBlock,
+    MixingBlock,
+    ScalingBlock,
 )
-NETWORKS = _by_kind(MLPNetwork, ResidualNetwork)
+NETWORKS = _by_kind(MLPNetwork, ResidualNetwork, ConvNetwork)
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:

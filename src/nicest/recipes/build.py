@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from nicest.flows import (
     ZCA,
     Bijection,
     Chain,
+    ChannelMixing,
+    ConvNet,
     Coupling,
     DiagonalScaling,
     Elementwise,
@@ -33,15 +35,21 @@ from nicest.flows import (
     Prior,
     ResidualMLP,
     SinhArcsinh,
+    Squeeze,
     TriangularAffine,
     Units,
+    Within,
+    channels,
     checkerboard,
     halves,
     odd_even,
 )
 from nicest.recipes.blocks import (
+    Block,
+    ConvNetwork,
     CouplingBlock,
     ElementwiseBlock,
+    FactorOutBlock,
     LawSettings,
     LogitBlock,
     MixingBlock,
@@ -49,6 +57,7 @@ from nicest.recipes.blocks import (
     ResidualNetwork,
     ScalingBlock,
     SinhArcsinhBlock,
+    SqueezeBlock,
     TriangularBlock,
     ZCABlock,
     of_kind,
@@ -68,12 +77,8 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     model = recipe.model
     prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](recipe.data.dim, learned=model.learned_prior)
     units = units_of(recipe.data, splits)
-    layers = units.first_layers()
-    count: Counter[str] = Counter()
-    for name, layer in _layers(recipe, prior):
-        count[name] += 1
-        layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
-    return Flow(units, Chain(layers), prior)
+    chain = _chain(recipe, prior, enumerate(model.layers, 1), recipe.data.shape, units.first_layers())
+    return Flow(units, chain, prior)
 
 
 def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
@@ -93,11 +98,29 @@ def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
     return MixedUnits(found.steps, found.atoms, categories=found.categories, bounds=found.bounds, room=data.atoms)
 
 
-def _layers(recipe: Recipe, prior: Prior) -> Iterator[tuple[str, Bijection]]:
-    """The layers of all blocks, each with its name in the chain, which stored weights have too."""
-    data, dim, listed = recipe.data, recipe.data.dim, bool(recipe.model.blocks)
-    partitions: dict[str, Partition] = {}
-    for i, block in enumerate(recipe.model.layers, 1):
+def _chain(
+    recipe: Recipe,
+    prior: Prior,
+    blocks: Iterator[tuple[int, Block]],
+    shape: tuple[int, ...],
+    first: Mapping[str, Bijection] | None = None,
+) -> Chain:
+    """The layers of these blocks, numbered, for examples of this shape; stored weights have the names of layers."""
+    layers = dict(first or {})
+    count: Counter[str] = Counter()
+    for name, layer in _layers(recipe, prior, blocks, shape):
+        count[name] += 1
+        layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
+    return Chain(layers)
+
+
+def _layers(
+    recipe: Recipe, prior: Prior, blocks: Iterator[tuple[int, Block]], shape: tuple[int, ...]
+) -> Iterator[tuple[str, Bijection]]:
+    """The layers of all blocks, each with its name; those after a factor-out are in a chain of their own."""
+    data, dim, listed = recipe.data, math.prod(shape), bool(recipe.model.blocks)
+    partitions: dict[Any, Partition] = {}
+    for i, block in blocks:
         match block:
             case LogitBlock():
                 if not data.levels:
@@ -114,19 +137,38 @@ def _layers(recipe: Recipe, prior: Prior) -> Iterator[tuple[str, Bijection]]:
             case TriangularBlock(shrinkage):
                 # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
                 yield "whitening", TriangularAffine(dim, shrinkage=shrinkage).requires_grad_(False)
-            case CouplingBlock(repeat, split, law_settings, network):
+            case CouplingBlock(repeat, split, law_settings, network, mixing):
                 if dim < 2:
                     remedy = f"leave out block {i}" if listed else "set model.couplings=0"
                     raise NicestError(f"a coupling needs two parts, and this data has one column: {remedy}")
                 law = _law(law_settings, f"model.blocks, block {i}: law")
                 for _ in range(repeat):  # the roles of the two sets alternate
-                    partition = partitions[split].swap() if split in partitions else _partition(split, data.shape)
-                    partitions[split] = partition
-                    yield "coupling", Coupling(partition, law, NETWORKS[network.kind](network, partition, law.size))
+                    last = partitions.get((split, shape))
+                    partition = partitions[split, shape] = last.swap() if last else _partition(split, shape, i)
+                    if mixing:
+                        yield "mixing", ChannelMixing(_image(shape, f"block {i}: mixing"))
+                    pixels = _pixels(split, shape) if isinstance(network, ConvNetwork) else None
+                    m = NETWORKS[network.kind](network, partition, law, pixels)
+                    yield "coupling", Coupling(partition, law, m)
             case ElementwiseBlock(law_settings):
                 yield "elementwise", Elementwise(_law(law_settings, f"model.blocks, block {i}: law"), dim)
             case MixingBlock():
                 yield "mixing", Mixing(dim)
+            case SqueezeBlock(by):
+                try:
+                    layer = Squeeze(_image(shape, f"block {i}: squeeze"), (by, by))
+                except ValueError as error:
+                    remedy = "crop or resize the images, set by to a number that divides both, or leave out the block"
+                    raise NicestError(f"block {i}: squeeze: {error}: {remedy}") from error
+                shape = layer.squeezed
+                yield "squeeze", layer
+            case FactorOutBlock():
+                count, height, width = _image(shape, f"block {i}: factor-out")
+                if count < 2:
+                    raise NicestError(f"block {i}: factor-out takes half of the channels, got 1: squeeze first")
+                out = count // 2
+                kept = Partition(range(out * height * width), dim)
+                yield "rest", Within(kept, _chain(recipe, prior, blocks, (count - out, height, width)))
             case ScalingBlock(initialisation):
                 scaling = DiagonalScaling(dim)
                 if initialisation == "prior":
@@ -144,29 +186,59 @@ def _law(settings: LawSettings, where: str) -> Law:
     return law
 
 
-def _partition(split: str, shape: tuple[int, ...]) -> Partition:
-    dim = math.prod(shape)
-    if split == "halves":
-        return halves(dim)
+def _partition(split: str, shape: tuple[int, ...], block: int) -> Partition:
     if split == "checkerboard":
-        if len(shape) not in (2, 3):
-            raise NicestError(f"a checkerboard is for images, (H, W) or (C, H, W); these examples are {shape}")
-        *channels, height, width = shape
-        return checkerboard(height, width, *channels)
-    return odd_even(dim)
+        count, height, width = _image(shape, "a checkerboard")
+        return checkerboard(height, width, count)
+    if split == "channels":
+        count, height, width = _image(shape, f"block {block}: partition channels")
+        if count < 2:
+            raise NicestError(f"block {block}: one channel cannot be split: squeeze first, or take a checkerboard")
+        return channels(count, height, width)
+    dim = math.prod(shape)
+    return halves(dim) if split == "halves" else odd_even(dim)
 
 
-def _mlp(settings: MLPNetwork, partition: Partition, size: int) -> nn.Module:
+def _image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
+    """Channels, height and width of images, which alone this is for."""
+    if len(shape) not in (2, 3):
+        raise NicestError(f"{what} is for images, (H, W) or (C, H, W); these examples are {shape}")
+    height, width = shape[-2:]
+    return (shape[0] if len(shape) == 3 else 1), height, width
+
+
+def _pixels(split: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width of the images in which the sets of a partition lie, for a network that convolves them."""
+    _, height, width = _image(shape, "network conv")
+    if split == "checkerboard" and width % 2 == 0:
+        return height, width // 2
+    if split == "channels":
+        return height, width
+    wanted = "images of even width" if split == "checkerboard" else "partition channels or checkerboard"
+    got = f"{height} x {width}" if split == "checkerboard" else split
+    raise NicestError(f"network conv takes {wanted}; got {got}")
+
+
+def _mlp(settings: MLPNetwork, partition: Partition, law: Law, _: None) -> nn.Module:
     hidden = (settings.width,) * settings.hidden_layers
-    inputs, outputs = len(partition.i1), size * len(partition.i2)
+    inputs, outputs = len(partition.i1), law.size * len(partition.i2)
     return MLP(inputs, outputs, hidden, dropout=settings.dropout, initialisation=settings.initialisation)
 
 
-def _residual(settings: ResidualNetwork, partition: Partition, size: int) -> nn.Module:
-    inputs, outputs = len(partition.i1), size * len(partition.i2)
+def _residual(settings: ResidualNetwork, partition: Partition, law: Law, _: None) -> nn.Module:
+    inputs, outputs = len(partition.i1), law.size * len(partition.i2)
     options = {"dropout": settings.dropout, "initialisation": settings.initialisation}
     return ResidualMLP(inputs, outputs, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
 
 
-# coupling functions from |I1| numbers to size · |I2|
-NETWORKS: dict[str, Callable[[Any, Partition, int], nn.Module]] = {"mlp": _mlp, "residual": _residual}
+def _conv(settings: ConvNetwork, partition: Partition, law: Law, pixels: tuple[int, int]) -> nn.Module:
+    read, changed = (len(each) // math.prod(pixels) for each in (partition.i1, partition.i2))
+    return ConvNet((read, *pixels), changed, law, settings.width, settings.blocks, dropout=settings.dropout)
+
+
+# coupling functions of I1 that give what the law takes for I2
+NETWORKS: dict[str, Callable[[Any, Partition, Law, Any], nn.Module]] = {
+    "mlp": _mlp,
+    "residual": _residual,
+    "conv": _conv,
+}

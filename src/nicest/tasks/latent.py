@@ -39,7 +39,7 @@ class Model:
         self.loc, self.scale = prior.mode, prior.log_scale.detach().exp().expand(prior.dim)
         self.deviation = prior.standard_deviation
         found = [getattr(layer, "sigma", None) for layer in self.flow.chain.modules()]
-        scalings = [each for each in found if isinstance(each, Tensor)]
+        scalings = [each for each in found if isinstance(each, Tensor) and each.shape == self.scale.shape]
         self.sigma = (scalings[-1] if scalings else torch.ones_like(self.scale)) * self.scale
         self.order = self.sigma.argsort(descending=True, stable=True)
         self.whitens = any(getattr(layer, "whitens", False) for layer in self.flow.chain.modules())
