@@ -17,6 +17,7 @@ COMMANDS = [
     ["sample"],
     ["score"],
     ["impute"],
+    ["calibrate"],
     ["inpaint"],
     ["certify"],
     ["latent"],
