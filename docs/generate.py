@@ -35,6 +35,7 @@ COMMANDS = [
     ["compare", "density"],
     ["compare", "imputation"],
     ["compare", "outliers"],
+    ["compare", "synthesis"],
     ["data"],
     ["data", "list"],
     ["data", "get"],

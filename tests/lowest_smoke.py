@@ -124,6 +124,7 @@ def run_every_command() -> None:
     nicest("compare", "density", "iris", "--seeds", "1")
     nicest("compare", "imputation", "wine", "--seeds", "1")
     nicest("compare", "outliers", "iris", "--seeds", "1")
+    nicest("compare", "synthesis", "iris", "--seeds", "1")
     subprocess.run([sys.executable, "-c", ESTIMATOR], check=True)
 
 

@@ -11,7 +11,6 @@ from scipy import stats
 
 from nicest.inference.impute import MIXED
 from nicest.messages import shown
-from nicest.plots import calibration_figure, save_figure
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the credible intervals
 CHANCE = 0.01  # that a check fails though the model is calibrated
@@ -213,6 +212,8 @@ class Calibration:
 
     def plot(self, path: str | Path) -> None:
         """The reliability curve, and histograms of the PITs of the log-density and of the worst columns."""
+        from nicest.plots import calibration_figure, save_figure  # an estimator that draws nothing needs no matplotlib
+
         curves, marked = {}, []
         pit, rows, column = self.cells.pit, self.cells.row, self.cells.column
         low = high = np.zeros(0)
