@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -117,6 +118,21 @@ def discrete_coverage(level: float, own: float, model: float) -> float:
     low, high = (1 - level) / 2, (1 + level) / 2
     inside = (np.minimum(upto, high) - np.maximum(below, low)).clip(0) / (upto - below).clip(1e-300)
     return float((p * inside).sum())
+
+
+def test_spikes_categories_and_bounds_are_calibrated_on_the_models_own_samples():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"x": rng.exponential(size=800) + 0.1, "kind": rng.choice(["a", "b", "c"], 800, p=[0.6, 0.3, 0.1])}
+    )
+    frame.loc[rng.random(800) < 0.3, "x"] = 0.1  # which float32 has not
+    model = NICE(discrete="values", couplings=0, random_state=0).fit(frame)
+    assert model.columns_[0].spikes == (0.1,)
+    assert model.columns_[1].values == ("a", "b", "c")
+    found = model.calibration(model.sample(800, random_state=1), cells=300)
+    assert found.verdict.startswith("calibrated: ")
+    moved = frame.assign(x=frame["x"].where(frame["x"] > 0.1, 0.2))
+    assert model.calibration(moved, cells=0).marginals["x"].ks > 0.15  # three in ten, which the density spreads
 
 
 def test_cells_are_spread_over_columns_and_rows(gaussian: Flow):

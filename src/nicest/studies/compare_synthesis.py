@@ -44,7 +44,7 @@ def numbers(table: Table) -> tuple[np.ndarray, tuple[Column, ...]]:
     if table.columns:
         return table.rows, table.columns
     dim = table.rows.shape[1]
-    columns = columns_of(table.rows, table.names or [f"x{i}" for i in range(dim)], [True] * dim)
+    columns = columns_of(table.rows, table.names or [f"x{i}" for i in range(dim)], [True] * dim, by_values=True)
     return encoded(table.rows, columns)[0].astype(np.float32), columns
 
 
@@ -66,8 +66,7 @@ def snapped(drawn: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
 
 
 def nice(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    kinds = columns if any(column.discrete for column in columns) else ()
-    flow = fit_table(train, seed=seed, columns=kinds).flow
+    flow = fit_table(train, seed=seed, columns=columns).flow
     drawn = Engine(flow).sample(n, generator=torch.Generator(flow.device).manual_seed(seed))
     return snapped(drawn.cpu().numpy(), columns)
 

@@ -139,7 +139,8 @@ def calibration(
         codes = [encoded(engine, each.astype(x.dtype)) for each in (x, samples)]
     code_pits = (randomised_ranks(h, drawn, rng) for h, drawn in zip(codes[0].T, codes[1].T, strict=True))
     code_ks = np.array([ks_distance(pit[:, None])[0] for pit in code_pits])
-    marginal = [randomised_ranks(x[:, i], samples[:, i], rng) for i in range(len(columns))]
+    values = as_drawn(flow, x) if columns else x
+    marginal = [randomised_ranks(values[:, i], samples[:, i], rng) for i in range(len(columns))]
     return Calibration(
         tuple(column.name for column in columns),
         len(samples),
@@ -163,6 +164,12 @@ def encoded(engine: Engine, rows: np.ndarray) -> np.ndarray:
     return np.nan_to_num(found, nan=np.inf)  # too far out for a number
 
 
+def as_drawn(flow: Flow, rows: np.ndarray) -> np.ndarray:
+    """Rows as the flow itself would give them: spikes are, to the last bit, those of its draws."""
+    x = rows_to(rows, flow.device)
+    return flow.units.leave(flow.units.enter(x, noise=False)).cpu().numpy()
+
+
 def hidden_cells(
     flow: Flow,
     x: np.ndarray,
@@ -184,6 +191,7 @@ def hidden_cells(
     row = rng.permutation(n)[(k % dim * each + k // dim) % n] if count else k
     hidden = np.zeros((count, dim), dtype=bool)
     hidden[k, column] = True
+    values = as_drawn(flow, x) if count else x
     pit, r_hat = np.empty((2, count))
     parts = in_parts(hidden, int(rng.integers(1 << 62)))
     for i, (part, seed) in enumerate(parts):
@@ -191,9 +199,8 @@ def hidden_cells(
         def tell(share: float, before: int = i) -> None:
             watch((before + share) / len(parts))
 
-        rows = x[row[part]]
-        found = draw_hidden(flow, rows, hidden[part], columns, seed=seed, watch=tell, **how)
-        place = np.arange(len(part)), column[part]
-        pit[part] = own_ranks(rows[place], found.draws.cpu().numpy()[:, *place], rng)
+        found = draw_hidden(flow, x[row[part]], hidden[part], columns, seed=seed, watch=tell, **how)
+        drawn = found.draws.cpu().numpy()[:, np.arange(len(part)), column[part]]
+        pit[part] = own_ranks(values[row[part], column[part]], drawn, rng)
         r_hat[part] = found.r_hat.cpu().numpy()
     return Cells(row, column, pit, r_hat)
