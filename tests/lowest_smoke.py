@@ -98,6 +98,7 @@ def run_every_command() -> None:
     nicest("sample", "digits", "-n", "9", "--out", "samples.png", *CPU)
     nicest("sample", "digits", "-n", "9", "--out", "samples.npy", *CPU)
     nicest("score", "digits", "digits.npy", "--out", "scores.csv", *CPU)
+    nicest("calibrate", "digits", *CPU)
     pictures = ("--out", "in.png", "--out", "in.gif", "--out", "in.npz")
     nicest("inpaint", "digits", "-n", "2", "--steps", "5", *pictures, *CPU)
     nicest("latent", "spectrum", "digits")
@@ -110,6 +111,8 @@ def run_every_command() -> None:
     if not importlib.util.find_spec("pyarrow"):
         run, table = str(STORED / "table"), str(STORED / "people.csv")
     nicest("impute", run, table, "--draws", "40", "--steps", "60", "--cells", "cells.csv", *CPU, needs="pyarrow")
+    chains = ("--cells", "20", "--draws", "40", "--steps", "60")
+    nicest("calibrate", run, "--data", table, *chains, "--out", "calibration", *CPU, needs="pyarrow")
     for suffix in (".csv", ".parquet", ".arrow"):
         nicest("sample", run, "-n", "50", "--out", f"samples{suffix}", *CPU, needs="pyarrow")
     for suffix in (".csv", ".parquet"):
@@ -121,6 +124,7 @@ def run_every_command() -> None:
     nicest("compare", "density", "iris", "--seeds", "1")
     nicest("compare", "imputation", "wine", "--seeds", "1")
     nicest("compare", "outliers", "iris", "--seeds", "1")
+    nicest("compare", "synthesis", "iris", "--seeds", "1")
     subprocess.run([sys.executable, "-c", ESTIMATOR], check=True)
 
 

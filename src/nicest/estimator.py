@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from numbers import Real
@@ -30,16 +30,18 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from nicest.data import scan
 from nicest.data.arrays import widened
-from nicest.data.cells import cell_values, codes_of, decode, encode, family
+from nicest.data.cells import Batch, cell_values, codes_of, decode, encode, family
 from nicest.data.columns import Column, columns_from_json, columns_to_json, with_bounds
 from nicest.data.scan import LARGEST, SMALLEST, Tally
 from nicest.data.tables import require_pyarrow
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
+from nicest.inference.calibration import Calibration
 from nicest.inference.engine import Engine
 from nicest.inference.impute import MIXED
 from nicest.messages import listed
+from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT
@@ -47,6 +49,7 @@ from nicest.runs.folder import COLUMNS, FORMAT, RunFolder, newer
 from nicest.runs.run import DRAWS, Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.runs.sinks import Saved
+from nicest.tasks.calibrate import calibration
 from nicest.tasks.impute_table import fill, filled
 from nicest.tasks.score import QUANTILES, keep_quantiles
 from nicest.train.fit_table import fit_table
@@ -112,6 +115,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model.transform(X)                    # independent latent coordinates, and inverse_transform back
         model.predict(X)                      # -1 for outliers, +1 for inliers
         model.impute(X_with_nan)              # missing cells filled in
+        model.calibration(X_held_out)         # whether its intervals hold what they claim
 
     Columns are standardised and bent to a Gaussian's skew and tails. Then come couplings with splines, learned mixing
     and residual networks; or, if short trainings find them better on validation rows, the same after a whitening, or,
@@ -361,6 +365,29 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if left := int((unknown & np.isnan(codes).any(1)).sum()):
             warnings.warn(f"{left} rows hold values that training never saw, and stay as they are", stacklevel=2)
         return value if interval is None else (value, low, high)
+
+    def calibration(
+        self,
+        X: ArrayLike,
+        *,
+        cells: int = 1000,
+        draws: int = 100,
+        steps: int = 200,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> Calibration:
+        """How far the model can be trusted, on rows that it was not fitted to: PITs, coverage, a verdict, a `plot`.
+
+        `cells` of the rows are hidden one at a time and drawn by the chains of `impute`, of `steps` and `draws` each;
+        0 leaves the coverage out. Rows with NaN, or with values that training never saw, are left out.
+        """
+        codes, unknown, _ = self._codes(X)
+        how: dict[str, Any] = {"cells": cells, "draws": draws, "steps": steps, "engine": self._engine()}
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with in_words_of_parameters(), ExitStack() as stack:
+            if self.verbose:
+                bar = stack.enter_context(Bar("calibrating", 1000))
+                how["watch"] = lambda share: bar.update(round(1000 * share))
+            return calibration(self.flow_, Batch(codes, unknown), self.columns_, seed=seed, **how)
 
     def save(self, path: str | Path) -> None:
         """Write a run folder, as `nicest train` does: `nicest sample` and the others take it; no pickle."""

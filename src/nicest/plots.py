@@ -266,6 +266,55 @@ def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, titl
     return figure
 
 
+def calibration_figure(
+    levels: np.ndarray,
+    curves: Mapping[str, np.ndarray],
+    band: tuple[np.ndarray, np.ndarray],
+    marked: Sequence[tuple[float, float]],
+    pits: Mapping[str, np.ndarray],
+    *,
+    independent: int,
+    title: str,
+) -> Figure:
+    """The share of cells that intervals of every level hold, within a band of chance; and a histogram of each PIT.
+
+    There are curves for all cells and for the worst column, or none, as of images. PITs are as sure as if so many
+    `independent` draws of a known distribution had been counted.
+    """
+    figure = Figure(figsize=(4.2 * len(pits) + (4.6 if curves else 0), 4.6), layout="constrained")
+    figure.suptitle(title.replace("$", r"\$"), wrap=True)
+    axes = figure.subplots(1, len(pits) + bool(curves), squeeze=False)[0].tolist()
+    if curves:
+        ax = axes.pop(0)
+        ax.plot([0, 1], [0, 1], color=QUIET, linewidth=1, linestyle="--")
+        ax.fill_between(levels, *band, color=QUIET, alpha=0.3, linewidth=0, label="chance allows")
+        for (name, shares), colour in zip(curves.items(), (INK, ACCENT), strict=True):
+            ax.plot(levels, shares, color=colour, linewidth=2 if colour == INK else 1.2, label=name.replace("$", r"\$"))
+        for level, share in marked:
+            ax.plot(level, share, "o", color=INK)
+            beside = {"textcoords": "offset points", "fontsize": 8, "color": INK, "bbox": {"color": "w", "pad": 0.5}}
+            if level != marked[-1][0]:  # where there is no room
+                ax.annotate(f"{level:.0%}: {share:.0%}", (level, share), (-8, 4), ha="right", **beside)
+        ax.text(0.97, 0.05, "overconfident:\nintervals too narrow", ha="right", color=QUIET, fontsize=9)
+        ax.text(0.03, 0.72, "underconfident:\nintervals too wide", color=QUIET, fontsize=9)
+        ax.set(xlabel="credible intervals of this level ...", ylabel="... hold this share of the cells")
+        ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        ax.legend(frameon=False, fontsize=8, loc="upper left")
+    bins = 20 if independent >= 500 else 10
+    spread = 3 * math.sqrt((bins - 1) / independent)  # of three standard deviations of a bin
+    for ax, (name, pit) in zip(axes, pits.items(), strict=True):
+        ax.axhspan(max(0, 1 - spread), 1 + spread, color=QUIET, alpha=0.3, linewidth=0, zorder=0)
+        ax.hist(pit, bins=bins, range=(0, 1), weights=np.full(len(pit), bins / len(pit)), color=INK, rwidth=0.9)
+        for end in (1 - spread, 1 + spread):
+            ax.axhline(end, color=ACCENT, linewidth=1, linestyle="--")
+        ax.set_title(name.replace("$", r"\$"), fontsize=10)
+        ax.set(xlabel="share of the model's samples that are lower", xlim=(0, 1), ylim=(0, None))
+    axes[0].set_ylabel("rows, 1 is what the model expects")
+    return figure
+
+
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
     write_bytes(path, animation(frames))
 

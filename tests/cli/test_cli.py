@@ -588,3 +588,13 @@ class TestPrivate:
         line = nicest("train", "digits", "--private", "--tensorboard", "--out", tmp_path / "run").refusal
         assert "leave out --tensorboard or --private" in line
         assert not (tmp_path / "run").exists()
+
+
+def test_calibration_begins_with_its_verdict(nicest: Callable, people: Path, tmp_path: Path):
+    ask = ("calibrate", people, "--cells", 12, "--draws", 16, "--steps", 20, "--out", tmp_path)
+    outcome, told = nicest(*ask), nicest(*ask, "--json").json
+    first, *others = outcome.out.splitlines()
+    assert outcome.code == 0
+    assert first == told["verdict"]
+    assert any(line.startswith("90% ") for line in others)
+    assert others[-1] == f"written: {tmp_path / 'calibration.json'} {tmp_path / 'calibration.png'}"

@@ -42,6 +42,8 @@ class TestNumbers:
             "impute RUN FILE --draws 99999999",
             "impute RUN FILE --steps 99999999999",
             "impute RUN FILE --interval nan",
+            "calibrate RUN --cells 99999999999",
+            "calibrate RUN --draws 1",
             "inpaint RUN --chains 99999999",
             "inpaint RUN --steps 99999999999",
             "inpaint RUN --noise inf",
@@ -143,7 +145,13 @@ WRITERS = [
     "reproduce table --page",
     "reproduce vae --out",
 ]
-FILLERS = ["train digits --out", "demo --out", "reproduce table --runs", "reproduce figures --out"]
+FILLERS = [
+    "calibrate RUN --out",
+    "train digits --out",
+    "demo --out",
+    "reproduce table --runs",
+    "reproduce figures --out",
+]
 
 
 class TestOutput:
@@ -224,6 +232,7 @@ class TestInput:
             "recipes SOURCE",
             "score RUN SOURCE",
             "impute RUN SOURCE",
+            "calibrate RUN --data SOURCE",
             "inpaint RUN --mask SOURCE",
             "studio SOURCE",
         ],

@@ -189,6 +189,36 @@ def impute(
     return impute_table(run, table, out=out, cells=cells, **how)
 
 
+@command(app, show.calibration)
+def calibrate(
+    run: Any,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            parser=lambda text: Path(options.to_read(text)),
+            metavar="<path>",
+            help="Rows that training has not seen: a table, an array, images.",
+            show_default="the test split of the run",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, options.out_folder("For calibration.png and calibration.json.", show_default="RUN/calibration")
+    ] = None,
+    cells: Annotated[int, options.integer(0, 1_000_000, "Cells whose intervals are tested.")] = 1000,
+    draws: Annotated[int, options.integer(16, 100_000, "Draws of each cell, a multiple of 4.")] = 100,
+    steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four chains of a cell.")] = 200,
+    seed: options.Seed = 0,
+) -> Result:
+    """How far a model can be trusted: on held-out rows, whether its intervals hold the share of cells they claim.
+
+    Example: nicest calibrate runs/table --data new.parquet
+    """
+    from nicest.tasks.calibrate import calibrate as run_calibration
+
+    return run_calibration(run, table, out=out, cells=cells, draws=draws, steps=steps, seed=seed)
+
+
 @command(app, show.certificate)
 def certify(
     run: Any,

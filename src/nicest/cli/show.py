@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nicest.messages import printable
+
 NUMBERS = {"nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats"}
 NUMBERS |= {"start, nats", "end, nats", "truth, nats", "gain, nats", "above truth", "kept", "NICE", "PCA"}
 NUMBERS |= {"batch", "microseconds", "times the floor", "seconds to the first step"}
@@ -86,6 +88,32 @@ def evaluation(result: dict[str, Any]) -> None:
     _print(WHY_POSITIVE if result["interval"] else WHY_POSITIVE_CONTINUOUS)
     if result["non_finite"]:
         _print(f"[bold red]{result['non_finite']} examples have a non-finite likelihood, and so has the mean[/]")
+
+
+def calibration(result: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    print(result["verdict"])
+    levels = _table("intervals", "hold, of the cells", "chance allows")
+    for row in result["coverage"]:
+        levels.add_row(f"{row['level']:.0%}", f"{row['share']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
+    pits = _table("PIT of", "KS distance", "chance allows", "p-value")
+    parts = {"log-density": result["log_density"], f"codes, worst of {result['dim']}": result["codes"]}
+    for name, row in (parts | dict(list(result["columns"].items())[:5])).items():
+        pits.add_row(escape(printable(name)), f"{row['ks']:.3f}", f"{row['limit']:.3f}", f"{row['p']:.2g}")
+    _print("", *([levels, ""] if result["coverage"] else []), pits, "")
+    rest = len(result["columns"]) - 5
+    of = f"{result['rows']:,} rows of {Path(result['data']).name}, {result['samples']:,} samples of the model"
+    print(of + (f", {result['cells']:,} cells" if result["cells"] else ""))
+    if rest > 0:
+        print(f"{rest} columns are nearer to uniform than those")
+    if result["missing"]:
+        print(f"{result['missing']:,} rows have missing cells, and were left out")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a value that training never saw, and were left out")
+    if result["not_mixed"]:
+        print(f"the chains of {result['not_mixed']:,} cells did not agree (R-hat above 1.1): take more --steps")
+    print("written:", *result["out"])
 
 
 def certificate(result: dict[str, Any]) -> None:

@@ -33,7 +33,10 @@ Figures = dict[str, float]
 Key = tuple[str, int, str]  # table, seed, method
 Run = Callable[[Table, int], Mapping[str, Figures]]
 NONE: Mapping[str, Any] = MappingProxyType({})
-PRELOADED = ("torch._dynamo", *(f"nicest.studies.compare_{name}" for name in ("density", "outliers", "imputation")))
+PRELOADED = (
+    "torch._dynamo",
+    *(f"nicest.studies.compare_{name}" for name in ("density", "outliers", "imputation", "synthesis")),
+)
 QUIET = 30  # seconds between two lines of progress off a terminal
 
 
@@ -41,7 +44,7 @@ class Comparison(NamedTuple):
     """Methods, tables, and `trial(method, table, seed)`, which gives the figures of each score of a method.
 
     `figures` are their names and digits; the first decides who is best. `absent` are methods that cannot run here, and
-    why; `about` goes into the results. Everything can be pickled: trials run in other processes.
+    why; `about` goes into the results; `read` reads a file. Everything can be pickled: trials run in other processes.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Comparison(NamedTuple):
     trial: Callable[[Any, Table, int], Mapping[str, Figures]]
     absent: Mapping[str, str] = NONE
     about: Mapping[str, Any] = NONE
+    read: Callable[[Path], Table] = read_file
 
 
 def compare(
@@ -85,7 +89,7 @@ def compare(
         left.sort(key=lambda key: -files[key[0]].stat().st_size)
     work = {
         key: (
-            partial(read_file, files[key[0]]) if data else comparison.tables[key[0]],
+            partial(_read, comparison.read, files[key[0]]) if data else comparison.tables[key[0]],
             partial(comparison.trial, comparison.methods[key[2]]),
         )
         for key in left
@@ -134,6 +138,10 @@ def compare(
             return so_far(unfinished=f"stopped after {len(trials)} of {len(keys)} results{kept}")
     failed = sorted({f"{name}: {method}" for (name, _, method), found in trials.items() if "failed" in found[0]})
     return so_far(failed=failed) if failed else so_far()
+
+
+def _read(read: Callable[[Path], Table], path: Path, rng: np.random.Generator) -> Table:
+    return read(path)
 
 
 def _chosen(asked: Sequence[str], known: Mapping[str, Any], what: str) -> list[str]:

@@ -52,6 +52,10 @@ def nice(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
 
 
 def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    return best_mixture(train, seed).score_samples(test)
+
+
+def best_mixture(train: np.ndarray, seed: int) -> GaussianMixture:
     """Components and kind of covariance by validation, then fitted to all training rows."""
     rest, valid = validation(train, seed)
 
@@ -62,7 +66,7 @@ def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
 
     choices = [(k, kind) for k in COMPONENTS for kind in COVARIANCES if k < len(rest)]
     k, kind = max(choices, key=lambda choice: fitted(choice[0], choice[1], rest).score(valid))
-    return fitted(k, kind, train).score_samples(test)
+    return fitted(k, kind, train)
 
 
 def kernels(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from sklearn import datasets
 from nicest.data import tables
 from nicest.data.arrays import ARRAY_KEYS, read_members, read_npy
 from nicest.data.cells import as_numbers, family
+from nicest.data.columns import Column
+from nicest.data.scan import read_table
 from nicest.errors import NicestError
 from nicest.messages import listed
 
@@ -28,7 +31,8 @@ FEWEST = 20  # rows
 class Table(NamedTuple):
     """Complete rows of numbers (N, D) with the names of their columns, and labels where the file holds them apart.
 
-    In a table of `one_unit` errors of different columns compare as they are, as those of pixels do.
+    In a table of `one_unit` errors of different columns compare as they are, as those of pixels do. Where there are
+    `columns`, the rows are the numbers that a model of those has for their cells.
     """
 
     rows: np.ndarray
@@ -36,6 +40,7 @@ class Table(NamedTuple):
     labels: np.ndarray | None = None
     left_out: tuple[str, ...] = ()
     one_unit: bool = False
+    columns: tuple[Column, ...] = ()
 
 
 Read = Callable[[Generator], Table]
@@ -55,7 +60,7 @@ def tables_in(folder: Path) -> dict[str, Path]:
     return {name if names.count(name) == 1 else path.name: path for name, path in each}
 
 
-def read_file(path: Path, rng: Generator | None = None) -> Table:
+def read_file(path: Path) -> Table:
     """The columns of numbers of a file. Text, constant columns and incomplete rows are left out.
 
     A .npz file holds the array X, and labels y where there are some.
@@ -67,17 +72,9 @@ def read_file(path: Path, rng: Generator | None = None) -> Table:
             raise NicestError(f"{path}: expected an array (rows, columns) of numbers, got {got}")
         columns = {f"x{i + 1}": column for i, column in enumerate(parts["X"].astype(np.float64).T)}
         labels = parts.get("y")
-    elif path.suffix.lower() == ".gz":
-        with tempfile.TemporaryDirectory() as folder:
-            unpacked = Path(folder) / path.stem
-            with gzip.open(path) as packed, unpacked.open("wb") as file:
-                shutil.copyfileobj(packed, file)
-            try:
-                columns, labels = _columns(unpacked), None
-            except NicestError as error:
-                raise NicestError(str(error).replace(str(unpacked), str(path))) from error
     else:
-        columns, labels = _columns(path), None
+        with unpacked(path) as file:
+            columns, labels = _columns(file), None
     varies = {name: len(np.unique(column[np.isfinite(column)])) > 1 for name, column in columns.items()}
     names = tuple(name for name, is_kept in varies.items() if is_kept)
     if not names:
@@ -88,6 +85,33 @@ def read_file(path: Path, rng: Generator | None = None) -> Table:
         raise NicestError(f"{path}: expected at least {FEWEST} complete rows of numbers, got {whole.sum()}")
     labels = None if labels is None else np.asarray(labels).ravel()[whole]
     return Table(rows[whole], names, labels, tuple(name for name in columns if name not in names))
+
+
+def read_mixed(path: Path) -> Table:
+    """All columns of a file, strings included, as `nicest train table` reads them; incomplete rows are left out."""
+    if path.suffix.lower() in (".npy", ".npz"):
+        return read_file(path)
+    with unpacked(path) as file:
+        rows, _, columns = read_table(file)
+    if len(rows) < FEWEST:
+        raise NicestError(f"{path}: expected at least {FEWEST} complete rows, got {len(rows)}")
+    return Table(rows, tuple(column.name for column in columns), columns=columns)
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The file, or what a .gz file holds, for a while."""
+    if path.suffix.lower() != ".gz":
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / path.stem
+        with gzip.open(path) as packed, plain.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+        try:
+            yield plain
+        except NicestError as error:
+            raise NicestError(str(error).replace(str(plain), str(path))) from error
 
 
 def _keys(keys: list[str], path: Path) -> dict[str, str]:

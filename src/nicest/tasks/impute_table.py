@@ -16,7 +16,7 @@ from nicest.data.columns import Column, require_columns
 from nicest.data.tables import SUFFIXES, TableFile, writing
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.inference.impute import MIXED, impute_rows, in_parts
+from nicest.inference.impute import MIXED, Imputed, impute_rows, in_parts
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
@@ -116,14 +116,13 @@ def fill(
     return found
 
 
-def _filled_rows(
+def draw_hidden(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
-) -> Cells:
-    discrete, steps = (np.array([c.kind in kinds for c in columns]) for kinds in (("steps", "values"), ("steps",)))
-    spiked = np.array([bool(c.spikes) for c in columns])
+) -> Imputed:
+    """Draws of the hidden cells of rows of the model's numbers, within the bounds of their columns."""
     like = flow.units.scale
     lower, upper = torch.tensor([column.bounds for column in columns]).to(like).unbind(1)
-    imputed = impute_rows(
+    return impute_rows(
         flow,
         torch.from_numpy(rows).to(like),
         torch.from_numpy(hidden).to(like.device),
@@ -132,6 +131,14 @@ def _filled_rows(
         ascent=0,  # a table gets means, not modes
         **how,
     )
+
+
+def _filled_rows(
+    flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
+) -> Cells:
+    discrete, steps = (np.array([c.kind in kinds for c in columns]) for kinds in (("steps", "values"), ("steps",)))
+    spiked = np.array([bool(c.spikes) for c in columns])
+    imputed = draw_hidden(flow, rows, hidden, columns, seed=seed, **how)
     draws, mean, low, high = (each.cpu().numpy() for each in (imputed.draws, imputed.mean, imputed.low, imputed.high))
     low, high, median = (np.where(discrete, np.floor(each), each) for each in (low, high, np.median(draws, 0)))
     value = np.where(discrete & ~steps, stats.mode(draws, axis=0).mode, np.where(steps | spiked, median, mean))

@@ -1,0 +1,128 @@
+"""Synthetic rows that a classifier tries to tell from real ones: NICE, mixtures, a copula, and ctgan's models."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+from nicest.data import copula
+from nicest.data.columns import Column
+from nicest.estimator import columns_of, encoded
+from nicest.inference.engine import Engine
+from nicest.studies.compare import Comparison, Figures
+from nicest.studies.compare_density import TEST, best_mixture, standardised
+from nicest.studies.datasets import TABLES, Table, read_mixed
+from nicest.train.fit_table import fit_table
+
+Method = Callable[[np.ndarray, Sequence[Column], int, int], np.ndarray]  # training rows, columns, n, seed -> n rows
+FOLDS = 5
+CATEGORIES = 255  # of a column, at most, for the classifier
+
+
+def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
+    """ROC AUC of real against synthetic rows, as many of each, and the share of rows beyond the range of training.
+
+    The real rows are a fifth of the table; the methods see the others.
+    """
+    rows, columns = numbers(table)
+    test, train = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // TEST])
+    drawn = method(train, columns, len(test), seed)
+    outside = ((drawn < train.min(0)) | (drawn > train.max(0))).any(1)
+    return {"": {"auc": told_apart(test, drawn, columns, seed), "outside": float(outside.mean())}}
+
+
+def numbers(table: Table) -> tuple[np.ndarray, tuple[Column, ...]]:
+    """The numbers of a model for all cells, and the columns."""
+    if table.columns:
+        return table.rows, table.columns
+    dim = table.rows.shape[1]
+    columns = columns_of(table.rows, table.names or [f"x{i}" for i in range(dim)], [True] * dim, by_values=True)
+    return encoded(table.rows, columns)[0].astype(np.float32), columns
+
+
+def told_apart(real: np.ndarray, drawn: np.ndarray, columns: Sequence[Column], seed: int) -> float:
+    """ROC AUC of boosted trees in five folds: 0.5, and not less, where they see no difference."""
+    categories = [bool(column.values) and len(column.values) <= CATEGORIES for column in columns]
+    trees = HistGradientBoostingClassifier(categorical_features=categories, random_state=seed)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    is_real = np.arange(len(real) + len(drawn)) < len(real)
+    said = cross_val_predict(trees, np.concatenate([real, drawn]), is_real, cv=folds, method="predict_proba")
+    return max(0.5, float(roc_auc_score(is_real, said[:, 1])))
+
+
+def snapped(drawn: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """Discrete cells as whole steps within those of training."""
+    ends = np.array([column.most if column.discrete else np.inf for column in columns])
+    discrete = np.isfinite(ends)
+    return np.where(discrete, drawn.round().clip(0, ends), drawn).astype(np.float32)
+
+
+def nice(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+    flow = fit_table(train, seed=seed, columns=columns).flow
+    drawn = Engine(flow).sample(n, generator=torch.Generator(flow.device).manual_seed(seed))
+    return snapped(drawn.cpu().numpy(), columns)
+
+
+def mixture(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+    """Gaussians, of standardised numbers, in which categories have places by the alphabet."""
+    mean, spread = train.mean(0), np.where(train.std(0) > 0, train.std(0), 1)
+    fitted = best_mixture(standardised(train, train)[0], seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a covariance is hardly positive
+        drawn, _ = fitted.sample(n)
+    return snapped(np.random.default_rng(seed).permutation(drawn) * spread + mean, columns)
+
+
+def gaussian_copula(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+    """Normal scores of every column, with their correlations; it always draws the same rows."""
+    return copula.fill(train, np.full((n, len(columns)), np.nan, np.float32), np.array([c.discrete for c in columns]))
+
+
+def of_ctgan(kind: str, train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+    """A model of the package ctgan, with its own settings; steps are continuous to it, and rounded."""
+    import ctgan
+    import pandas  # type: ignore[import-untyped]
+
+    names = [str(i) for i in range(len(columns))]
+    model = getattr(ctgan, kind)(enable_gpu=False)
+    model.set_random_state(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = pandas.DataFrame(train.astype(np.float64), columns=names)
+        model.fit(table, [name for name, column in zip(names, columns, strict=True) if column.values])
+        return snapped(model.sample(n)[names].to_numpy(np.float64), columns)
+
+
+def real(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+    """Rows of training, which no method can better."""
+    return train[np.random.default_rng(seed).choice(len(train), n, replace=False)]
+
+
+METHODS: dict[str, Method] = {
+    "NICE": nice,
+    "mixture": mixture,
+    "copula": gaussian_copula,
+    "CTGAN": partial(of_ctgan, "CTGAN"),
+    "TVAE": partial(of_ctgan, "TVAE"),
+    "training rows": real,
+}
+ABSENT = {} if find_spec("ctgan") else dict.fromkeys(["CTGAN", "TVAE"], "ctgan is not installed: pip install ctgan")
+SYNTHESIS = Comparison(
+    name="synthesis",
+    unit="ROC AUC of boosted trees that tell held-out rows from synthetic ones, 0.5 if they cannot",
+    figures={"auc": 3, "outside": 3, "seconds": 1},
+    highest=False,
+    tables=TABLES,
+    methods={name: method for name, method in METHODS.items() if name not in ABSENT},
+    trial=trial,
+    absent=ABSENT,
+    read=read_mixed,
+)
