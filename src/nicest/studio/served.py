@@ -37,8 +37,14 @@ class Served:
 
     def open(self) -> Loaded:
         with self.lock:
-            found = self.folder.model
-            stamp = found.stat().st_ino if found.is_file() else 0  # training replaces the file by another
+            try:
+                found = self.folder.model.stat()
+                stamp = (
+                    found.st_ino,
+                    found.st_mtime_ns,
+                )  # training replaces it; inodes are used again
+            except OSError:
+                stamp = None
             if self.loaded is None or self.loaded.stamp != stamp:
                 self.close()
                 self.loaded = Loaded(self.folder, stamp)
@@ -69,7 +75,7 @@ class Served:
 class Loaded:
     """The model of a run, ready for any number of threads."""
 
-    def __init__(self, folder: RunFolder, stamp: int) -> None:
+    def __init__(self, folder: RunFolder, stamp: tuple[int, int] | None) -> None:
         self.stamp = stamp
         self.run = Run(folder.model)
         self.run.flow.requires_grad_(False)
