@@ -445,7 +445,7 @@ class TestFit:
 
     def test_several_sizes_are_refused_with_the_remedy(self, tmp_path: Path, refusal: Callable[..., str]):
         line = refusal(read_images, self.write(tmp_path, (8, 9), (9, 8)))
-        (remedy,) = re.findall(r'--set "([^"]+)"', line)
+        (remedy,) = re.findall(r"set '([^']+)'", line)
         fit = load_recipe("images").override(remedy).data
         assert read_images(sorted(tmp_path.iterdir()), Fit(fit.crop, fit.resize)).shape == (2, 32, 32, 3)
 

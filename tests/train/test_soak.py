@@ -34,7 +34,7 @@ def test_clients_go_on_where_there_is_no_server():
         async with httpx.AsyncClient(base_url="http://127.0.0.1:1") as client:
             await clients.ask(client, "metrics")
 
-    clients = Clients(Load.kinds, "", "images", ["picture"], "mask")
+    clients = Clients(0, Load.kinds, "", "images", ["picture"], "mask")
     asyncio.run(once())
     assert [how for _, _, how in clients.failed] == ["metrics: ConnectError"]
 
