@@ -48,7 +48,7 @@ class TestTraining:
         room(70, "forward")
         message = refusal(run, tmp_path, "train.batch=1000")
         assert re.fullmatch(
-            r"out of memory on .+ with a batch of 1000: a batch of 62 would fit: --set train\.batch=62", message
+            r"out of memory on .+ with a batch of 1000: a batch of 62 would fit: set train\.batch=62", message
         )
         assert run(tmp_path, "train.batch=62")["finished"]  # in the same folder
 
