@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CASES ?= 20000
 
-.PHONY: help demo test test-lowest test-browser screenshots load-test fuzz crash-test lint format types tutorial docs lock clean
+.PHONY: help demo test test-lowest test-browser screenshots load-test fuzz crash-test soak lint format types tutorial docs lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ load-test: $(VENV)/.dev  ## fifty clients of the studio for a minute, then hosti
 KILLS ?= 60
 crash-test: $(VENV)/.dev  ## kill real trainings KILLS=60 times, resume them, compare their ends; the next sitting adds to it
 	PYTHONPATH=tests $(BIN)/python tests/crash.py --kills $(KILLS) --out results/crash-test.json
+
+MINUTES ?= 60
+soak: $(VENV)/.dev  ## the studio under load and trainings beside it for MINUTES=60, with kills and full disks
+	$(BIN)/python tests/soak.py --minutes $(MINUTES) --out results/soak.json
 
 fuzz: $(VENV)/.dev  ## feed every reader CASES (20,000) hostile files; stopped and started again, it goes on
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --out results/fuzz.json

@@ -265,15 +265,25 @@ def one_run(out: Path, ways: list[str], chance: random.Random, reference: Refere
     return tally
 
 
-def victim(out: Path, ways: list[str], chance: random.Random, reference: Reference, tally: Tally) -> None:
-    """A training that is killed in these ways, one after the other, and then finishes; Lost if anything is."""
+def victim(
+    out: Path,
+    ways: list[str],
+    chance: random.Random,
+    reference: Reference,
+    tally: Tally,
+    stop: Callable[..., bool] | None = None,
+) -> None:
+    """A training that is killed in these ways, one after the other, and then finishes; Lost if anything is.
+
+    `stop` knows other ways than `kill` to stop it.
+    """
     step = -1  # of the state; none yet
     for i, way in enumerate([*ways, ""]):
         tally.resumes += step >= 0
         tally.starts += step < 0 < i
         training = Training(reference.case, out, resume=step >= 0, hasty=chance.random() < 0.5)
         try:
-            if not way or not kill(training, way, chance, reference, max(step, 0) / reference.steps):
+            if not way or not (stop or kill)(training, way, chance, reference, max(step, 0) / reference.steps):
                 training.finish()
                 break
         finally:

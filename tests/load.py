@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 
 import httpx
 import numpy as np
@@ -28,7 +28,9 @@ WAIT = (0.3, 1.2)  # seconds between an answer and the next question
 
 
 class Load:
-    """What the clients of one server measure."""
+    """What the clients of one run of a server measure."""
+
+    kinds: ClassVar = {"score": 60, "move": 20, "between": 8, "samples": 10, "inpaint": 2}  # what, and how often
 
     def __init__(self, url: str, run: str, pictures: list[str], mask: str) -> None:
         self.url, self.run, self.pictures, self.mask = url, run, pictures, mask
@@ -37,7 +39,7 @@ class Load:
         self.frames: list[float] = []
         self.end = 0.0
 
-    async def ask(self, client: httpx.AsyncClient, what: str) -> None:
+    async def ask(self, client: httpx.AsyncClient, what: str) -> httpx.Response:
         path, picture = f"/api/runs/{self.run}", random.choice(self.pictures)
         began = time.perf_counter()
         match what:
@@ -51,18 +53,20 @@ class Load:
                 answer = await client.post(f"{path}/between", json=ends)
             case "samples":
                 answer = await client.get(f"{path}/samples", params={"n": 24, "seed": random.randrange(10**6)})
+            case "metrics" | "rows":
+                answer = await client.get(f"{path}/{what}")
             case _:
                 ascent = {"picture": picture, "mask": self.mask, "steps": 100, "chains": 2}
                 answer = await client.post(f"{path}/inpaint", json=ascent)
         self.statuses[answer.status_code] += 1
         self.seconds.setdefault(what, []).append(time.perf_counter() - began)
+        return answer
 
     async def client(self) -> None:
-        kinds, weights = ("score", "move", "between", "samples", "inpaint"), (60, 20, 8, 10, 2)
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             await asyncio.sleep(random.uniform(0, WAIT[1]))
             while time.perf_counter() < self.end:
-                await self.ask(client, random.choices(kinds, weights)[0])
+                await self.ask(client, random.choices(list(self.kinds), list(self.kinds.values()))[0])
                 await asyncio.sleep(random.uniform(*WAIT))
 
     async def painter(self) -> None:
@@ -82,8 +86,7 @@ class Load:
         """Seconds since the start and resident megabytes of the server."""
         began, found = time.perf_counter(), []
         while time.perf_counter() < self.end:
-            line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in each)
-            found.append((time.perf_counter() - began, int(line.split()[1]) / 1024))
+            found.append((time.perf_counter() - began, resident(pid)))
             await asyncio.sleep(1)
         return found
 
@@ -93,13 +96,31 @@ class Load:
         return (await asyncio.gather(*work))[0]
 
 
-def measure(url: str, pid: int, clients: int, seconds: float) -> dict[str, Any]:
+def resident(pid: int) -> float:
+    """Megabytes of memory that a process has."""
+    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in each)
+    return int(line.split()[1]) / 1024
+
+
+def start_studio(*runs: Path, port: int = 0, log: IO[str] | None = None) -> tuple[subprocess.Popen[str], str]:
+    """A real `nicest studio`, which listens, and its address."""
+    command = [sys.executable, "-m", "nicest", "studio", *map(str, runs), "--port", str(port), "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert server.stdout
+    return server, json.loads(server.stdout.readline())["url"]
+
+
+def examples(url: str) -> tuple[str, list[str], str]:
+    """The name of the first run of a server, pictures of its test data and a mask."""
     with httpx.Client(base_url=url, timeout=120) as client:
         run = client.get("/api/runs").json()["runs"][0]["id"]
         client.get(f"/api/runs/{run}/reference-scores").raise_for_status()  # counted once in the life of a run
         pictures = client.get(f"/api/runs/{run}/pictures", params={"n": 50}).json()["pictures"]
-        mask = client.get(f"/api/runs/{run}/mask", params={"name": "top"}).json()["mask"]
-    load = Load(url, run, pictures, mask)
+        return run, pictures, client.get(f"/api/runs/{run}/mask", params={"name": "top"}).json()["mask"]
+
+
+def measure(url: str, pid: int, clients: int, seconds: float) -> dict[str, Any]:
+    load = Load(url, *examples(url))
     memory = asyncio.run(load.all(clients, seconds, pid))
     warm = [each for second, each in memory if second >= seconds / 4]
     gaps = np.diff(load.frames)
@@ -128,11 +149,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    command = [sys.executable, "-m", "nicest", "studio", str(asked.run), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
+    server, url = start_studio(asked.run)
+    with server:
         try:
-            url = json.loads(server.stdout.readline())["url"]
             result = measure(url, server.pid, asked.clients, asked.seconds)
         finally:
             server.terminate()

@@ -1,6 +1,7 @@
 """The documentation says what is so."""
 
 import ast
+import functools
 import importlib
 import re
 import runpy
@@ -84,6 +85,27 @@ def test_tests_of_the_faults_exist(row: list[str]):
     for test in held_by:
         file, _, name = test.partition("::")
         assert name in defined(ROOT / file), test
+
+
+@functools.cache
+def templates() -> list[re.Pattern]:
+    """Every text of the sources that is long enough to be known, with anything where an f-string has a value."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            values = node.values if isinstance(node, ast.JoinedStr) else [node]
+            found.add(
+                tuple(each.value for each in values if isinstance(each, ast.Constant) and str(each.value) == each.value)
+            )
+    return [re.compile(".*".join(map(re.escape, each))) for each in found if 20 <= sum(map(len, each)) <= 400]
+
+
+@pytest.mark.parametrize("row", faults(), ids=lambda row: row[0])
+def test_messages_of_the_faults_are_those_of_the_sources(row: list[str]):
+    begins = r"error: |warning: |ValueError: |stopped at |non-finite |the training scores "
+    for message in re.findall(rf"`((?:{begins})[^`]+)`", row[2]):
+        said = message.replace("--set ", "set ")  # the command line makes an option of it
+        assert any(each.search(said) for each in templates()), message
 
 
 def test_faults_and_their_rules_are_all_there():

@@ -364,7 +364,7 @@ class TestBadRows:
             ({"learning_rate": 0.0}, "^learning_rate must be positive"),
             ({"learning_rate": 1e30}, "^non-finite loss .*: lower learning_rate .now 1e.30.$"),
             ({"validation_fraction": 1.0}, "^validation_fraction is None or from 0 to 0.9"),
-            ({"device": "abacus"}, "^no device 'abacus' here: .*; try device='cpu'$"),
+            ({"device": "abacus"}, "^no device 'abacus' here: .*; try cpu$"),
         ],
     )
     def test_parameters_are_refused_in_their_own_words(self, parameter: dict, words: str):

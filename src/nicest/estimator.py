@@ -660,15 +660,15 @@ def repetitions(weight: np.ndarray, seed: int) -> np.ndarray:
 
 @contextmanager
 def in_words_of_parameters() -> Iterator[None]:
-    """Errors inside as ValueError, in which settings of recipes and options of commands are the parameters of NICE."""
+    """Errors inside as ValueError, in which settings of recipes are the parameters of NICE."""
     ours = {name: ours for ours, name in (MODEL | TRAIN).items()}
     try:
         yield
     except NicestError as error:
         text = re.sub(r"^(NICE|recipe|table|X): | or set train\.clip \([^)]*\)|; the last good state.*", "", str(error))
         text = re.sub(r"(leave it out) with .*", r"\1", text)
-        text = re.sub(r"(?:--set )?\b(?:model|train)\.(\w+)", lambda found: ours.get(found[1], found[1]), text)
-        raise ValueError(re.sub(r"--device (\w+)", r"device='\1'", text)) from error
+        text = re.sub(r"\b(?:model|train)\.(\w+)", lambda found: ours.get(found[1], found[1]), text)
+        raise ValueError(text) from error
 
 
 def _plain(value: Any) -> Any:

@@ -255,7 +255,7 @@ BAD_RECIPES = {
     "a number without a meaning": (["digits", "--set", "train.epochs=0"], ["train.epochs", "at least 1", "got 0"]),
     "an unknown choice": (["digits", "--set", "model.law=afine"], ["additive", "'afine'", "did you mean 'affine'?"]),
     "no value": (["digits", "--set", "train.epochs"], ["KEY=VALUE", "train.epochs=50", "'train.epochs'"]),
-    "a device that is not here": (["digits", "--device", "toaster"], ["no device 'toaster'", "--device cpu"]),
+    "a device that is not here": (["digits", "--device", "toaster"], ["no device 'toaster'", "try cpu"]),
 }
 
 
@@ -346,7 +346,7 @@ class TestRun:
         run = Path(shutil.copytree(table, tmp_path / "run"))
         with untouched(run):
             line = nicest("train", "digits", "--out", run, *TINY).refusal
-        for word in ("holds a run already", "--resume", "--out"):
+        for word in ("holds a run already", "resume it", "another folder"):
             assert word in line, word
 
     def test_that_has_nothing_to_resume_is_refused(self, nicest: Callable, tmp_path: Path, untouched: Callable):

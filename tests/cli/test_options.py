@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nicest import tasks
+import nicest as library
 from nicest.cli import explained
 from nicest.errors import NicestError
 
@@ -122,7 +122,7 @@ class TestDevice:
         words = [digits if word == "RUN" else word for word in command.split()]
         line = nicest(*words, "--device", name).refusal
         assert line.startswith(f"no device {name!r} here: ")
-        assert line.endswith("; try --device cpu")
+        assert line.endswith("; try cpu")
         assert len(line) < 200
         assert list(Path().iterdir()) == []
 
@@ -332,8 +332,25 @@ def test_a_row_that_failed_is_exit_code_1_though_the_others_are_made(nicest: Cal
     assert nicest(*asked).code == 0  # what failed before and was not asked for now
 
 
-def test_tasks_speak_of_no_options():
-    """Who calls them from Python never typed one."""
-    for path in sorted(Path(tasks.__path__[0]).glob("*.py")):
+def test_the_library_speaks_of_no_options():
+    """Who calls it from Python never typed one; a command that is written down is made of them."""
+    root = Path(library.__path__[0])
+    files = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] != "cli"]
+    assert len(files) > 80
+    for path in files:
         texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
-        assert [text for text in texts if re.search(r"--(out|set|device|resume)\b", str(text))] == [], path
+        option = re.compile(r"--(out|set|data|device|resume|runs|verify)\b")
+        assert [text for text in texts if option.search(str(text)) and text != "--set"] == [], path
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("would fit: set train.batch=50", "would fit: --set train.batch=50"),
+        ("leave it out: set 'data.drop=[\"a\"]'", "leave it out: --set 'data.drop=[\"a\"]'"),
+        ("or set train.clip (now 0)", "or set train.clip (now 0)"),
+        ("set a smaller train.batch", "set a smaller train.batch"),
+    ],
+)
+def test_a_setting_to_be_copied_is_shown_as_an_option(said: str, shown: str):
+    assert explained(NicestError(said)) == shown

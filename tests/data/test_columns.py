@@ -160,7 +160,7 @@ def test_samples_stay_within_their_type() -> None:
 def test_types_of_which_no_model_is_made(cells: pa.Array, kind: str, tmp_path: Path, refusal: Refusal) -> None:
     message = refusal(one, tmp_path, cells)
     assert "expected numbers or texts in column 'a', got " + kind in message
-    assert """leave it out with --set 'data.drop=["a"]'""" in message
+    assert """leave it out: set 'data.drop=["a"]'""" in message
     assert [column.name for column in scan(tmp_path / "t.arrow", ["a"])] == ["other"]
 
 
@@ -437,7 +437,7 @@ def test_what_is_said_of_a_column_can_be_copied(name: str, tmp_path: Path, refus
     write_table(tmp_path / "t.parquet", pa.table({name: pa.nulls(9), "b": FRACTIONS[:9], "c": FRACTIONS[9:18]}))
     message = refusal(load, str(tmp_path / "t.parquet"))
     assert message.isprintable()
-    said = shlex.split(message.partition("--set ")[2])[0]
+    said = shlex.split(message.partition(": set ")[2])[0]
     assert load_recipe("table").override(said).data.drop == (name,)
     write_table(tmp_path / "t.parquet", pa.table({name * 9999: pa.nulls(9), "b": FRACTIONS[:9]}))
     assert len(refusal(load, str(tmp_path / "t.parquet"))) < len(str(tmp_path)) + 999

@@ -445,7 +445,7 @@ class TestFit:
 
     def test_several_sizes_are_refused_with_the_remedy(self, tmp_path: Path, refusal: Callable[..., str]):
         line = refusal(read_images, self.write(tmp_path, (8, 9), (9, 8)))
-        (remedy,) = re.findall(r'--set "([^"]+)"', line)
+        (remedy,) = re.findall(r"set '([^']+)'", line)
         fit = load_recipe("images").override(remedy).data
         assert read_images(sorted(tmp_path.iterdir()), Fit(fit.crop, fit.resize)).shape == (2, 32, 32, 3)
 
@@ -469,15 +469,15 @@ class TestFit:
     def test_a_table_is_none(self, tmp_path: Path, refusal: Callable[..., str]):
         (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
         recipe = load_recipe("images").override(f"data.name={tmp_path / 't.csv'}")
-        assert "for folders of pictures; use `nicest train table --data ...`" in refusal(load_splits, recipe)
+        assert "for folders of pictures: take the recipe `table`" in refusal(load_splits, recipe)
         self.write(tmp_path, *[(4, 4)] * 5)
         recipe = load_recipe("table").override(f"data.name={tmp_path}")
-        assert "for tables; use `nicest train images --data ...`" in refusal(load_splits, recipe)
+        assert "for tables: take the recipe `images`" in refusal(load_splits, recipe)
         assert load_splits(recipe.override("data.kind=auto")).shape == (3, 4, 4)
 
     def test_none_is_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]):
         monkeypatch.chdir(tmp_path)
-        assert "give it with --data FOLDER" in refusal(load_splits, load_recipe("images"))
+        assert "give its path as data" in refusal(load_splits, load_recipe("images"))
         (tmp_path / "images").mkdir()
         self.write(tmp_path / "images", *[(4, 5)] * 5)
         assert load_splits(load_recipe("images")).shape == (3, 4, 5)

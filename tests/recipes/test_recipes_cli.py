@@ -125,5 +125,5 @@ def test_a_setting_that_does_not_exist_is_one_line_and_no_traceback(
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit, match="1"):
         main()
-    message = "error: --set: unknown key 'train.epoch' (did you mean 'train.epochs'?)\n"
+    message = "error: settings: unknown key 'train.epoch' (did you mean 'train.epochs'?)\n"
     assert capsys.readouterr() == ("", message)

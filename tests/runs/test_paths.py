@@ -73,7 +73,7 @@ def test_a_private_run_records_no_command_and_stays_private(
     out = trained(tmp_path / "a", data, monkeypatch, private=True)
     assert leaks(out, "nicest train", str(tmp_path)) == []
     moved = data.rename(alice / "people.csv")
-    assert f"found no {data}, which the run was trained on: put it back, or say where it is with --data" in refusal(
+    assert f"found no {data}, which the run was trained on: put it back, or give its new path as data" in refusal(
         lambda: nicest.open(out).splits
     )
     changes = (f"data.name={moved}", "train.epochs=3")

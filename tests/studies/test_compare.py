@@ -236,7 +236,7 @@ def test_a_second_run_keeps_what_is_there_and_does_the_rest(
 @pytest.mark.parametrize("content", ["", "[1]", '{"comparison": "density", "trials": [], "digests": {}}'])
 def test_another_file_is_not_overwritten(folder: Path, tmp_path: Path, content: str, refusal: Callable[..., str]):
     (tmp_path / "r.json").write_text(content)
-    assert "choose another --out" in refusal(compare, toy(first_cell), data=folder, out=tmp_path / "r.json")
+    assert "choose another file" in refusal(compare, toy(first_cell), data=folder, out=tmp_path / "r.json")
     assert (tmp_path / "r.json").read_text() == content
 
 

@@ -139,7 +139,7 @@ class TestTraining:
             folder.mkdir(mode=0o555)
         message = refusal(run, folder / "run")
         assert f"cannot write in {folder / 'run'}: " in message
-        assert message.endswith("; choose another --out")
+        assert message.endswith("; choose another folder")
 
     def test_where_a_file_is_in_the_way_is_refused(self, refusal: Refusal, tmp_path: Path):
         (tmp_path / "run").write_text("a file")
@@ -152,7 +152,7 @@ class TestLock:
         first, second = RunFolder(tmp_path), RunFolder(tmp_path)
         with first.open_for_writing():
             message = refusal(lambda: second.open_for_writing().__enter__())
-            assert f"{tmp_path} is being written by another process; wait, or choose --out" in message
+            assert f"{tmp_path} is being written by another process; wait, or choose another folder" in message
         with second.open_for_writing():
             pass
 

@@ -362,7 +362,7 @@ class TestTorchrun:
     def test_what_is_wrong_for_all_is_said_once(self, folder: Path, case: str):
         asked, expected = {
             "recipe": (training(folder / "odd", recipe="mnits"), "no recipe 'mnits' (did you mean 'mnist'?)"),
-            "existing": (training(folder / "noisy"), "holds a run already: --resume goes on with it"),
+            "existing": (training(folder / "noisy"), "holds a run already: resume it"),
         }[case]
         end = ended(torchrun(2, *asked))
         assert end.code != 0

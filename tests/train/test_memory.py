@@ -48,7 +48,7 @@ class TestTraining:
         room(70, "forward")
         message = refusal(run, tmp_path, "train.batch=1000")
         assert re.fullmatch(
-            r"out of memory on .+ with a batch of 1000: a batch of 62 would fit: --set train\.batch=62", message
+            r"out of memory on .+ with a batch of 1000: a batch of 62 would fit: set train\.batch=62", message
         )
         assert run(tmp_path, "train.batch=62")["finished"]  # in the same folder
 
@@ -67,7 +67,7 @@ class TestTraining:
         room(60, "forward")
         message = refusal(resume, tmp_path)
         monkeypatch.undo()
-        assert "a batch of 50 would fit, but a resumed run keeps its own: free the device and --resume" in message
+        assert "a batch of 50 would fit, but a resumed run keeps its own: free the device and resume" in message
         assert f"the last state is kept in {tmp_path}" in message
         assert digests(tmp_path) == before
         assert resume(tmp_path)["finished"]
@@ -76,7 +76,7 @@ class TestTraining:
         room(0, "forward")
         message = refusal(run, tmp_path)
         assert "not even one row fits beside the model and the data (0 MiB)" in message
-        assert message.endswith("--device cpu")
+        assert message.endswith("train on the CPU")
         assert not (tmp_path / LAST).exists()
 
     def test_other_errors_are_left_as_they_are(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

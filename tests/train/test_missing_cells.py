@@ -308,7 +308,7 @@ class TestRuns:
         (tmp_path / "t.csv").write_text("a,b\n1.5,\n2.5,1\n,2.5\n,3.25\n,4.1\n")
         message = refusal(load, str(tmp_path / "t.csv"))
         assert "at least 3 complete rows, to train, validate and test on, got 1 of 5" in message
-        assert "--set 'data.drop=[\"a\"]'" in message
+        assert "set 'data.drop=[\"a\"]'" in message
 
     def test_few_cells_in_a_column_choose_a_small_model(self, tmp_path: Path):
         rng = np.random.default_rng(0)

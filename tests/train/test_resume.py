@@ -94,7 +94,7 @@ class TestSignals:
     def test_a_second_process_is_refused_while_the_first_lives(self, stopped: dict[str, Stopped]):
         for each in stopped.values():
             again, resumed = each.refused
-            assert "holds a run already: --resume goes on with it, --out chooses another" in again
+            assert "holds a run already: resume it, or choose another folder" in again
             assert "is being written by another process" in resumed
 
     def test_a_killed_run_resumes_to_the_bit(self, stopped: dict[str, Stopped], straight: Path):

@@ -12,7 +12,7 @@ import typer
 
 from nicest import __version__
 from nicest.cli import runs, topics  # whose commands are there once they are imported
-from nicest.cli.base import app, fail, is_first
+from nicest.cli.base import app, fail, is_first, with_options
 from nicest.errors import NicestError
 from nicest.messages import one_line, printable
 
@@ -24,7 +24,9 @@ EXTRAS = {"pyarrow": "tables", "fastapi": "studio", "uvicorn": "studio", "tensor
 def main() -> None:
     """Run the command line; an error is one line on standard error, and a traceback only with --debug."""
     debug = "--debug" in sys.argv
-    warnings.showwarning = lambda message, *_: print(f"warning: {printable(message)}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(
+        f"warning: {printable(with_options(str(message)))}", file=sys.stderr
+    )
     arguments = [each for each in sys.argv[1:] if each != "--debug"]
     if not is_first("LOCAL_RANK"):  # one process speaks for all of a machine, unless another alone fails
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
@@ -45,7 +47,7 @@ def main() -> None:
 def explained(error: Exception) -> str:
     """An error in one line."""
     if isinstance(error, NicestError):
-        return str(error)
+        return with_options(str(error))
     if isinstance(error, ImportError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return f"this needs {error.name}, which is not installed: pip install 'nicest[{extra}]'"
     memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch is not imported here

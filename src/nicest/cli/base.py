@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -127,6 +128,11 @@ def emit(result: Result, as_json: bool, show: Callable[[Any], None]) -> None:
         print(to_json(result, indent=None), end="")
     else:
         show(result)
+
+
+def with_options(message: str) -> str:
+    """What the library says to set, as the option that sets it."""
+    return re.sub(r"\bset (?='?(?:data|model|train|augment)\.\w+=)", "--set ", message)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

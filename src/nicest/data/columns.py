@@ -150,12 +150,12 @@ def with_bounds(
 
 
 def leave_out(name: str) -> str:
-    """What to do about a column, to be copied into a shell."""
+    """What to do about a column, quoted as Python and a shell do."""
     if len(name) > 100:
-        return "leave it out with data.drop"
+        return "leave it out by data.drop"
     quoted = json.dumps([name], ensure_ascii=False)
     plain = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in quoted)  # as TOML has it
-    return f"leave it out with --set {shlex.quote('data.drop=' + plain)}"
+    return f"leave it out: set {shlex.quote('data.drop=' + plain)}"
 
 
 def require_columns(file: TableFile, columns: Sequence[Column]) -> list[str]:

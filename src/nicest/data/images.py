@@ -238,7 +238,7 @@ def _unlike(*images: tuple[Path, np.ndarray]) -> NicestError:
     elif first.dtype != second.dtype:
         what, advice = "mode", "; convert them all to 8-bit grey, mode L"
     else:
-        what, advice = "size", '; resize them all, for example by --set "data.resize=[32,32]" (height, width)'
+        what, advice = "size", "; resize them all, for example: set 'data.resize=[32,32]' (height, width)"
         advice += ", or keep the middle of each by data.crop"
     return NicestError(f"expected images of one {what}, got {' and '.join(words)}{advice}")
 

@@ -328,7 +328,7 @@ class Recipe(Settings):
                 if not isinstance(inner, dict):
                     raise NicestError(f"{shown(name)} is set twice, once as a table: {shown(assignment)}")
             inner[last] = value
-        changed = _merge(self, table, "--set")
+        changed = _merge(self, table, "settings")
         if (changed.data.name, changed.data.interval) == (self.data.name, self.data.interval):
             return changed
         # figures and title were of the data the recipe came with

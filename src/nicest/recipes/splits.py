@@ -22,7 +22,7 @@ def load_splits(recipe: Recipe) -> Splits:
     if not data.shape:  # nothing was trained yet
         _require_kind(data)
     elif data.name not in SETS and not (path := Path(data.name).expanduser()).exists():
-        raise NicestError(f"found no {path}, which the run was trained on: put it back, or say where it is with --data")
+        raise NicestError(f"found no {path}, which the run was trained on: put it back, or give its new path as data")
     fit = Fit(data.crop, data.resize)
     how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
     found = load(data.name, fit=fit, **how)  # type: ignore[arg-type]
@@ -44,16 +44,14 @@ def _require_kind(data: DataSettings) -> None:
     """Refuse data that is not of the kind the recipe is for."""
     path = Path(data.name).expanduser()
     if data.kind == "images" and is_table(path):
-        raise NicestError(
-            f"{path} is a table, and the recipe is for folders of pictures; use `nicest train table --data ...`"
-        )
+        raise NicestError(f"{path} is a table, and the recipe is for folders of pictures: take the recipe `table`")
     if data.kind == "images" and not path.exists() and data.name not in SETS:
         raise NicestError(
             f"found no folder {path}, looked from {Path.cwd()}; the recipe is for a folder of pictures of your own:"
-            " give it with --data FOLDER"
+            " give its path as data"
         )
     if data.kind == "table" and path.is_dir():
-        raise NicestError(f"{path} is a folder, and the recipe is for tables; use `nicest train images --data ...`")
+        raise NicestError(f"{path} is a folder, and the recipe is for tables: take the recipe `images`")
 
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:

@@ -43,7 +43,7 @@ def verify(path: Path, *, strict: bool = True) -> None:
     if not known:
         raise NicestError(
             f"{path.parent / ENVIRONMENT} keeps no SHA-256 of {path.name}: the run is older than that, or the file was"
-            " moved; leave --verify out"
+            " moved; do without the check"
         )
     raise NicestError(
         f"{path} has changed since it was written: expected SHA-256 {known[-1]}, got {found}: take a copy of it,"

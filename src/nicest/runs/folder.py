@@ -162,14 +162,16 @@ class RunFolder:
         """Make the folder if need be, and hold its lock: one process writes at a time."""
         if self.model != self.path / MODEL:
             raise NicestError(f"expected a folder to train in, got the name of a file, {self.asked}")
-        with writing(f"in {self.path}", "; choose another --out"):
+        with writing(f"in {self.path}", "; choose another folder"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise NicestError(f"{self.path} is being written by another process; wait, or choose --out") from error
+                raise NicestError(
+                    f"{self.path} is being written by another process; wait, or choose another folder"
+                ) from error
             for pattern in (".*.[0-9]*.tmp", ".tmp??????"):  # ours, and those of safetensors
                 for left_over in self.path.glob(pattern):
                     left_over.unlink(missing_ok=True)  # of a process that was killed while it wrote
@@ -178,7 +180,7 @@ class RunFolder:
     def refuse_existing(self) -> None:
         """A run is never overwritten."""
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
-            raise NicestError(f"{self.path} holds a run already: --resume goes on with it, --out chooses another")
+            raise NicestError(f"{self.path} holds a run already: resume it, or choose another folder")
 
     def begin(self, recipe: Recipe, files: Mapping[str, str]) -> None:
         for name, text in files.items():
@@ -251,7 +253,7 @@ class RunFolder:
 
     def _absent(self) -> str:
         if (self.path / LAST).exists():
-            return f"{self.path} has no model yet, training stopped before its first validation: go on with --resume"
+            return f"{self.path} has no model yet, training stopped before its first validation: resume it"
         there = "is no run folder" if self.asked.exists() else "does not exist"
         return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
 

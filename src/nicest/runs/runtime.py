@@ -29,7 +29,7 @@ def choose_device(name: str = "auto") -> torch.device:
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go to the device that is set
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise NicestError(f"no device {name!r} here: {brief(error, 100)}; try --device cpu") from error
+        raise NicestError(f"no device {name!r} here: {brief(error, 100)}; try cpu") from error
     return device
 
 

@@ -166,7 +166,7 @@ def _known(out: Path, comparison: Comparison, digests: Mapping[str, str]) -> dic
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         own = False
     if not own:
-        raise NicestError(f"{out} does not hold results of this comparison: choose another --out, or remove the file")
+        raise NicestError(f"{out} does not hold results of this comparison: choose another file, or remove this one")
     return found
 
 

@@ -107,7 +107,7 @@ def known_table(path: Path) -> dict[str, Any]:
             raise TypeError("rows without a recipe")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NicestError(
-            f"expected a table of `nicest reproduce` in {path}, got something else: choose --out"
+            f"expected a table of `nicest reproduce` in {path}, got something else: choose another file"
         ) from error
     return table
 
@@ -172,7 +172,9 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
     if resume:
         found, wanted = parse((folder / "recipe.toml").read_text(), str(folder)), recipe.override(*settings)
         if (found.model, found.augment, found.train) != (wanted.model, wanted.augment, wanted.train):
-            raise NicestError(f"{folder} holds a run with other settings than asked for: remove it, or choose --runs")
+            raise NicestError(
+                f"{folder} holds a run with other settings than asked for: remove it, or choose another folder"
+            )
     if (folder / DONE).exists():
         return ""
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:

@@ -29,14 +29,14 @@ def too_large(state: State, splits: Splits, sink: Sink) -> NicestError:
         size = splits.training.nbytes + splits.validating.nbytes
         remedy = (
             f"not even one row fits beside the model and the data ({size / 2**20:,.0f} MiB):"
-            " free the device, lower model.width, take fewer rows, or choose --device cpu"
+            " free the device, lower model.width, take fewer rows, or train on the CPU"
         )
     elif not begun:
-        remedy = f"a batch of {fits} would fit: --set train.batch={fits}"
+        remedy = f"a batch of {fits} would fit: set train.batch={fits}"
     else:
         remedy = (
-            f"a batch of {fits} would fit, but a resumed run keeps its own: free the device and --resume, or train"
-            f" again with --set train.batch={fits} and another --out; the last state is kept in {sink}"
+            f"a batch of {fits} would fit, but a resumed run keeps its own: free the device and resume, or"
+            f" set train.batch={fits} and train again in another folder; the last state is kept in {sink}"
         )
     return NicestError(f"out of memory on {describe_device(state.device)} with a batch of {batch}: {remedy}")
 
