@@ -666,7 +666,7 @@ def in_words_of_parameters() -> Iterator[None]:
         yield
     except NicestError as error:
         text = re.sub(r"^(NICE|recipe|table|X): | or set train\.clip \([^)]*\)|; the last good state.*", "", str(error))
-        text = re.sub(r"(leave it out) with .*", r"\1", text)
+        text = re.sub(r"(leave it out)(?: by|: set) .*", r"\1", text)
         text = re.sub(r"\b(?:model|train)\.(\w+)", lambda found: ours.get(found[1], found[1]), text)
         raise ValueError(text) from error
 
