@@ -2,8 +2,6 @@
 
 import pickle
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +14,11 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from typer.testing import CliRunner
 
 import nicest
 from nicest import NICE, NicestError
+from nicest.cli import app
 from nicest.data import in_memory
 from nicest.estimator import repetitions
 from nicest.flows import Coupling
@@ -108,7 +108,7 @@ class TestLatent:
 
 
 class TestOutliers:
-    @pytest.mark.parametrize("contamination", [0.05, 0.25, 0.5])
+    @pytest.mark.parametrize("contamination", [0.05, 0.5])
     def test_contamination_is_the_share_of_outliers(self, contamination: float):
         x = gaussian_rows()
         labels = NICE(law="additive", random_state=0, epochs=1, contamination=contamination).fit_predict(x)
@@ -252,14 +252,12 @@ class TestRunFolder:
 
     def test_the_command_line_takes_it(self, fitted: NICE, tmp_path: Path):
         fitted.save(tmp_path / "run")
-        run = [sys.executable, "-m", "nicest"]
         sampled = ["sample", str(tmp_path / "run"), "-n", "7", "--out", str(tmp_path / "x.npy")]
-        subprocess.run([*run, *sampled], check=True, capture_output=True)
+        assert CliRunner().invoke(app, sampled).exit_code == 0
         assert np.load(tmp_path / "x.npy").shape == (7, 3)
-        subprocess.run([*run, "certify", str(tmp_path / "run")], check=True, capture_output=True)
-        done = subprocess.run([*run, "evaluate", str(tmp_path / "run")], check=False, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert "fitted to rows in memory" in done.stderr
+        assert CliRunner().invoke(app, ["certify", str(tmp_path / "run"), "-n", "20"]).exit_code == 0
+        with pytest.raises(NicestError, match="fitted to rows in memory"):
+            CliRunner().invoke(app, ["evaluate", str(tmp_path / "run")], catch_exceptions=False)
 
     def test_its_columns_are_a_table_to_the_command_line(self, tmp_path: Path):
         pd = pytest.importorskip("pandas")
@@ -418,7 +416,7 @@ class TestUnits:
     def model(cls, rows: np.ndarray) -> NICE:
         return NICE(law="additive", random_state=0, epochs=30).fit(rows)
 
-    @pytest.mark.parametrize("offset", [1e12, -(2.0**40), 1.7e9, 3.0])
+    @pytest.mark.parametrize("offset", [1e12, -(2.0**40)])
     def test_an_offset(self, model: NICE, rows: np.ndarray, offset: float):
         far = NICE(law="additive", random_state=0, epochs=30).fit(rows + offset)
         np.testing.assert_allclose(far.score_samples(rows + offset), model.score_samples(rows), rtol=0, atol=1e-3)
@@ -430,7 +428,7 @@ class TestUnits:
         np.testing.assert_allclose(moved - offset, filled, rtol=0, atol=1e-3)
         np.testing.assert_allclose(far.transform(rows + offset), model.transform(rows), rtol=0, atol=1e-6)
 
-    @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e300])
+    @pytest.mark.parametrize("scale", [1e-300, 1e30])
     def test_a_scale(self, model: NICE, rows: np.ndarray, scale: float):
         other = NICE(law="additive", random_state=0, epochs=30).fit(rows * scale)
         expected = model.score_samples(rows) - 3 * np.log(scale)
@@ -457,7 +455,7 @@ class TestUnits:
         model.save(tmp_path / "run")
         np.save(tmp_path / "x.npy", moved)
         command = ["score", str(tmp_path / "run"), str(tmp_path / "x.npy"), "--out", str(tmp_path / "s.csv")]
-        subprocess.run([sys.executable, "-m", "nicest", *command], check=True, capture_output=True)
+        assert CliRunner().invoke(app, command).exit_code == 0
         found = np.genfromtxt(tmp_path / "s.csv", delimiter=",", names=True)["log_density"]
         np.testing.assert_allclose(found, model.score_samples(moved), rtol=0, atol=1e-3)
         np.save(tmp_path / "x.npy", moved[:, :2])
