@@ -1,4 +1,4 @@
-"""The crash test, in short: real trainings are killed four times and end as if nothing had happened."""
+"""The crash test, in short: real trainings are killed three times and end as if nothing had happened."""
 
 import json
 import shutil
@@ -29,6 +29,7 @@ from small_runs import people, run
 
 SHORT = Case("digits", (*SETTINGS, "train.epochs=10"))
 SECONDS = 4.0  # that a process of it takes, more or less
+SEED = 1699  # by which the first run is killed inside a write, the second one inside its first write and after another
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +47,12 @@ def test_no_run_is_lost(straight: Path, tmp_path: Path):
         "images": Reference(SHORT, straight, SECONDS),
         "table": undisturbed(short, tmp_path / "reference"),
     }
-    for kills in (2, 4):
-        crash_test(tmp_path, references, Results(tmp_path / "results.json", seed=5), kills)
-    results = Results(tmp_path / "results.json", seed=5)
+    for kills in (1, 3):
+        crash_test(tmp_path, references, Results(tmp_path / "results.json", seed=SEED), kills)
+    results = Results(tmp_path / "results.json", seed=SEED)
     tally = results.total
     assert tally.well(), str(tally)
-    assert tally.kills == sum(tally.ways.values()) == sum(each["kills"] for each in results.sittings) == 4
+    assert tally.kills == sum(tally.ways.values()) == sum(each["kills"] for each in results.sittings) == 3
     assert tally.inside >= tally.ways["write"] >= 1
     assert tally.resumes >= 1
     assert tally.identical == tally.runs >= 2
