@@ -46,8 +46,9 @@ EVERY_HELP = """
 import json, sys
 from typer.testing import CliRunner
 from nicest.cli import app
+told = {"prog_name": "nicest", "catch_exceptions": False}
 asked = ([*command, "--help"] for command in json.loads(sys.argv[1]))
-print(json.dumps([CliRunner().invoke(app, words, prog_name="nicest", catch_exceptions=False).stdout for words in asked]))
+print(json.dumps([CliRunner().invoke(app, words, **told).stdout for words in asked]))
 """
 
 

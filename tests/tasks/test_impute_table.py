@@ -42,7 +42,14 @@ def frame(n: int, seed: int = 0) -> pd.DataFrame:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("impute")
     frame(1500).to_parquet(folder / "rows.parquet")
-    settings = ("train.epochs=25", "model.law=additive", "model.couplings=4", "model.width=48", "train.lr=3e-3", "train.patience=0")
+    settings = (
+        "train.epochs=25",
+        "model.law=additive",
+        "model.couplings=4",
+        "model.width=48",
+        "train.lr=3e-3",
+        "train.patience=0",
+    )
     train(load_recipe("table"), folder / "run", overrides=(f"data.name={folder / 'rows.parquet'}", *settings))
     return nicest.open(folder / "run")
 

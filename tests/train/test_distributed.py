@@ -12,16 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
 from nicest.cli import main
-from nicest.data import load
 from nicest.recipes import load_recipe
 from nicest.train.distributed import World
 from nicest.train.fit import train
-from small_runs import SMALL, counters, last, metrics, model, people, resume, run, same_run, wait_for
+from small_runs import SMALL, counters, digits_file, last, metrics, model, people, resume, run, same_run, wait_for
 
 HERE = Path(__file__).parent
 NOISY = (
@@ -110,9 +108,7 @@ def follows(out: Path, straight: Path, *, nats: float = 1e-3, weights: float = 1
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of this file are; the runs of one process are made here at once."""
     folder = tmp_path_factory.mktemp("together")
-    digits = load("digits")
-    rows = np.concatenate([digits.train, digits.valid, digits.test]).reshape(-1, *digits.shape)
-    np.save(folder / "rows.npy", rows)  # which is read faster than a library that holds it
+    digits_file(folder / "rows.npy")
     for name, settings in (("noisy", NOISY), ("warped", WARPED), ("long", LONG)):
         run(folder / name, f"data.name={folder}/rows.npy", settings=settings)
     run(folder / "holed", f'data.name="{people(folder / "people.csv")}"', settings=HOLED)

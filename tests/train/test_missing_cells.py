@@ -372,7 +372,9 @@ class TestEstimator:
     def test_empty_rows_say_nothing(self):
         rows = np.random.default_rng(0).normal(size=(60, 2))
         more = np.concatenate([rows, np.full((300, 2), np.nan)])
-        one, two = (NICE(law="additive", random_state=0, epochs=3).fit(each).score_samples(rows) for each in (rows, more))
+        one, two = (
+            NICE(law="additive", random_state=0, epochs=3).fit(each).score_samples(rows) for each in (rows, more)
+        )
         np.testing.assert_array_equal(one, two)
 
     def test_a_score_of_rows_with_holes_alone_is_refused(self):
@@ -395,7 +397,10 @@ class TestEstimator:
         holed = np.where(rng.random(rows.shape) < 0.2, np.nan, rows)
         test = rng.multivariate_normal(np.zeros(3), COVARIANCE.numpy(), 500)
         far = np.array([1e7, 0, 0])
-        near, there = (NICE(law="additive", random_state=0, epochs=20).fit(holed + each).score(test + each) for each in (0 * far, far))
+        near, there = (
+            NICE(law="additive", random_state=0, epochs=20).fit(holed + each).score(test + each)
+            for each in (0 * far, far)
+        )
         assert there == pytest.approx(near, abs=0.1)
 
     def test_wide_tables_are_refused(self):
