@@ -666,14 +666,15 @@ def clusters(n: int, seed: int = 0) -> np.ndarray:
 class TestEffort:
     def test_splines_are_tried_and_kept_where_they_are_better(self, capsys: pytest.CaptureFixture):
         x, unseen = clusters(1_000), clusters(500, seed=1)
-        model = NICE(effort="medium", epochs=60, random_state=0, verbose=1).fit(x)
+        small = {"epochs": 40, "couplings": 4, "width": 64, "random_state": 0}
+        model = NICE(effort="medium", verbose=1, **small).fit(x)
         assert model.recipe_.model.law == "spline"
-        assert model.recipe_.train.epochs == 60
+        assert model.recipe_.train.epochs == 40
         line = next(line for line in capsys.readouterr().err.splitlines() if "short trainings" in line)
         assert re.search(r"splines -?\d+\.\d\d, splines after a whitening -?\d+.*, additive couplings -?\d+", line)
         entropy = 2 * np.log(4) + np.log(2 * np.pi * np.e * 0.03**2)
-        assert model.score(unseen) == pytest.approx(-entropy, abs=0.6)
-        assert NICE(law="additive", epochs=60, random_state=0).fit(x).score(unseen) < -entropy - 2
+        assert model.score(unseen) == pytest.approx(-entropy, abs=0.8)
+        assert NICE(law="additive", **small).fit(x).score(unseen) < -entropy - 2
         drawn = model.sample(2_000, random_state=0)
         assert (np.abs(drawn - drawn.round()) < 0.15).mean() > 0.9
 

@@ -37,7 +37,7 @@ WARPED = (
 )
 FULL = "train.sharding=full"
 HOLED = (*SMALL, "train.batch=40", "train.epochs=4", "model.preprocess=zca", "model.dropout=0")  # of a table
-LONG = (*SMALL, "data.levels=17", "train.epochs=8", "model.couplings=3")  # 112 steps
+LONG = (*SMALL, "data.levels=17", "train.epochs=12", "model.couplings=3")  # 168 steps
 
 
 class Ended(NamedTuple):
@@ -329,7 +329,7 @@ class TestTorchrun:
     def test_termination_is_passed_on_and_all_is_saved(self, terminated: Future, folder: Path, tmp_path: Path):
         end = terminated.result()
         step = counters(folder / "terminated")["step"]
-        assert 14 <= step < 8 * 14
+        assert 14 <= step < 12 * 14
         assert end.out.count(f"stopped at step {step}, all saved in {folder / 'terminated'}: --resume goes on") == 1
         shutil.copytree(folder / "terminated", tmp_path / "run")
         resume(tmp_path / "run", f"data.name={folder}/rows.npy")
