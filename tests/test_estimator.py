@@ -781,7 +781,7 @@ class TestImpute:
 
 def test_a_warm_start_says_which_parameters_it_ignores():
     rows = np.random.default_rng(0).normal(size=(80, 3))
-    model = NICE(epochs=1, couplings=4, hidden_layers=1, random_state=0, warm_start=True).fit(rows)
+    model = NICE(law="additive", epochs=1, couplings=4, random_state=0, warm_start=True).fit(rows)
     model.fit(rows)  # the same: nothing is said
     with pytest.warns(UserWarning, match="goes on with the flow that is there: couplings stays"):
         model.set_params(couplings=3).fit(rows)

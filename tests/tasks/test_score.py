@@ -35,7 +35,10 @@ from nicest.tasks.score import CAVEAT, score
 from nicest.train.fit import train
 
 Refusal = Callable[..., str]
-TINY = ("model.width=8", "model.couplings=3", "model.hidden_layers=1", "train.epochs=3", "train.patience=0")
+TINY = (
+    *("model.law=additive", "model.width=8", "model.couplings=3", "model.hidden_layers=1"),
+    *("train.epochs=3", "train.patience=0"),
+)
 N = 500
 
 
@@ -571,7 +574,7 @@ def test_a_table_larger_than_memory_is_streamed(tmp_path: Path) -> None:
     rng, names = np.random.default_rng(0), [f"c{i}" for i in range(10)]
     block = pa.table(list(rng.normal(size=(50_000, 10)).T), names=names)
     write_table(tmp_path / "train.parquet", block.slice(0, 300))
-    small = ("model.width=2", "model.couplings=3", "model.hidden_layers=1", "train.epochs=1")
+    small = ("model.law=additive", "model.width=2", "model.couplings=3", "model.hidden_layers=1", "train.epochs=1")
     own = (f'data.name="{tmp_path / "train.parquet"}"', *small)
     train(load_recipe("table"), tmp_path / "run", overrides=own, device="cpu")
     paths, blocks = [tmp_path / "few.parquet", tmp_path / "many.parquet"], (1, 8)
