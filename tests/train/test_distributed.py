@@ -362,13 +362,16 @@ class TestTorchrun:
     def test_what_is_wrong_before_they_join_is_said_by_the_first(
         self, rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ):
+        before = sys.stderr
         for name in ("stdout", "stderr"):
-            monkeypatch.setattr(sys, name, getattr(sys, name))  # which main changes
+            monkeypatch.setattr(sys, name, before)  # which main changes
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
         monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setattr("nicest.cli.base.time.sleep", lambda seconds: None)  # for the first to speak
         monkeypatch.setattr(sys, "argv", ["nicest", "train", "mnits"])
         with pytest.raises(SystemExit, match="1"):
             main()
-        if rank:
+        if sys.stderr is not before:
             sys.stderr.close()
         assert capfd.readouterr().err.count("no recipe 'mnits' (did you mean 'mnist'?)") == lines
 
