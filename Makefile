@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CASES ?= 20000
 
-.PHONY: help demo test test-lowest test-browser screenshots load-test fuzz crash-test soak lint format types tutorial docs lock clean
+.PHONY: help demo test test-modes test-lowest test-browser screenshots load-test fuzz crash-test soak lint format types tutorial docs lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 test: lint types  ## lint, types, import contracts and all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
+
+test-modes: $(VENV)/.dev  ## all tests in random order, with SIGINT ignored; as an ordinary user, without network, with a read-only home
+	sh tests/modes.sh
 
 test-lowest:  ## every command with every dependency at its lowest version, with and without the extras; torch is 3 GB
 	$(PYTHON) tests/lowest.py

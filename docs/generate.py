@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,18 +44,30 @@ COMMANDS = [
 ]
 
 
+EVERY_HELP = """
+import json, sys
+from typer.testing import CliRunner
+from nicest.cli import app
+told = {"prog_name": "nicest", "catch_exceptions": False}
+asked = ([*command, "--help"] for command in json.loads(sys.argv[1]))
+print(json.dumps([CliRunner().invoke(app, words, **told).stdout for words in asked]))
+"""
+
+
 def page() -> str:
     parts = ["# The command line", "", "Made from `--help` by `make docs`.", ""]
-    for command in COMMANDS:
-        parts += [f"## nicest {' '.join(command)}".rstrip(), "", "```text", help_text(command), "```", ""]
+    for command, text in zip(COMMANDS, help_texts(), strict=True):
+        lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+        parts += [f"## nicest {' '.join(command)}".rstrip(), "", "```text", lines, "```", ""]
     return "\n".join(parts)
 
 
-def help_text(command: list[str]) -> str:
+def help_texts() -> list[str]:
+    """The help of every command, by one process: its width and colours are settled when typer is imported."""
     plain = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100", "TERMINAL_WIDTH": "100", "PYTHONIOENCODING": "utf-8"}
-    asked = [sys.executable, "-m", "nicest", *command, "--help"]
+    asked = [sys.executable, "-c", EVERY_HELP, json.dumps(COMMANDS)]
     answer = subprocess.run(asked, env=os.environ | plain, capture_output=True, encoding="utf-8", check=True)
-    return "\n".join(line.rstrip() for line in answer.stdout.strip().splitlines()).replace("python -m nicest", "nicest")
+    return json.loads(answer.stdout)
 
 
 if __name__ == "__main__":

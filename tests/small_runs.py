@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nicest.data import load
 from nicest.recipes import load_recipe
 from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors
 from nicest.train import loop
@@ -72,6 +73,13 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def digits_file(path: Path) -> Path:
+    """The digits as an array, which is read faster than the library that holds them; of 17 levels."""
+    digits = load("digits")
+    np.save(path, np.concatenate([digits.train, digits.valid, digits.test]).reshape(-1, *digits.shape))
+    return path
 
 
 def last(out: Path) -> dict[str, Tensor]:

@@ -122,7 +122,8 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a table with texts and missing values; for reading only."""
     folder = tmp_path_factory.mktemp("cli")
     data = small_runs.people(folder / "people.csv")
-    assert call("train", "table", "--data", data, "--out", folder / "run", "--device", "cpu", *TINY) == 0
+    additive = "--set=model.law=additive"
+    assert call("train", "table", "--data", data, "--out", folder / "run", "--device", "cpu", *TINY, additive) == 0
     return folder / "run"
 
 

@@ -48,9 +48,9 @@ def test_hostile_tables(name: str) -> None:
 
 def test_hostile_matlab_files() -> None:
     """Few: a child process reads each."""
-    tally = short("svhn", 10, bombs=False)
+    tally = short("svhn", 2, bombs=False)
     assert tally.said == []
-    assert tally.counts["clear"] > 10
+    assert tally.counts["clear"] > 5
     assert tally.counts["right"] >= 3
 
 

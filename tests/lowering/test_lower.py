@@ -45,7 +45,7 @@ def flow_of(chain: Bijection, dim: int, units: Units | None = None) -> Flow:
 
 class TestZoo:
     @whole_zoo
-    @pytest.mark.parametrize("dim", [3, 6, 17])
+    @pytest.mark.parametrize("dim", [6, 17])
     @dtypes
     def test_agrees_to_rounding(self, name: str, dim: int, dtype: torch.dtype):
         assert_parity(ZOO[name](dim).to(dtype), inputs(name, 7, dim).to(dtype))

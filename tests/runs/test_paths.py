@@ -16,7 +16,7 @@ from nicest.tasks.evaluate import evaluate
 from nicest.train.fit import train
 from small_runs import people
 
-TINY = ("model.width=6", "train.epochs=2", "train.evaluate_every=1")
+TINY = ("model.law=additive", "model.width=6", "train.epochs=2", "train.evaluate_every=1")
 
 
 @pytest.fixture

@@ -252,7 +252,6 @@ def test_unknown_names_are_refused(folder: Path, refusal: Callable[..., str]):
 
 class TestInterrupted:
     def start(self, folder: Path, room: Path) -> subprocess.Popen[str]:
-        room.mkdir(exist_ok=True)
         code = (
             "from test_compare import *; module.PRELOADED = ('test_compare',);"
             f"r = compare(toy(first_cell, waits), data=Path({str(folder)!r}), tables=['one'], seeds=1, jobs=2,"
@@ -272,6 +271,7 @@ class TestInterrupted:
         pytest.fail("waited for three minutes")
 
     def half_done(self, folder: Path, room: Path) -> tuple[subprocess.Popen[str], int]:
+        (room / "pid").unlink(missing_ok=True)
         process = self.start(folder, room)
         self.until(lambda: (room / "r.json").exists() and (room / "pid").exists())
         self.until(lambda: (room / "pid").read_text() != "")
@@ -284,33 +284,37 @@ class TestInterrupted:
         except FileNotFoundError:
             return True
 
+    def trials(self, room: Path) -> list[dict]:
+        return json.loads((room / "r.json").read_text())["trials"]
+
     @pytest.mark.skipif(not Path("/proc").is_dir(), reason="asks /proc whether a process is there")
-    def test_killed_nothing_is_lost_and_nobody_works_on(self, folder: Path, tmp_path: Path):
+    def test_killed_and_stopped_nothing_is_lost_and_nobody_works_on(self, folder: Path, tmp_path: Path):
+        """One comparison: killed, then stopped by Ctrl-C, then finished."""
         room = tmp_path / "room"
+        room.mkdir()
         process, worker = self.half_done(folder, room)
         process.kill()
         process.communicate()
-        before = json.loads((room / "r.json").read_text())["trials"]
+        before = self.trials(room)
         assert [each["method"] for each in before] == ["first_cell"]
         self.until(lambda: self.is_gone(worker))
-        (room / "go").touch()
-        again = self.start(folder, room)
-        out, err = again.communicate(timeout=180)
-        assert again.returncode == 0
-        assert out.strip() == "None"
-        assert "already holds 1 of 2 results" in err
-        after = json.loads((room / "r.json").read_text())["trials"]
-        assert after[0] == before[0]
-        assert [each["cell"] for each in after] == [ROWS[0, 0], -1]
 
-    @pytest.mark.skipif(not Path("/proc").is_dir(), reason="asks /proc whether a process is there")
-    def test_ctrl_c_says_how_to_go_on(self, folder: Path, tmp_path: Path):
-        process, worker = self.half_done(folder, tmp_path / "room")
+        process, worker = self.half_done(folder, room)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=180)
-        assert out.startswith(f"stopped after 1 of 2 results, kept in {tmp_path / 'room' / 'r.json'}")
+        assert out.startswith(f"stopped after 1 of 2 results, kept in {room / 'r.json'}")
+        assert "already holds 1 of 2 results" in err
         assert "Traceback" not in err
+        assert self.trials(room) == before
         self.until(lambda: self.is_gone(worker))
+
+        (room / "go").touch()
+        again = self.start(folder, room)
+        out, _ = again.communicate(timeout=180)
+        assert again.returncode == 0
+        assert out.strip() == "None"
+        assert self.trials(room)[0] == before[0]
+        assert [each["cell"] for each in self.trials(room)] == [ROWS[0, 0], -1]
 
 
 def test_the_command_says_that_it_is_unfinished(monkeypatch: pytest.MonkeyPatch):

@@ -18,7 +18,9 @@ SHORT = {"draws": 16, "steps": 20, "warmup": 20}
 
 @pytest.fixture(autouse=True)
 def _low_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fit_table", partial(fit_table, given={"train": {"effort": "low"}}))
+    monkeypatch.setattr(
+        module, "fit_table", partial(fit_table, given={"model": {"law": "additive"}, "train": {"effort": "low"}})
+    )
 
 
 @pytest.fixture(scope="module")

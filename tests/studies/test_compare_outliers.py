@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _low_effort(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in (compare_density, compare_outliers):
-        monkeypatch.setattr(each, "NICE", partial(NICE, effort="low"))
+        monkeypatch.setattr(each, "NICE", partial(NICE, effort="low", law="additive"))
 
 
 def sides(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,6 @@
 """Tables with their missing cells filled in: observed cells as they were, hidden ones as the model has them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 from sklearn.datasets import load_wine
+from typer.testing import CliRunner
 
 import nicest
 from nicest import Run
+from nicest.cli import app
 from nicest.inference.impute import Imputed, impute_rows
 from nicest.recipes import load_recipe
 from nicest.tasks.impute_table import impute_table
@@ -42,7 +42,14 @@ def frame(n: int, seed: int = 0) -> pd.DataFrame:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("impute")
     frame(1500).to_parquet(folder / "rows.parquet")
-    settings = ("train.epochs=25", "model.couplings=4", "model.width=48", "train.lr=3e-3", "train.patience=0")
+    settings = (
+        "train.epochs=25",
+        "model.law=additive",
+        "model.couplings=4",
+        "model.width=48",
+        "train.lr=3e-3",
+        "train.patience=0",
+    )
     train(load_recipe("table"), folder / "run", overrides=(f"data.name={folder / 'rows.parquet'}", *settings))
     return nicest.open(folder / "run")
 
@@ -144,7 +151,7 @@ class TestRefused:
 def test_on_the_command_line(run: Run, holes: tuple, tmp_path: Path):
     words = ["impute", str(run.path), str(holes[0] / "holes.csv"), "--out", str(tmp_path / "b.csv"), "--json"]
     words += ["--draws", "40", "--steps", "40", "--device", "cpu"]
-    end = subprocess.run([sys.executable, "-m", "nicest", *words], capture_output=True, text=True, check=True)
+    end = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(end.stdout)["filled"] == 40
 
 
@@ -183,7 +190,7 @@ def test_wines_are_found_again_more_closely_than_by_the_most_frequent_draw(
     wine["proline"] = wine["proline"].astype(int)
     wine[40:].to_csv(tmp_path / "wine.csv", index=False)
     wine.assign(proline=pd.Series(dtype="Int64")).to_csv(tmp_path / "holes.csv", index=False)
-    settings = (f"data.name={tmp_path / 'wine.csv'}", "train.epochs=60", "model.law=additive")
+    settings = (f"data.name={tmp_path / 'wine.csv'}", "train.epochs=60", "train.effort=low", "model.law=additive")
     train(load_recipe("table"), tmp_path / "run", overrides=settings, device="cpu")
     wines, frequent = nicest.open(tmp_path / "run"), []
 
@@ -193,13 +200,9 @@ def test_wines_are_found_again_more_closely_than_by_the_most_frequent_draw(
         return found
 
     monkeypatch.setattr("nicest.tasks.impute_table.impute_rows", heard)
-    medians = []
-    for seed in range(3):
-        impute_table(wines, tmp_path / "holes.csv", out=tmp_path / "a.csv", steps=300, seed=seed)
-        medians.append(pd.read_csv(tmp_path / "a.csv")["proline"].to_numpy())
-    by_median, by_frequency = (
-        np.sqrt(np.mean((np.array(each) - wine["proline"].to_numpy()) ** 2)) for each in (medians, frequent)
-    )
+    impute_table(wines, tmp_path / "holes.csv", out=tmp_path / "a.csv", steps=150)
+    medians = pd.read_csv(tmp_path / "a.csv")["proline"]
+    by_median, by_frequency = (np.sqrt(np.mean((each - wine["proline"]) ** 2)) for each in (medians, frequent[0]))
     assert by_median < 0.97 * by_frequency
 
 

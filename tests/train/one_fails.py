@@ -37,7 +37,7 @@ if __name__ == "__main__":
     chain = nicest.Chain({"failing": Failing(), "scaling": flows.DiagonalScaling(4)})
     flow = nicest.Flow(nicest.Units.continuous(4), chain, nicest.Logistic(4))
     try:
-        nicest.fit(flow, rows, settings=nicest.TrainSettings(epochs=50, batch=40), callbacks=())
+        nicest.fit(flow, rows, settings=nicest.TrainSettings(epochs=50, batch=42), callbacks=())
     except ValueError:
         print(f"joined {torch.distributed.is_initialized()}", flush=True)
         if how == "ends":

@@ -251,7 +251,7 @@ class TestRefused:
         assert "holds a run of another flow" in refusal(fitted, free, sink=tmp_path / "run")
 
     def test_a_model_that_is_there_is_not_written_over(self, tmp_path: Path, refusal: Callable[..., str]):
-        nicest.NICE(epochs=1, random_state=0).fit(ROWS).save(tmp_path / "run")
+        nicest.NICE(law="additive", epochs=1, random_state=0).fit(ROWS).save(tmp_path / "run")
         before = (tmp_path / "run" / "model.safetensors").read_bytes()
         assert "holds a run already" in refusal(fitted, FLOWS["frozen layers"](), sink=tmp_path / "run")
         assert (tmp_path / "run" / "model.safetensors").read_bytes() == before

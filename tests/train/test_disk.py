@@ -15,7 +15,7 @@ from nicest.files import replacing, write_text
 from nicest.recipes import Recipe
 from nicest.runs.folder import LAST, MODEL, RunFolder, read_tensors, write_tensors
 from nicest.runs.sinks import Saved
-from small_runs import SMALL, counters, digests, resume, run
+from small_runs import SMALL, counters, digests, digits_file, resume, run
 
 Refusal = Callable[..., str]
 BIG = 1_000_000
@@ -180,13 +180,15 @@ def test_a_log_that_cannot_be_written_ends_no_training(tmp_path: Path, log: str)
     read, write = os.pipe()
     os.close(read)
     stderr = write if log == "a closed pipe" else os.open(log, os.O_WRONLY)
-    settings = [word for each in (*SMALL, "train.epochs=2") for word in ("--set", each)]
-    command = [sys.executable, "-m", "nicest", "train", "digits", "--out", str(tmp_path), "--device", "cpu", *settings]
+    own = (f"data.name={digits_file(tmp_path / 'rows.npy')}", "train.epochs=2")
+    settings = [word for each in (*SMALL, *own) for word in ("--set", each)]
+    out = ["--out", str(tmp_path / "run"), "--device", "cpu"]
+    command = [sys.executable, "-m", "nicest", "train", "digits", *out, *settings]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=120, check=False)
     os.close(stderr)
     assert done.returncode == 0
     assert "best" in done.stdout
-    assert len(RunFolder(tmp_path).metrics()) == 2
+    assert len(RunFolder(tmp_path / "run").metrics()) == 2
 
 
 def test_what_safetensors_left_of_a_killed_write_is_removed(tmp_path: Path):

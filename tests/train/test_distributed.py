@@ -12,22 +12,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
-from nicest.data import load
+from nicest.cli import main
 from nicest.recipes import load_recipe
 from nicest.train.distributed import World
 from nicest.train.fit import train
-from small_runs import SMALL, counters, last, metrics, model, people, resume, run, same_run, wait_for
+from small_runs import SMALL, counters, digits_file, last, metrics, model, people, resume, run, same_run, wait_for
 
 HERE = Path(__file__).parent
 NOISY = (
     *SMALL,
     "data.levels=17",
     "train.epochs=2",
-    "train.batch=200",
+    "train.batch=198",  # which two and three processes share
     "model.couplings=3",
 )  # 14 steps, with dropout and an average
 WARPED = (
@@ -80,11 +79,11 @@ def together(processes: int, folder: Path, jobs: list[dict[str, Any]], device: s
     return ended(torchrun(processes, str(HERE / "together.py"), str(path)))
 
 
-def training(out: Path, *settings: str, recipe: str = "digits", device: str = "cpu") -> list[str]:
+def training(out: Path, *settings: str, device: str = "cpu") -> list[str]:
     """The words of `-m nicest train`."""
     asked = [word for each in settings for word in ("--set", each)]
     data = ["--data", str(out.parent / "rows.npy")]
-    return ["-m", "nicest", "train", recipe, *data, "--out", str(out), "--device", device, *asked]
+    return ["-m", "nicest", "train", "digits", *data, "--out", str(out), "--device", device, *asked]
 
 
 def follows(out: Path, straight: Path, *, nats: float = 1e-3, weights: float = 1e-4) -> None:
@@ -109,9 +108,7 @@ def follows(out: Path, straight: Path, *, nats: float = 1e-3, weights: float = 1
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of this file are; the runs of one process are made here at once."""
     folder = tmp_path_factory.mktemp("together")
-    digits = load("digits")
-    rows = np.concatenate([digits.train, digits.valid, digits.test]).reshape(-1, *digits.shape)
-    np.save(folder / "rows.npy", rows)  # which is read faster than a library that holds it
+    digits_file(folder / "rows.npy")
     for name, settings in (("noisy", NOISY), ("warped", WARPED), ("long", LONG)):
         run(folder / name, f"data.name={folder}/rows.npy", settings=settings)
     run(folder / "holed", f'data.name="{people(folder / "people.csv")}"', settings=HOLED)
@@ -126,7 +123,7 @@ def pool() -> Any:
 
 @pytest.fixture(scope="module")
 def jobs(folder: Path, pool: ThreadPoolExecutor) -> Future[dict[int, Ended]]:
-    """Runs of two and four processes, while other tests go on."""
+    """Runs of two and three processes, while other tests go on."""
 
     def do() -> dict[int, Ended]:
         plain = [
@@ -152,19 +149,17 @@ def jobs(folder: Path, pool: ThreadPoolExecutor) -> Future[dict[int, Ended]]:
         ]
         ends = {2: together(2, folder, [*plain, *stops, *sick])}
         more = [
-            {"out": folder / "noisy4", "set": NOISY},
-            {"out": folder / "warped4", "set": WARPED},
-            {"copy": folder / "stopped", "out": folder / "resumed4", "resume": True},
-            {"copy": folder / "stopped", "out": folder / "resumed-full4", "resume": True, "set": [FULL]},
+            {"out": folder / "warped3", "set": WARPED},
+            {"copy": folder / "stopped", "out": folder / "resumed-full3", "resume": True, "set": [FULL]},
             {
                 "copy": folder / "stopped-sharded",
-                "out": folder / "resumed-none4",
+                "out": folder / "resumed-none3",
                 "resume": True,
                 "set": ["train.sharding=none"],
             },
+            {"out": folder / "odd", "set": (*NOISY, "train.batch=100")},
         ]
-        more += [{"out": folder / "odd", "set": (*NOISY, "train.batch=99")}]
-        ends[4] = together(4, folder, more)
+        ends[3] = together(3, folder, more)
         return ends
 
     return pool.submit(do)
@@ -244,8 +239,7 @@ class TestEquality:
         run(tmp_path, FULL, f"data.name={folder}/rows.npy", settings=NOISY)
         follows(tmp_path, folder / "noisy")
 
-    @pytest.mark.parametrize("case", ["noisy", "warped"])
-    @pytest.mark.parametrize("size", [2, 4])
+    @pytest.mark.parametrize(("case", "size"), [("noisy", 2), ("warped", 2), ("warped", 3)])
     def test_processes_follow_the_run_of_one(self, jobs: Future, folder: Path, case: str, size: int):
         assert jobs.result()[size].code == 0, jobs.result()[size].err
         follows(folder / f"{case}{size}", folder / case)
@@ -254,7 +248,7 @@ class TestEquality:
         jobs.result()
         for name, tensor in last(folder / "warped").items():
             if "whitening" in name:
-                assert torch.equal(tensor, last(folder / "warped4")[name])
+                assert torch.equal(tensor, last(folder / "warped3")[name])
 
     @pytest.mark.parametrize("case", ["noisy", "warped"])
     def test_sharded_weights_follow_whole_ones(self, jobs: Future, folder: Path, case: str):
@@ -279,10 +273,10 @@ class TestEquality:
 class TestFiles:
     def test_the_first_process_alone_writes(self, jobs: Future, folder: Path):
         jobs.result()
-        assert {each.name for each in (folder / "noisy4").iterdir()} == {
+        assert {each.name for each in (folder / "noisy2").iterdir()} == {
             each.name for each in (folder / "noisy").iterdir()
         }
-        assert json.loads((folder / "noisy4" / "environment.json").read_text())["processes"] == 4
+        assert json.loads((folder / "noisy2" / "environment.json").read_text())["processes"] == 2
 
     def test_a_signal_to_any_process_stops_all_at_the_same_step(self, jobs: Future, folder: Path):
         jobs.result()
@@ -293,9 +287,9 @@ class TestFiles:
         jobs.result()
         assert same_run(folder / name, folder / name.replace("resumed2", "noisy2").replace("resumed-", ""))
 
-    @pytest.mark.parametrize("name", ["resumed4", "resumed-full4", "resumed-none4"])
+    @pytest.mark.parametrize("name", ["resumed-full3", "resumed-none3"])
     def test_resumes_with_more(self, jobs: Future, folder: Path, name: str):
-        assert jobs.result()[4].code == 0, jobs.result()[4].err
+        assert jobs.result()[3].code == 0, jobs.result()[3].err
         follows(folder / name, folder / "noisy")
 
     @pytest.mark.parametrize("name", ["stopped", "stopped-sharded"])
@@ -342,32 +336,44 @@ class TestTorchrun:
         follows(tmp_path / "run", folder / "long")
 
     def test_a_batch_that_cannot_be_shared_is_refused_once(self, jobs: Future, folder: Path):
-        (line,) = [line for line in jobs.result()[4].err.splitlines() if line.startswith("error:")]
-        assert "expected a batch that 4 processes share evenly, got 99: set train.batch to a multiple of 4" in line
-        assert jobs.result()[4].out.count("left with 1") == 3
+        (line,) = [line for line in jobs.result()[3].err.splitlines() if line.startswith("error:")]
+        assert "expected a batch that 3 processes share evenly, got 100: set train.batch to a multiple of 3" in line
+        assert jobs.result()[3].out.count("left with 1") == 2
         assert not (folder / "odd").exists()
 
-    @pytest.mark.parametrize("how", ["ends", "goes on"])
-    def test_when_one_fails_the_others_end_and_one_line_says_which(self, how: str):
-        done = ended(torchrun(4, str(HERE / "one_fails.py"), how))  # long before the one that goes on
+    @pytest.mark.parametrize(("how", "size"), [("ends", 2), ("goes on", 3)])
+    def test_when_one_fails_the_others_end_and_one_line_says_which(self, how: str, size: int):
+        done = ended(torchrun(size, str(HERE / "one_fails.py"), how))  # long before the one that goes on
         assert done.code != 0
         assert [line for line in done.err.splitlines() if line.startswith("error:")] == [
-            "error: process 3 of this training failed (the fault of one): what was saved last is kept"
+            f"error: process {size - 1} of this training failed (the fault of one): what was saved last is kept"
         ]
         assert done.out == "joined False\n"
         assert ("ValueError: the fault of one" in done.err) == (how == "ends")
         assert "another process" not in done.err
 
-    @pytest.mark.parametrize("case", ["recipe", "existing"])
-    def test_what_is_wrong_for_all_is_said_once(self, folder: Path, case: str):
-        asked, expected = {
-            "recipe": (training(folder / "odd", recipe="mnits"), "no recipe 'mnits' (did you mean 'mnist'?)"),
-            "existing": (training(folder / "noisy"), "holds a run already: resume it"),
-        }[case]
-        end = ended(torchrun(2, *asked))
+    def test_what_is_wrong_for_all_is_said_once(self, folder: Path):
+        end = ended(torchrun(2, *training(folder / "noisy")))
         assert end.code != 0
         (line,) = [line for line in end.err.splitlines() if line.startswith("error:")]
-        assert expected in line
+        assert "holds a run already: resume it" in line
+
+    @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+    def test_what_is_wrong_before_they_join_is_said_by_the_first(
+        self, rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ):
+        before = sys.stderr
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, before)  # which main changes
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setattr("nicest.cli.base.time.sleep", lambda seconds: None)  # for the first to speak
+        monkeypatch.setattr(sys, "argv", ["nicest", "train", "mnits"])
+        with pytest.raises(SystemExit, match="1"):
+            main()
+        if sys.stderr is not before:
+            sys.stderr.close()
+        assert capfd.readouterr().err.count("no recipe 'mnits' (did you mean 'mnist'?)") == lines
 
 
 PRECISIONS = ("float32", "bfloat16")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import nicest
 from nicest import flows
 
 HERE = Path(__file__).parent
-SETTINGS = nicest.TrainSettings(epochs=100, batch=50, ema=0.9)
+SETTINGS = nicest.TrainSettings(epochs=60, batch=50, ema=0.9)
 
 
 class Shift(flows.Bijection):
@@ -48,6 +49,7 @@ def test_it_is_killed_resumes_to_the_bit_and_is_scored_and_sampled(tmp_path):
     with subprocess.Popen([sys.executable, "-c", f"import test_own_flow as t; t.train('{tmp_path}')"], cwd=HERE) as run:
         while len(nicest.RunFolder(tmp_path).metrics()) < 5:
             assert run.poll() is None
+            time.sleep(0.01)
         run.kill()
     whole, cut = train(tmp_path / "whole"), train(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), cut.parameters(), strict=True))
