@@ -236,10 +236,10 @@ class TestRefused:
         rewrite(copy / MODEL, recipe="[model]\nspline_bins = 3\n")
         assert f"{copy / MODEL}: unknown key 'model.spline_bins'" in (message := refusal(nicest.load, copy))
         assert message.endswith(": written by a newer nicest (this one reads up to format 2); upgrade nicest")
-        rewrite(copy / MODEL, recipe='[model]\nblocks = [{kind = "squeeze"}]\n')
+        rewrite(copy / MODEL, recipe='[model]\nblocks = [{kind = "attention"}]\n')
         assert "kind is one of logit, " in (message := refusal(nicest.load, copy))
         assert message.endswith(
-            "got 'squeeze': written by a newer nicest (this one reads up to format 2); upgrade nicest"
+            "got 'attention': written by a newer nicest (this one reads up to format 2); upgrade nicest"
         )
         rewrite(copy / MODEL, recipe="[model\n")
         assert "is not valid TOML" in (message := refusal(nicest.load, copy))

@@ -282,7 +282,8 @@ class TestClock:
         shown = (
             "served.py: idle = max(0.0, time.time() - path.stat().st_mtime) if path.is_file() else None"  # to a person
         )
-        assert found == {f"runtime.py: {dated}", shown}
+        compared = "served.py: return found.st_ino, found.st_size, found.st_mtime_ns"  # with itself
+        assert found == {f"runtime.py: {dated}", shown, compared}
 
 
 class TestTwoProcesses:
