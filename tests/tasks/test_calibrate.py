@@ -222,7 +222,7 @@ class TestRefusals:
     def test_a_run_without_rows(self, refusal: Callable[..., str], correlated: np.ndarray, tmp_path: Path):
         NICE(random_state=0, couplings=0).fit(correlated).save(tmp_path / "run")
         line = refusal(calibrate, nicest.open(tmp_path / "run"))
-        assert "give some with --data" in line
+        assert "give some as data" in line
 
     def test_chains(self, refusal: Callable[..., str], gaussian: Flow):
         assert "17 in all" in refusal(calibration, gaussian, known(drawn(9)), plain_columns(3), draws=17, steps=20)

@@ -70,7 +70,7 @@ def held_out(run: Run, table: str | Path | None) -> Batch:
         try:
             return _all_known(run.splits.test)
         except NicestError as error:
-            raise NicestError(f"{run.path} has no held-out rows at hand: give some with --data ({error})") from error
+            raise NicestError(f"{run.path} has no held-out rows at hand: give some as data ({error})") from error
     if (own := own_test_rows(run, Path(table))) is not None:
         Bar("", 1).note(f"{table} is what the run was trained on: the rows of its test split are taken")
         return _all_known(own)
