@@ -407,7 +407,7 @@ class Training:
         finally:
             self.end()
         if self.process.returncode != 0:
-            lines = said.strip().splitlines() or ["without a word"]
+            lines = said.strip().splitlines() or [f"without a word, with exit code {self.process.returncode}"]
             raise Lost(f"refused: {next((line for line in lines if line.startswith('error:')), lines[-1])}")
 
     def end(self) -> None:
