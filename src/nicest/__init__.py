@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
     from nicest.lowering import lower
+    from nicest.predictors import NICEClassifier, NICERegressor
     from nicest.recipes.recipe import TrainSettings
     from nicest.runs.factory import save
     from nicest.runs.folder import RunFolder
@@ -32,6 +33,8 @@ __all__ = [
     "Flow",
     "Gaussian",
     "Logistic",
+    "NICEClassifier",
+    "NICERegressor",
     "NicestError",
     "Run",
     "RunFolder",
@@ -52,6 +55,8 @@ _HOMES = {
     "Flow": "nicest.flows",
     "Gaussian": "nicest.flows",
     "Logistic": "nicest.flows",
+    "NICEClassifier": "nicest.predictors",
+    "NICERegressor": "nicest.predictors",
     "NicestError": "nicest.errors",
     "Run": "nicest.runs.run",
     "RunFolder": "nicest.runs.folder",

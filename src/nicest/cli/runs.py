@@ -56,6 +56,10 @@ def train(
             help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images.",
         ),
     ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of the table to predict from the others, repeatable; then use `nicest predict`."),
+    ] = None,
     out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE")] = None,
     change: options.Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
@@ -84,6 +88,8 @@ def train(
     overrides = list(change or [])
     if data:
         overrides.append(f"data.name={json.dumps(located(data), ensure_ascii=False)}")
+    if target:
+        overrides.append(f"data.target={json.dumps(target, ensure_ascii=False)}")
     options.to_read(loaded.override(*overrides).data.name)
     folder = out or Path("runs") / loaded.name
     if data and folder.resolve() == Path(data).resolve():
@@ -187,6 +193,24 @@ def impute(
 
     how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval, "seed": seed}
     return impute_table(run, table, out=out, cells=cells, **how)
+
+
+@command(app, show.predictions)
+def predict(
+    run: Any,
+    table: Annotated[Path, options.given("A table with the columns that are given.", show_default=False)],
+    out: Annotated[Path, options.out_file("The predictions.")] = Path("predictions.csv"),
+    interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
+    draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets for each row.")] = 0,
+    seed: options.Seed = 0,
+) -> Result:
+    """Predict the target columns of a table from the others: mean, median, an interval; of texts, probabilities.
+
+    Example: nicest train table --data houses.csv --target price --out runs/price && nicest predict runs/price new.csv
+    """
+    from nicest.tasks.predict import predict as run_prediction
+
+    return run_prediction(run, table, out=out, level=interval, draws=draws, seed=seed)
 
 
 @command(app, show.calibration)

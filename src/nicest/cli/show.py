@@ -90,6 +90,19 @@ def evaluation(result: dict[str, Any]) -> None:
         _print(f"[bold red]{result['non_finite']} examples have a non-finite likelihood, and so has the mean[/]")
 
 
+def predictions(result: dict[str, Any]) -> None:
+    print(f"{result['rows']:,} rows predicted in {result['out']}: {', '.join(map(printable, result['targets']))}")
+    if result["mean_nats"] is None:
+        return
+    print(f"the targets are there: mean log-density {result['mean_nats']:.3f} nats")
+    for name, row in result["targets"].items():
+        if "accuracy" in row:
+            print(f"{printable(name)}: the most probable value is right in {row['accuracy']:.1%} of the rows")
+        elif row:
+            held = f"{result['level']:.0%} intervals hold {row['coverage']:.1%} of the rows"
+            print(f"{printable(name)}: RMSE of the mean {row['rmse']:.4g}; {held}")
+
+
 def calibration(result: dict[str, Any]) -> None:
     from rich.markup import escape
 

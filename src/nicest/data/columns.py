@@ -99,8 +99,19 @@ class Column:
         return (numbers < low) | (numbers > high)
 
 
-def support(columns: Sequence[Column]) -> Support:
-    """Which values the columns have."""
+def as_given(column: Column) -> Column:
+    """A column that others are predicted from: texts and booleans stay what they are, all else is plain numbers."""
+    if column.values and isinstance(column.values[0], str | bool):
+        return column
+    low, high = (column.values[0], column.values[-1]) if column.values else (column.low, column.high)
+    return Column(column.name, column.type, "real", low, high, origin=column.origin)
+
+
+def support(columns: Sequence[Column], targets: Sequence[int] = ()) -> Support:
+    """Which values the columns have; with `targets`, the others are given, and nothing is said of them."""
+    if targets:
+        given = Column("", "double", "real")
+        columns = [column if i in targets else given for i, column in enumerate(columns)]
     return Support(
         tuple(float(column.kind == "steps") for column in columns),
         tuple(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nicest.data.cells import NUMBER, as_moments, as_numbers, encode, family
-from nicest.data.columns import Column, leave_out, parsed_bounds, with_bounds
+from nicest.data.columns import Column, as_given, leave_out, parsed_bounds, with_bounds
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
@@ -230,10 +230,15 @@ def _look(tally: Tally, cells: Any) -> None:
 
 
 def read_table(
-    path: Path, drop: Sequence[str] = (), bounds: Sequence[str] = ()
+    path: Path, drop: Sequence[str] = (), bounds: Sequence[str] = (), target: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray, tuple[Column, ...]]:
-    """The complete rows of a table (N, D), the incomplete ones with NaN, and its columns; empty rows are left out."""
+    """The complete rows of a table (N, D), the incomplete ones with NaN, and its columns; empty rows are left out.
+
+    With `target` columns, which are to be predicted, the others are columns that are given.
+    """
     columns = with_bounds(scan(path, drop), parsed_bounds(bounds), path)
+    if target:
+        columns = tuple(column if column.name in target else as_given(column) for column in columns)
     none = np.empty((0, len(columns)), np.float32)
     complete, incomplete = [none], [none]
     for batch in TableFile(path).batches([column.name for column in columns]):

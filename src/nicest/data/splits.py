@@ -16,7 +16,7 @@ from nicest.data.columns import Column, Support, leave_out, support
 from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
-from nicest.messages import shown
+from nicest.messages import listed, shown
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY = "rows in memory"  # name of data that comes from no file
@@ -34,6 +34,9 @@ class Splits:
     its numbers are whole: 1, or 0 of a continuous one. `train`, `valid` and `test` are complete rows; a table may
     have `incomplete` ones beside them, with NaN where a value is missing, those with the fewest NaN first. The first
     `n_incomplete_valid` of these validate, where there are too few complete rows for that; the others train.
+
+    With `targets`, columns that a model predicts from the others, rows are complete that have these: in the other
+    columns, which are given, NaN are cells like any other.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Splits:
     columns: tuple[Column, ...] = ()
     incomplete: np.ndarray | None = None
     n_incomplete_valid: int = 0
+    targets: tuple[int, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -71,8 +75,14 @@ class Splits:
 
     @property
     def support(self) -> Support | None:
-        """Which values its columns have, of a table."""
-        return support(self.columns) if self.columns else None
+        """Which values the columns have that are modelled, of a table; those that are given count as numbers."""
+        return support(self.columns, self.targets) if self.columns else None
+
+    @property
+    def categories(self) -> tuple[int, ...]:
+        """For each column that is given, how many categories it has, 0 if it holds numbers; 0 for all others."""
+        given = set(range(self.dim)) - set(self.targets) if self.targets else set()
+        return tuple(len(column.values) if i in given else 0 for i, column in enumerate(self.columns))
 
     @property
     def training(self) -> np.ndarray:
@@ -123,12 +133,14 @@ def load(
     test: float = 0.1,
     drop: Sequence[str] = (),
     bounds: Sequence[str] = (),
+    target: Sequence[str] = (),
     fit: images.Fit = images.Fit(),  # noqa: B008
 ) -> Splits:
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
 
-    A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop` and with `bounds` of others,
-    a .npy, .npz or idx file, or a folder of idx files or of images, which `fit` crops and resizes. Digits and own
+    A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop`, with `bounds` of others, and
+    maybe with `target` columns, which are to be predicted; a .npy, .npz or idx file; or a folder of idx files or of
+    images, which `fit` crops and resizes. Digits and own
     data are split by a permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in
     MNIST's layout and archives with the keys train, valid and test have a split of their own and ignore all three; an
     archive without valid has that carved from its train. Nothing is downloaded.
@@ -148,7 +160,9 @@ def load(
         path = Path(name_or_path).expanduser()
         if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
-                return _load_table(path, seed, valid, test, drop, bounds)
+                return _load_table(path, seed, valid, test, drop, bounds, target)
+            if target:
+                raise NicestError(f"{path}: a target is a column of a table, and this is none")
             return _load_path(path, seed, valid, test, fit)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
@@ -185,12 +199,13 @@ def in_memory(
     valid: float,
     columns: Sequence[Column] = (),
     copies: np.ndarray | None = None,
+    targets: Sequence[int] = (),
 ) -> Splits:
     """Rows (N, D) of numbers, without a test part; with `valid` = 0 the training rows validate, too.
 
-    `copies` says how often to take each row: all of them go to the same part.
+    `copies` says how often to take each row: all of them go to the same part. `targets` are in all rows.
     """
-    missing = np.isnan(rows).any(1)
+    missing = np.isnan(rows).any(1) & (not targets)
     complete, incomplete = np.flatnonzero(~missing), np.flatnonzero(missing)
     wanted = max(1, round(len(rows) * valid)) if valid else 0
     n_valid = min(wanted, len(complete) // 4 if len(incomplete) else len(complete) - 1)
@@ -202,6 +217,7 @@ def in_memory(
     train, steps = taken(order[n_valid:]), tuple(float(column.discrete) for column in columns)
     held_out = taken(order[:n_valid]) if wanted else train
     splits = Splits(name, train, held_out, rows[:0], rows.shape[1:], None, steps, tuple(columns))
+    splits = replace(splits, targets=tuple(targets))
     if len(incomplete):
         splits = with_incomplete(splits, taken(incomplete), seed, wanted)
     return splits if len(splits.valid) or splits.n_incomplete_valid else replace(splits, valid=train)
@@ -356,15 +372,24 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
 
 
 def _load_table(
-    path: Path, seed: int, valid: float, test: float, drop: Sequence[str], bounds: Sequence[str] = ()
+    path: Path,
+    seed: int,
+    valid: float,
+    test: float,
+    drop: Sequence[str],
+    bounds: Sequence[str] = (),
+    target: Sequence[str] = (),
 ) -> Splits:
     """The rows of a table; incomplete ones train, never test, and validate only if there are few complete ones."""
-    values, incomplete, columns = read_table(path, drop, bounds)
+    values, incomplete, columns = read_table(path, drop, bounds, target)
+    targets = find_targets(columns, target, path)
     if len(columns) < 2:
         commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
         raise NicestError(
             f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
         )
+    if targets:
+        values, incomplete = with_targets(np.concatenate([values, incomplete]), targets), incomplete[:0]
     if len(values) < 3 and len(incomplete):
         worst = columns[int(np.isnan(incomplete).sum(0).argmax())].name
         raise NicestError(
@@ -382,7 +407,29 @@ def _load_table(
         )
     steps, names = zip(*((float(column.discrete), column.name) for column in columns), strict=True)
     rows = Rows(values, (len(columns),), None, steps, names)
-    return replace(by_seed(path.resolve().stem, rows, seed, valid, test, beside), columns=columns)
+    splits = by_seed(path.resolve().stem, rows, seed, valid, test, beside)
+    return replace(splits, columns=columns, targets=targets)
+
+
+def find_targets(columns: Sequence[Column], target: Sequence[str], source: Path | str) -> tuple[int, ...]:
+    """The places of the columns that are to be predicted, sorted."""
+    names = [column.name for column in columns]
+    if absent := [name for name in target if name not in names]:
+        raise NicestError(f"{source}: found no column {listed(absent)} to predict; it has {listed(names)}")
+    if len(set(target)) < len(target):
+        raise NicestError(f"{source}: expected every target once, got {listed(sorted(target))}")
+    if target and len(target) == len(names):
+        raise NicestError(f"{source}: expected a column beside {listed(target)} to predict from, got none")
+    for column in columns:
+        if column.name in target and column.low == column.high:
+            raise NicestError(f"{source}: column {shown(column.name)} is constant: there is nothing to predict")
+    return tuple(sorted(names.index(name) for name in target))
+
+
+def with_targets(rows: np.ndarray, targets: Sequence[int]) -> np.ndarray:
+    """The rows whose targets are there; elsewhere NaN has many bit patterns, of which the digest sees one."""
+    kept = rows[~np.isnan(rows[:, list(targets)]).any(1)]
+    return np.where(np.isnan(kept), kept.dtype.type(np.nan), kept)
 
 
 def with_incomplete(splits: Splits, rows: np.ndarray, seed: int, valid: int) -> Splits:

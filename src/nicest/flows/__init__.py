@@ -3,12 +3,14 @@
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling, Partition, channels, checkerboard, halves, odd_even
+from nicest.flows.features import FeatureNetwork, Features
 from nicest.flows.flow import Flow
 from nicest.flows.images import ChannelMixing, ConvNet, Squeeze
 from nicest.flows.laws import LAWS, Additive, Affine, AffineSpline, Law, Multiplicative, Spline
 from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, moments
 from nicest.flows.marginals import Bounded, Elementwise, Logit, SinhArcsinh
 from nicest.flows.mixed_units import MixedUnits
+from nicest.flows.mixture import Mixture
 from nicest.flows.networks import MLP, ResidualMLP
 from nicest.flows.priors import Gaussian, Logistic, PartPrior, Prior
 from nicest.flows.units import Units, bits_per_dim
@@ -31,6 +33,8 @@ __all__ = [
     "Coupling",
     "DiagonalScaling",
     "Elementwise",
+    "FeatureNetwork",
+    "Features",
     "Flow",
     "Gaussian",
     "Law",
@@ -38,6 +42,7 @@ __all__ = [
     "Logit",
     "MixedUnits",
     "Mixing",
+    "Mixture",
     "Multiplicative",
     "PartPrior",
     "Partition",

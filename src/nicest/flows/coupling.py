@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.laws import Law
+from nicest.flows.shares import once
 
 
 class Partition(nn.Module):
@@ -130,8 +131,7 @@ class Coupling(Bijection):
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """The coupling function at x_I1."""
-        b: Tensor = self.network(x1) if context is None else self.network(x1, context)
-        return self.checked(x1, b)
+        return self.checked(x1, once(self.network, x1, context))
 
     def checked(self, x1: Tensor, b: Tensor) -> Tensor:
         """What a network gave for x_I1, if it has the right shape, in the dtype of x_I1."""

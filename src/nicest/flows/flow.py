@@ -42,7 +42,7 @@ class Flow(nn.Module):
             raise ValueError(f"expected a prior of {units.dim} dimensions, as the units have, got {prior.dim}")
         self.units, self.chain, self.prior = units, chain, prior
         couplings = sum(isinstance(layer, Coupling) for layer, _ in reaching(chain))
-        if 0 < couplings < 3:
+        if 0 < couplings < 3 and prior.scored is None:
             warnings.warn(
                 f"{couplings} coupling layer(s): at least three are needed before every dimension can influence"
                 " every other (NICE §3.2)",
@@ -52,6 +52,11 @@ class Flow(nn.Module):
     @property
     def dim(self) -> int:
         return self.units.dim
+
+    @property
+    def chains(self) -> list[Bijection]:
+        """Its chain; a `Mixture` has several."""
+        return [self.chain]
 
     @property
     def device(self) -> torch.device:
@@ -122,14 +127,18 @@ class Flow(nn.Module):
         """The ledger of `log_prob`: units, the log-det of every layer by name, and the prior; each (B,)."""
         y = self.enter(x)
         h, terms = self.chain.walk(y, context)
-        of_units = self.units.terms(self.prior.scored)
-        if isinstance(local := self.units.local(y, self.prior.scored), Tensor):
-            of_units["atoms"] = local
-        units = {name: h.new_zeros(len(h)) + term for name, term in of_units.items()}
+        units = self.units_of_ledger(y, h)
         found = units | terms | {"prior": self.prior.log_prob(h)}
         if len(found) < len(units) + len(terms) + 1:
             raise ValueError("a layer has the name of another term of the ledger: 'prior', or one of the units")
         return found
+
+    def units_of_ledger(self, y: Tensor, like: Tensor) -> dict[str, Tensor]:
+        """The terms of the units, by name, each (B,)."""
+        of_units = self.units.terms(self.prior.scored)
+        if isinstance(local := self.units.local(y, self.prior.scored), Tensor):
+            of_units["atoms"] = local
+        return {name: like.new_zeros(len(like)) + term for name, term in of_units.items()}
 
     def rsample(
         self,
@@ -146,14 +155,20 @@ class Flow(nn.Module):
         steps, through which no gradient flows.
         """
         if given is None:
-            return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator), context)
+            h = self.prior.rsample(n, temperature=temperature, generator=generator)
+            return self.drawn(h, context, generator)
         if given.shape[:-1] not in ((), (1,), (n,)):
             raise ValueError(f"expected one condition, or one for each of {n} draws; got {tuple(given.shape[:-1])}")
         prior, part = self.conditional_prior.prior, self.conditional_prior.partition
         x = given.new_zeros(n, len(part.i2))  # nobody looks at it
         y = self.units.enter(self.beside(given, x), generator=generator)
         h = prior.rsample(n, temperature=temperature, generator=generator)
-        return part.split(self.decode(part.merge(part.split(y)[0], h), context))[1]
+        h = part.merge(part.split(y)[0], h)
+        return part.split(self.drawn(h, context, generator))[1]
+
+    def drawn(self, h: Tensor, context: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        """The x of a draw h; a `Mixture` draws whose it is."""
+        return self.decode(h, context)
 
     @torch.no_grad()
     def sample(self, *inputs: Any, **options: Any) -> Tensor:
@@ -203,7 +218,7 @@ class Flow(nn.Module):
 
         some = rows[:: -(-len(rows) // FIT_ROWS)]
         path: Path | None = None  # by which they reached the last layer that was fitted, as y
-        for layer, before in reaching(self.chain):
+        for layer, before in (each for chain in self.chains for each in reaching(chain)):
             if isinstance(layer, Whitening):
                 layer.fit_moments(*(carried(before) or moments(rows, of=partial(reached, before))))
             elif type(layer).fit is not Bijection.fit:

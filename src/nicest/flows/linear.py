@@ -193,9 +193,11 @@ def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Ten
 
 
 def mean_and_variance(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
-    """Mean and variance (divided by N) of every column of x, in float64 without a copy."""
-    mean = torch.stack([part.double().sum(0) for part in x.split(rows)]).sum(0) / len(x)
-    return mean, torch.stack([(part.double() - mean).square().sum(0) for part in x.split(rows)]).sum(0) / len(x)
+    """Mean and variance (divided by N) of every column of x, in float64 without a copy; NaN are left out."""
+    parts = x.split(rows)
+    count = torch.stack([(~part.isnan()).sum(0) for part in parts]).sum(0).clamp_min(1)
+    mean = torch.stack([part.double().nansum(0) for part in parts]).sum(0) / count
+    return mean, torch.stack([(part.double() - mean).square().nansum(0) for part in parts]).sum(0) / count
 
 
 def _check_rank(eigenvalues: Tensor) -> None:

@@ -48,8 +48,9 @@ class MixedUnits(Units):
         categories: Sequence[bool] = (),
         bounds: Sequence[tuple[float, float]] = (),
         room: int = 1,
+        as_they_are: Sequence[int] = (),
     ) -> None:
-        super().__init__(step, standardise=True)
+        super().__init__(step, standardise=True, as_they_are=as_they_are)
         self.discrete = True
         dim, room = self.dim, max(room, *map(len, atoms), 1)
         at = torch.full((dim, room), math.inf)
@@ -198,6 +199,7 @@ class MixedUnits(Units):
         reach = torch.where(self.high.isfinite(), ends - self.low, mean - self.low)
         self.loc.copy_(torch.where(self.low.isfinite(), self.low, mean))
         self.scale.copy_(torch.where(self.low.isfinite(), reach, variance.sqrt()))
+        self.loc[self.as_they_are], self.scale[self.as_they_are] = 0.0, 1.0
 
     def _fit_category(self, d: int, count: Tensor) -> None:
         known = int(self.at[d].isfinite().sum())

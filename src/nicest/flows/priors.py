@@ -42,6 +42,22 @@ class Prior(nn.Module, ABC):
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Draws from p, in the dtype and on the device of the prior."""
 
+    def standard_cdf(self, e: Tensor) -> Tensor:
+        """The share of p below e, of each number; needed for predictions alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no standard_cdf")
+
+    def standard_quantile(self, share: Tensor) -> Tensor:
+        """Where so large a share of p lies below, of each number; needed for predictions alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no standard_quantile")
+
+    def cdf(self, h: Tensor) -> Tensor:
+        """The share of the draws of each component that lies below h, (..., D)."""
+        return self.standard_cdf((h - self.loc) * torch.exp(-self.log_scale))
+
+    def quantile(self, share: Tensor) -> Tensor:
+        """The h, (..., D), below which so large a share of the draws of each component lies."""
+        return self.loc + self.log_scale.exp() * self.standard_quantile(share)
+
     def log_prob(self, h: Tensor) -> Tensor:
         """log p_H(h), (B,)."""
         check_features(h, self.dim)
@@ -74,6 +90,12 @@ class Gaussian(Prior):
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
 
+    def standard_cdf(self, e: Tensor) -> Tensor:
+        return torch.special.ndtr(e)
+
+    def standard_quantile(self, share: Tensor) -> Tensor:
+        return torch.special.ndtri(share)
+
 
 class Logistic(Prior):
     """log p(e) = -log(1 + exp e) - log(1 + exp -e) (NICE §3.4).
@@ -90,6 +112,12 @@ class Logistic(Prior):
         u = torch.rand(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         eps = torch.finfo(u.dtype).eps  # u is a multiple of eps/2: 0 stands for [0, eps/2), of middle eps/4
         return torch.logit(u.clamp(eps / 4, 1 - eps / 2))
+
+    def standard_cdf(self, e: Tensor) -> Tensor:
+        return torch.sigmoid(e)
+
+    def standard_quantile(self, share: Tensor) -> Tensor:
+        return torch.logit(share)
 
 
 class PartPrior(Prior):

@@ -37,13 +37,14 @@ class Units(nn.Module):
         levels: int = 0,
         interval: tuple[float, float] = (0.0, 1.0),
         standardise: bool = False,
+        as_they_are: Sequence[int] = (),
     ) -> None:
         super().__init__()
         steps = step.tolist() if isinstance(step, Tensor) else list(step)
         if not all(each >= 0 for each in steps):
             raise ValueError("every step must be 0 or more")
         self.dim, self.levels, self.interval, self.standardise = len(steps), levels, interval, standardise
-        self.discrete = any(each > 0 for each in steps)
+        self.discrete, self.as_they_are = any(each > 0 for each in steps), list(as_they_are)
         low, high = interval
         width = levels / (high - low) if levels else 1.0
         constants = {
@@ -65,9 +66,9 @@ class Units(nn.Module):
         return cls([1.0] * dim, levels=levels, interval=interval)
 
     @classmethod
-    def columns(cls, step: Sequence[float] | Tensor) -> Units:
-        """Columns of a table, standardised by `fit`: integers in multiples of their step, reals with step 0."""
-        return cls(step, standardise=True)
+    def columns(cls, step: Sequence[float] | Tensor, *, as_they_are: Sequence[int] = ()) -> Units:
+        """Columns of a table, standardised by `fit` but for some: integers in multiples of their step, reals with 0."""
+        return cls(step, standardise=True, as_they_are=as_they_are)
 
     @classmethod
     def continuous(cls, dim: int, *, standardise: bool = True) -> Units:
@@ -204,7 +205,9 @@ class Units(nn.Module):
         """Standardise data of this mean and variance, its noise included."""
         step = self.step.to(mean)
         self.loc.copy_(mean + step / 2)
-        self.scale.copy_((variance + step**2 / 12).sqrt())
+        spread = (variance + step**2 / 12).sqrt()
+        self.scale.copy_(torch.where(spread > 0, spread, 1.0))  # a column that is given may be constant
+        self.loc[self.as_they_are], self.scale[self.as_they_are] = 0.0, 1.0
 
     def extra_repr(self) -> str:
         if self.levels:

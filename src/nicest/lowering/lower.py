@@ -22,8 +22,10 @@ from nicest.flows import (
     ConvNet,
     Coupling,
     Elementwise,
+    FeatureNetwork,
     Flow,
     Mixing,
+    Mixture,
     Partition,
     ResidualMLP,
     Spline,
@@ -31,7 +33,7 @@ from nicest.flows import (
     Within,
 )
 from nicest.flows.bijection import check_features
-from nicest.flows.shares import Dropout, dropout, own, whole
+from nicest.flows.shares import Dropout, dropout, once, own, whole
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
 from nicest.lowering.spline import fast_law
@@ -53,6 +55,8 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     twin = copy.copy(flow)  # of its class, whose methods may be someone's own
     twin._modules = dict(flow._modules)
     twin.chain = LoweredChain(flow.chain, dtype or flow.units.scale.dtype)
+    if isinstance(flow, Mixture):
+        twin.others = nn.ModuleList(LoweredChain(each, twin.chain.dtype) for each in flow.chains[1:])
     if type(flow.units) is Units and flow.units.levels and not _hooked(flow.units):
         twin.units = LoweredUnits(flow.units)  # type: ignore[assignment]
     return twin
@@ -196,15 +200,20 @@ class FastCoupling:
     def __init__(self, layer: Coupling, dtype: torch.dtype) -> None:
         self.layer, self.dtype = layer, dtype
         self.partition, self.law = layer.partition, fast_law(layer.law)
-        self.network = FastMLP.of(layer.network, dtype)
+        network: nn.Module = layer.network
+        self.features: nn.Module | None = None
+        if type(network) is FeatureNetwork and not _hooked(network):
+            self.features, network = network.features, network.network
+        self.network = FastMLP.of(network, dtype)
         if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
             self.network = None  # the plain one says what is wrong
-        self.residual = FastResidual.of(layer.network, dtype)
+        self.residual = FastResidual.of(network, dtype)
         self.additive = type(layer.law) is Additive
 
     def at_once(self, x: Tensor, context: Tensor | None) -> bool:
         return (
             self.network is not None
+            and self.features is None
             and self.additive
             and self.partition.regular
             and context is None
@@ -224,14 +233,17 @@ class FastCoupling:
         return y1, self.law.inverse(y2, b)
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.network is not None:
+        if self.network is not None and self.features is None:
             return self.network.read(x1, context)
-        if self.residual is not None:
-            x1, b = self.residual.read(x1, context)
-            return x1, self.layer.checked(x1, b)
-        with reduced(x1, self.dtype):
-            b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
-        return x1, self.layer.checked(x1, b)
+        if self.network is None and self.residual is None:
+            with reduced(x1, self.dtype):
+                return x1, self.layer.checked(x1, once(self.layer.network, x1, context))
+        return x1, self.layer.checked(x1, once(self._fast, x1, context))
+
+    def _fast(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
+        network = self.network or self.residual
+        assert network is not None
+        return network.read(x1 if self.features is None else self.features(x1), context)[1]
 
 
 class LoweredChain(Bijection):

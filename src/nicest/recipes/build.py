@@ -24,6 +24,8 @@ from nicest.flows import (
     Coupling,
     DiagonalScaling,
     Elementwise,
+    FeatureNetwork,
+    Features,
     Flow,
     Gaussian,
     Law,
@@ -31,7 +33,9 @@ from nicest.flows import (
     Logit,
     MixedUnits,
     Mixing,
+    Mixture,
     Partition,
+    PartPrior,
     Prior,
     ResidualMLP,
     SinhArcsinh,
@@ -65,6 +69,7 @@ from nicest.recipes.blocks import (
 from nicest.recipes.recipe import DataSettings, Recipe
 
 WIDEST = 6000  # columns that are whitened
+Pixels = tuple[int, int] | None  # height and width of the images that a network reads, if it does
 
 
 def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
@@ -74,11 +79,27 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     """
     if recipe.own_flow:
         raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
-    model = recipe.model
-    prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](recipe.data.dim, learned=model.learned_prior)
-    units = units_of(recipe.data, splits)
-    chain = _chain(recipe, prior, enumerate(model.layers, 1), recipe.data.shape, units.first_layers())
-    return Flow(units, chain, prior)
+    model, data = recipe.model, recipe.data
+    part = _given(data)
+    dim = len(part.i2) if part else data.dim
+    prior: Prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](dim, learned=model.learned_prior)
+    units = units_of(data, splits)
+
+    def chain() -> Chain:
+        shape = (dim,) if part else data.shape
+        return _chain(recipe, prior, enumerate(model.layers, 1), shape, units.first_layers(), part)
+
+    whole = PartPrior(prior, part) if part else prior
+    if model.members == 1:
+        return Flow(units, chain(), whole)
+    if not part:
+        raise NicestError(f"model.members is for data with targets: expected 1 without them, got {model.members}")
+    return Mixture(units, [chain() for _ in range(model.members)], whole)
+
+
+def _given(data: DataSettings) -> Partition | None:
+    """The columns that are given, and those to predict; None where all are modelled."""
+    return Partition(set(range(data.dim)) - set(data.targets), data.dim) if data.targets else None
 
 
 def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
@@ -90,12 +111,16 @@ def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
         except ValueError as error:
             raise NicestError(f"data.interval: {error}") from error
     dim = data.dim
+    as_codes = [i for i, count in enumerate(data.categories) if count]  # given: a network reads them
     if not data.atoms:
-        return Units.columns((splits and splits.steps) or (float(data.discrete > 0),) * dim)
+        steps = (splits and splits.steps) or (float(data.discrete > 0),) * dim
+        among = data.targets or range(dim)
+        return Units.columns([step if i in among else 0.0 for i, step in enumerate(steps)], as_they_are=as_codes)
     found = (splits and splits.support) or Support(
         (0.0,) * dim, ((),) * dim, (False,) * dim, ((-math.inf, math.inf),) * dim
     )
-    return MixedUnits(found.steps, found.atoms, categories=found.categories, bounds=found.bounds, room=data.atoms)
+    options = {"categories": found.categories, "bounds": found.bounds, "room": data.atoms}
+    return MixedUnits(found.steps, found.atoms, as_they_are=as_codes, **options)  # type: ignore[arg-type]
 
 
 def _chain(
@@ -104,18 +129,28 @@ def _chain(
     blocks: Iterator[tuple[int, Block]],
     shape: tuple[int, ...],
     first: Mapping[str, Bijection] | None = None,
+    part: Partition | None = None,
 ) -> Chain:
-    """The layers of these blocks, numbered, for examples of this shape; stored weights have the names of layers."""
+    """The layers of these blocks, numbered, for examples of this shape; stored weights have the names of layers.
+
+    With a `part`, they are of its I2 alone, and couplings read I1 besides.
+    """
     layers = dict(first or {})
     count: Counter[str] = Counter()
-    for name, layer in _layers(recipe, prior, blocks, shape):
+    for name, layer in _layers(recipe, prior, blocks, shape, part):
+        if part and name != "coupling":
+            layer = Within(part, layer)
         count[name] += 1
         layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
     return Chain(layers)
 
 
 def _layers(
-    recipe: Recipe, prior: Prior, blocks: Iterator[tuple[int, Block]], shape: tuple[int, ...]
+    recipe: Recipe,
+    prior: Prior,
+    blocks: Iterator[tuple[int, Block]],
+    shape: tuple[int, ...],
+    part: Partition | None = None,
 ) -> Iterator[tuple[str, Bijection]]:
     """The layers of all blocks, each with its name; those after a factor-out are in a chain of their own."""
     data, dim, listed = recipe.data, math.prod(shape), bool(recipe.model.blocks)
@@ -138,22 +173,28 @@ def _layers(
                 # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
                 yield "whitening", TriangularAffine(dim, shrinkage=shrinkage).requires_grad_(False)
             case CouplingBlock(repeat, split, law_settings, network, mixing):
-                if dim < 2:
+                if dim < 2 and not part:
                     remedy = f"leave out block {i}" if listed else "set model.couplings=0"
                     raise NicestError(f"a coupling needs two parts, and this data has one column: {remedy}")
                 law = _law(law_settings, f"model.blocks, block {i}: law")
                 for _ in range(repeat):  # the roles of the two sets alternate
                     last = partitions.get((split, shape))
+                    if part:
+                        inner = None if dim < 2 else last.swap() if last else _partition(split, shape, i)
+                        partitions[split, shape] = inner or part
+                        yield "coupling", _coupling_with_given(data, part, inner, law, network)
+                        continue
                     partition = partitions[split, shape] = last.swap() if last else _partition(split, shape, i)
                     if mixing:
                         yield "mixing", ChannelMixing(_image(shape, f"block {i}: mixing"))
                     pixels = _pixels(split, shape) if isinstance(network, ConvNetwork) else None
-                    m = NETWORKS[network.kind](network, partition, law, pixels)
+                    m = NETWORKS[network.kind](network, len(partition.i1), len(partition.i2), law, pixels)
                     yield "coupling", Coupling(partition, law, m)
             case ElementwiseBlock(law_settings):
                 yield "elementwise", Elementwise(_law(law_settings, f"model.blocks, block {i}: law"), dim)
             case MixingBlock():
-                yield "mixing", Mixing(dim)
+                if dim > 1:
+                    yield "mixing", Mixing(dim)
             case SqueezeBlock(by):
                 try:
                     layer = Squeeze(_image(shape, f"block {i}: squeeze"), (by, by))
@@ -174,6 +215,18 @@ def _layers(
                 if initialisation == "prior":
                     torch.nn.init.constant_(scaling.s, math.log(prior.standard_deviation))
                 yield "scaling", scaling
+
+
+def _coupling_with_given(
+    data: DataSettings, part: Partition, inner: Partition | None, law: Law, network: Any
+) -> Coupling:
+    """A coupling that changes targets, those in I2 of `inner` or all, and reads all else."""
+    changed = {part.i2[i] for i in (inner.i2 if inner else range(len(part.i2)))}
+    partition = Partition(set(range(data.dim)) - changed, data.dim)
+    features = Features([data.categories[i] for i in partition.i1], [i in part.i1 for i in partition.i1])
+    make = NETWORKS[network.kind]
+    m = FeatureNetwork(features, lambda inputs: make(network, inputs, len(changed), law, None))
+    return Coupling(partition, law, m)
 
 
 def _law(settings: LawSettings, where: str) -> Law:
@@ -219,25 +272,26 @@ def _pixels(split: str, shape: tuple[int, ...]) -> tuple[int, int]:
     raise NicestError(f"network conv takes {wanted}; got {got}")
 
 
-def _mlp(settings: MLPNetwork, partition: Partition, law: Law, _: None) -> nn.Module:
-    hidden = (settings.width,) * settings.hidden_layers
-    inputs, outputs = len(partition.i1), law.size * len(partition.i2)
+def _mlp(settings: MLPNetwork, inputs: int, changed: int, law: Law, _: Pixels) -> nn.Module:
+    hidden, outputs = (settings.width,) * settings.hidden_layers, law.size * changed
     return MLP(inputs, outputs, hidden, dropout=settings.dropout, initialisation=settings.initialisation)
 
 
-def _residual(settings: ResidualNetwork, partition: Partition, law: Law, _: None) -> nn.Module:
-    inputs, outputs = len(partition.i1), law.size * len(partition.i2)
+def _residual(settings: ResidualNetwork, inputs: int, changed: int, law: Law, _: Pixels) -> nn.Module:
     options = {"dropout": settings.dropout, "initialisation": settings.initialisation}
-    return ResidualMLP(inputs, outputs, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
+    return ResidualMLP(inputs, law.size * changed, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
 
 
-def _conv(settings: ConvNetwork, partition: Partition, law: Law, pixels: tuple[int, int]) -> nn.Module:
-    read, changed = (len(each) // math.prod(pixels) for each in (partition.i1, partition.i2))
-    return ConvNet((read, *pixels), changed, law, settings.width, settings.blocks, dropout=settings.dropout)
+def _conv(settings: ConvNetwork, inputs: int, changed: int, law: Law, pixels: Pixels) -> nn.Module:
+    if pixels is None:
+        raise NicestError("network conv is for images; these are columns of a table")
+    area = math.prod(pixels)
+    shape = (inputs // area, *pixels)
+    return ConvNet(shape, changed // area, law, settings.width, settings.blocks, dropout=settings.dropout)
 
 
-# coupling functions of I1 that give what the law takes for I2
-NETWORKS: dict[str, Callable[[Any, Partition, Law, Any], nn.Module]] = {
+# coupling functions: of so many numbers, to what the law takes for those that are changed
+NETWORKS: dict[str, Callable[[Any, int, int, Law, Pixels], nn.Module]] = {
     "mlp": _mlp,
     "residual": _residual,
     "conv": _conv,

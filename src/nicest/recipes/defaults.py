@@ -17,6 +17,7 @@ WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than traini
 STEPS = {"low": 600, "medium": 1_800, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which splines have networks twice as wide
+MEMBERS = {"low": 2, "medium": 5, "high": 5}  # flows whose densities are averaged in a prediction
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -89,12 +90,50 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
     return _chosen(_table("splines after a whitening" if whitened else "splines"), model, batch, train, given, dim)
 
 
+def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
+    """Recipes to try on n rows of D columns, `targets` of which are predicted from the others, the likeliest first.
+
+    A single target has one coupling, whose law is a spline after a shift and a scaling that follow the given columns;
+    a spline in the column before it, the same for all rows, pays where its distribution is odd. The densities of
+    several such flows, trained side by side, are averaged.
+    """
+    effort = Recipe().changed({"train": dict(given["train"])}, "NICE").train.effort
+    bins = 8 if n < 500 else 16
+    model = {
+        "law": "affine-spline",
+        "bins": bins,
+        "bound": 5.0,
+        "mixing": targets > 1,
+        "couplings": 1 if targets == 1 else 4,
+        "network": "residual",
+        "hidden_layers": 4,
+        "width": 64 if n < 150 else 128,
+        "dropout": 0.2 if n < 5_000 else 0.1,
+        "initialisation": "whitened",
+        "prior": "gaussian",
+        "members": MEMBERS[effort] if targets <= 4 else 1,
+    }
+    batch = min(256, max(16, 1 << round(math.log2(max(n, 2) / 8))))
+
+    def train(recipe: Recipe) -> dict[str, Any]:
+        rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
+        steps = bounded(STEPS[effort], recipe, dim, effort)
+        rows = max(1, round(n * (1 - held_out(n, targets=True))))
+        return rates | _steps(steps, rows, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
+
+    return [
+        _chosen(_table(title), model | {"elementwise": knots}, batch, train, given, dim)
+        for title, knots in (("a prediction", 0), ("a prediction after a spline", bins))[: 1 if effort == "low" else 2]
+    ]
+
+
 def bounded(steps: int, recipe: Recipe, dim: int, effort: str) -> int:
     """No more steps than the work of this effort allows, but 300 at least."""
     model = recipe.model
-    size = {"affine": 2, "spline": 3 * model.bins - 1}.get(model.law, 1)
+    size = {"affine": 2, "spline": 3 * model.bins - 1, "affine-spline": 3 * model.bins + 1}.get(model.law, 1)
     each = (1 + size) * dim / 2 * model.width + max(model.hidden_layers) * model.width**2
-    return round(min(steps, max(300, WORK[effort] / (recipe.train.batch * max(1, model.couplings * each)))))
+    networks = max(1, model.couplings * model.members)
+    return round(min(steps, max(300, WORK[effort] / (recipe.train.batch * networks * each))))
 
 
 def _table(title: str) -> Recipe:
@@ -177,8 +216,13 @@ def trained(n: int) -> int:
     return round(n * (1 - held_out(n)))
 
 
-def held_out(n: int) -> float:
-    """The share of n rows that validates, unless it is given: none of very few, a quarter of few, 10,000 of many."""
+def held_out(n: int, *, targets: bool = False) -> float:
+    """The share of n rows that validates, unless it is given: none of very few, a quarter of few, 10,000 of many.
+
+    To predict `targets`, for which every row counts, it is an eighth of few.
+    """
     if n < FEW:
         return 0.0
+    if targets:
+        return min(0.125, 10_000 / n)
     return 0.25 if n < 1_000 else min(0.1, 10_000 / n)

@@ -65,6 +65,7 @@ class DataSettings(Settings):
     resize: tuple[int, ...] = setting((), "height and width to which images of a folder are then resized", SIZE)
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     bounds: tuple[str, ...] = setting((), 'bounds of columns of a table, such as "0 <= age" or "0 <= share <= 1"')
+    target: tuple[str, ...] = setting((), "columns of a table to predict from the others; none to model all of them")
     interval: tuple[float, ...] = setting(
         (0.0, 1.0),
         "where dequantised pixels lie; nats are reported on it",
@@ -91,6 +92,10 @@ class DataSettings(Settings):
     atoms: int = setting(
         0, "most values of a column that have a probability of their own: categories, spikes; taken from the data"
     )
+    targets: tuple[int, ...] = setting((), "the places of the target columns; taken from the data")
+    categories: tuple[int, ...] = setting(
+        (), "beside targets, how many categories each column has that is given, 0 of numbers; taken from the data"
+    )
     digest: str = setting("", "fingerprint of all rows and their split; taken from the data")
 
     @property
@@ -99,6 +104,15 @@ class DataSettings(Settings):
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         yield "test", "between 0 and 1, with data.valid below 1 in all", 0 < self.test < 1 - self.valid
+        places = sorted({*self.targets, -1, self.dim})  # none twice, and one that is given
+        fits = len(places) == len(self.targets) + 2 and places[0] == -1 and places[-1] == self.dim > len(self.targets)
+        yield "targets", "places of some of the columns", not self.targets or (len(self.shape) == 1 and fits)
+        counts = self.categories
+        yield (
+            "categories",
+            "a count of each column beside targets",
+            min(counts, default=0) >= 0 and len(counts) == (self.dim if self.targets else 0),
+        )
 
 
 @dataclass(frozen=True)
@@ -120,9 +134,11 @@ class ModelSettings(Settings):
         4, "number of coupling layers; their roles alternate; none for a single column", within(0, 1000)
     )
     partition: Literal["odd-even", "halves", "checkerboard"] = setting("odd-even", "how components are split")
-    law: Literal["additive", "multiplicative", "affine", "spline"] = setting("additive", "the coupling law")
+    law: Literal["additive", "multiplicative", "affine", "spline", "affine-spline"] = setting(
+        "additive", "the coupling law"
+    )
     bound: float = setting(2.0, "largest absolute log-scale of the multiplicative and affine laws", POSITIVE)
-    bins: int = setting(8, "bins of the spline law", within(2, 256))
+    bins: int = setting(8, "bins of the spline laws", within(2, 256))
     network: Literal["mlp", "residual"] = setting("mlp", "the coupling function: plain, or in residual blocks")
     hidden_layers: tuple[int, ...] = setting(
         (5,), "hidden layers of each coupling function, or one number for all; a residual block has two"
@@ -134,6 +150,7 @@ class ModelSettings(Settings):
         "torch's own; weights U(-0.01, 0.01) and biases 0; torch's with the last layer 0; or that, and the scaling"
         " such that whitened data has the variance of the prior",
     )
+    members: int = setting(1, "flows whose densities are averaged; more than one for data with targets", within(1, 100))
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn location and scale of the prior in every dimension")
     blocks: tuple[Block, ...] = setting(
@@ -157,7 +174,9 @@ class ModelSettings(Settings):
 
     def _couplings(self) -> Iterator[Block]:
         starts = "zero-last" if self.initialisation == "whitened" else self.initialisation
-        settings = {"additive": (), "spline": (("bins", self.bins),)}.get(self.law, (("bound", self.bound),))
+        bins, bound = ("bins", self.bins), self.bound
+        special = {"additive": (), "spline": (bins,), "affine-spline": (bins, ("log_scale", bound))}
+        settings = special.get(self.law, (("bound", bound),))
         alike = len(self.hidden_layers) == 1
         for depth in self.hidden_layers * self.couplings if alike and self.mixing else self.hidden_layers:
             plain = MLPNetwork(depth, self.width, self.dropout, starts)
@@ -177,7 +196,8 @@ class ModelSettings(Settings):
         """With some settings changed; a list of blocks takes the place of the settings that are short for one."""
         if not changes.get("blocks"):
             return replace(self, **changes)
-        return ModelSettings(**{"prior": self.prior, "learned_prior": self.learned_prior, **changes})
+        kept = {"members": self.members, "prior": self.prior, "learned_prior": self.learned_prior}
+        return ModelSettings(**{**kept, **changes})
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         depths = self.hidden_layers
@@ -196,7 +216,7 @@ class ModelSettings(Settings):
         )
 
 
-SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in ("prior", "learned_prior", "blocks"))
+SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in ("members", "prior", "learned_prior", "blocks"))
 
 
 @dataclass(frozen=True)

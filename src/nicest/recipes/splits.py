@@ -25,6 +25,7 @@ def load_splits(recipe: Recipe) -> Splits:
         raise NicestError(f"found no {path}, which the run was trained on: put it back, or give its new path as data")
     fit = Fit(data.crop, data.resize)
     how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
+    how["target"] = data.target
     found = load(data.name, fit=fit, **how)  # type: ignore[arg-type]
     splits = _with_levels(found, data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
@@ -60,7 +61,9 @@ def describe(recipe: Recipe, splits: Splits) -> Recipe:
         recipe.data,
         shape=splits.shape,
         levels=splits.levels or 0,
-        discrete=sum(step > 0 for step in splits.steps),
+        discrete=sum(step > 0 and (not splits.targets or i in splits.targets) for i, step in enumerate(splits.steps)),
+        targets=splits.targets,
+        categories=splits.categories if splits.targets else (),
         atoms=splits.support.most_atoms if splits.support else 0,
         digest=splits.digest(),
     )

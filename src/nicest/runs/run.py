@@ -77,7 +77,8 @@ class Run:
     def columns(self) -> tuple[Column, ...]:
         """The columns of the table that the model is of; none where it is of something else."""
         columns, data = self.folder.columns(), self.recipe.data
-        fits = len(columns) == data.dim and sum(column.discrete for column in columns) == data.discrete
+        modelled = [columns[i] for i in data.targets or range(len(columns)) if i < len(columns)]
+        fits = len(columns) == data.dim and sum(column.discrete for column in modelled) == data.discrete
         if columns and not fits:
             raise NicestError(f"{self.path}: {COLUMNS} is not of this model: take a copy of it, or train again")
         return columns

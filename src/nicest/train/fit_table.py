@@ -35,26 +35,28 @@ def fit_table(
     warm: tuple[Flow, ModelSettings] | None = None,
     columns: Sequence[Column] = (),
     copies: np.ndarray | None = None,
+    targets: Sequence[int] = (),
 ) -> Fitted:
     """A flow of rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
 
     Cells that are NaN are missing. `valid` is the share of rows that validates, by default as their number asks for.
-    `columns` say which are discrete, if any is; `copies` how often each row counts.
+    `columns` say which are discrete, if any is; `copies` how often each row counts; `targets` which columns are to be
+    predicted from the others, if not all are modelled.
     """
-    if rows.shape[1] > WIDEST and np.isnan(rows).any():
+    if not targets and rows.shape[1] > WIDEST and np.isnan(rows).any():
         raise NicestError(f"expected rows without NaN, as of all tables of more than {WIDEST} columns: leave them out")
     there = ~np.isnan(rows).all(1)
     rows, copies = rows[there], None if copies is None else copies[there]
     given = {"model": {}, "train": {}} | dict(given or {})
-    share = held_out(len(rows)) if valid is None else valid
+    share = held_out(len(rows), targets=bool(targets)) if valid is None else valid
     dtype = np.float32 if np.nanmax(np.abs(rows)) < np.finfo(np.float32).max / 4 else np.float64
     rows = (widened(rows, seed) if warm is None else rows).astype(dtype)
-    splits = in_memory(IN_MEMORY, rows, seed, share, columns)
+    splits = in_memory(IN_MEMORY, rows, seed, share, columns, targets=targets)
     place, shown = choose_device(device), () if quiet else [ProgressBar()]
     # from rows that come once each: with copies of a row on both sides, cross-validation would choose badly
     recipes = sized(Recipe("table", data=DataSettings(name=IN_MEMORY), train=TrainSettings(seed=seed)), splits, given)
     if copies is not None:
-        splits = in_memory(IN_MEMORY, rows, seed, share, columns, copies)
+        splits = in_memory(IN_MEMORY, rows, seed, share, columns, copies, targets)
         recipes = [each.changed({"train": _shorter(each, copies.mean())}, "").changed(given, "") for each in recipes]
     if warm is not None:
         flow, model = warm

@@ -16,7 +16,7 @@ from nicest.data import Splits
 from nicest.flows import Gaussian, Logistic, Prior, SinhArcsinh, moments
 from nicest.recipes import Recipe
 from nicest.recipes.build import units_of
-from nicest.recipes.defaults import FEW, Given, recipe_for_images, recipes_for
+from nicest.recipes.defaults import FEW, Given, conditional, recipe_for_images, recipes_for
 from nicest.recipes.splits import describe
 from nicest.runs.runtime import rows_to
 
@@ -40,6 +40,12 @@ def sized(recipe: Recipe, splits: Splits, given: Given) -> list[Recipe]:
     """Recipes to try, with model and training chosen for the rows, but for what is `given`."""
     images = len(splits.shape) > 1
     n = splits.n_training + (0 if splits.valid is splits.train else len(splits.validating))
+    if splits.targets:
+        made = conditional(n, splits.dim, len(splits.targets), given)
+        seed = recipe.train.seed
+        return [
+            replace(recipe, title=e.title, model=e.model, train=replace(e.train, seed=seed), sized=False) for e in made
+        ]
     sparse = len(splits.missing) > 0 and splits.fewest_observed < FEW
     made = recipes_for(splits.fewest_observed if sparse else n, splits.dim, given)
     if images:

@@ -1,0 +1,91 @@
+"""Coupling functions that read the columns of a table: numbers, categories, and cells that are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nicest.flows.shares import own, whole
+
+FREQUENCIES = 8  # at which a number is read
+SIZE = 8  # numbers that stand for a cell, beside the number in it
+SPREAD = 0.1  # standard deviation of the frequencies at first, of numbers whose standard deviation is 1
+HIDDEN_ROWS, HIDDEN_CELLS = 0.1, 0.3  # share of training rows that have hidden cells, and of those cells
+
+
+class Features(nn.Module):
+    """Columns as numbers that a network reads well: a number z as z and relu(W (sin 2πfz, cos 2πfz)), with learned
+    frequencies f (Gorishniy et al. 2022, "On embeddings for numerical features"), a category by a learned vector.
+
+    `categories` has, for each column, how many categories it has, whose cells are their codes 0, 1, ..., or 0 if it
+    holds numbers. A cell that is NaN is missing, and has a learned vector as well: to train it, some cells of columns
+    that `may_miss` are hidden at random.
+    """
+
+    numbers: Tensor
+    codes: Tensor
+    first: Tensor
+    last: Tensor
+    may_miss: Tensor
+
+    def __init__(self, categories: Sequence[int], may_miss: Sequence[bool] = ()) -> None:
+        super().__init__()
+        numbers = [i for i, count in enumerate(categories) if not count]
+        codes = [i for i, count in enumerate(categories) if count]
+        ends = list(accumulate(categories[i] + 1 for i in codes))  # the last vector of each is of missing cells
+        constants: dict[str, list[int]] = {
+            "numbers": numbers,
+            "codes": codes,
+            "first": [end - categories[i] - 1 for i, end in zip(codes, ends, strict=True)],
+            "last": [end - 1 for end in ends],
+            "may_miss": list(may_miss) or [True] * len(categories),
+        }
+        for name, values in constants.items():
+            kind = torch.bool if name == "may_miss" else torch.long
+            self.register_buffer(name, torch.tensor(values, dtype=kind), persistent=False)
+        self.outputs = len(numbers) * (1 + SIZE) + len(codes) * SIZE
+        self.frequency = nn.Parameter(SPREAD * torch.randn(len(numbers), FREQUENCIES))
+        self.mixture = nn.Parameter(torch.randn(len(numbers), 2 * FREQUENCIES, SIZE) / math.sqrt(2 * FREQUENCIES))
+        self.missing = nn.Parameter(torch.zeros(len(numbers), 1 + SIZE))
+        self.vectors = nn.Parameter(torch.randn(ends[-1] if ends else 0, SIZE) / math.sqrt(SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, outputs) of cells (B, columns)."""
+        missing = x.isnan()
+        if self.training:
+            missing = missing | self._hidden(x)
+        z, absent = torch.where(missing, 0.0, x)[:, self.numbers], missing[:, self.numbers]
+        turns = 2 * math.pi * z[..., None] * self.frequency
+        waves = torch.cat((turns.sin(), turns.cos()), -1)
+        mixed = torch.einsum("bnf,nfs->bns", waves, self.mixture).relu()
+        read = torch.where(absent[..., None], self.missing, torch.cat((z[..., None], mixed), -1)).flatten(1)
+        if not len(self.codes):
+            return read
+        at = torch.where(missing, 0.0, x)[:, self.codes].long() + self.first
+        at = torch.where(missing[:, self.codes], self.last, at.clamp(self.first, self.last - 1))
+        return torch.cat((read, functional.embedding(at, self.vectors).flatten(1).to(read.dtype)), -1)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        drawn = own(torch.rand(whole(len(x)), 1 + x.shape[1], device=x.device))
+        return (drawn[:, :1] < HIDDEN_ROWS) & (drawn[:, 1:] < HIDDEN_CELLS) & self.may_miss
+
+    def extra_repr(self) -> str:
+        return f"{len(self.numbers)} numbers, {len(self.codes)} categories"
+
+
+class FeatureNetwork(nn.Module):
+    """m(features(x_I1)): a coupling function that reads columns by their `Features`; `make` gives m for its inputs."""
+
+    def __init__(self, features: Features, make: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.features, self.network = features, make(features.outputs)
+
+    def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
+        read = self.features(x1)
+        b: Tensor = self.network(read) if context is None else self.network(read, context)
+        return b
