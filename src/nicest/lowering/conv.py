@@ -151,9 +151,9 @@ class _Pass:
         outer = torch.bmm(g_ag.mT, self.u).to(accurate).unbind()
         pooled = torch.bmm(g_lift.mT, self.mean).to(accurate).unbind()
         first = (gh.mT @ self.x)[:, : 9 * self.shape[0]].to(accurate)
-        place = gh.view(images, -1).sum(0, dtype=accurate).view(-1, width).mT.contiguous()
+        place = _over_images(gh, images, accurate).mT.contiguous()
         of_gates, of_c = sums.sum(1).split([2 * width, width], -1)
-        last_bias = gradient.sum(0, dtype=accurate)[: len(self.last_bias)]
+        last_bias = _over_images(gradient, images, accurate).sum(0)[: len(self.last_bias)]
         grads = [first, place.sum(1), place, last, last_bias, *inner, *of_c, *outer, *of_gates, *pooled]
         return gx, [g.view(size) for g, size in zip(grads, self.shapes, strict=True)]
 
@@ -291,6 +291,11 @@ def _gates(ag: Tensor, bias: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
     """a and sigmoid(g)."""
     a, g = (ag + bias).chunk(2, 1)
     return a, torch.sigmoid((g.unflatten(0, (len(lift), -1)) + lift[:, None]).flatten(0, 1))
+
+
+def _over_images(rows: Tensor, images: int, dtype: torch.dtype) -> Tensor:
+    """Sums over a batch, (H · W, channels)."""
+    return rows.view(images, -1).sum(0, dtype=dtype).view(-1, rows.shape[1])
 
 
 def _silu_slope(x: Tensor) -> Tensor:

@@ -515,22 +515,26 @@ def patches(x: Tensor, shape: Shape, columns: int, dtype: torch.dtype) -> Tensor
     """`conv._patches`."""
     channels, height, width = shape
     out = x.new_empty(len(x) * height * width, columns, dtype=dtype)
-    _patches[(triton.cdiv(out.numel(), _BLOCK.value),)](
-        x, *x.stride(), out, 9 * channels, height, width, columns, out.numel()
+    padded = triton.next_power_of_2(columns)
+    rows = max(1, 2 * _BLOCK.value // padded)
+    _patches[(triton.cdiv(len(out), rows),)](
+        x, *x.stride(), out, 9 * channels, height, width, columns, len(out), rows, padded
     )
     return out
 
 
 @triton.jit
-def _patches(x, row_stride, column_stride, out, used, height, width, columns, total):
-    i = tl.program_id(0).to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
-    inside = i < total
-    row, k = (i // columns).to(tl.int32), (i % columns).to(tl.int32)
+def _patches(
+    x, row_stride, column_stride, out, used, height, width, columns, total, rows: tl.constexpr, padded: tl.constexpr
+):
+    row, k = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, padded)
     image, pixel = row // (height * width), row % (height * width)
-    r, c = pixel // width + k % 9 // 3 - 1, pixel % width + k % 3 - 1
-    there = inside & (k < used) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
-    at = image.to(tl.int64) * row_stride + ((k // 9) * height * width + r * width + c) * column_stride
-    tl.store(out + i, tl.load(x + at, mask=there, other=0.0).to(out.dtype.element_ty), mask=inside)
+    r, c = (pixel // width)[:, None] + (k % 9 // 3 - 1)[None, :], (pixel % width)[:, None] + (k % 3 - 1)[None, :]
+    inside = (row[:, None] < total) & (k[None, :] < columns)
+    there = inside & (k[None, :] < used) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
+    at = (image.to(tl.int64) * row_stride)[:, None] + ((k // 9)[None, :] * height * width + r * width + c) * column_stride
+    value = tl.load(x + at, mask=there, other=0.0).to(out.dtype.element_ty)
+    tl.store(out + row.to(tl.int64)[:, None] * columns + k[None, :], value, mask=inside)
 
 
 def patches_back(gradient: Tensor, images: int, shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -598,7 +602,7 @@ def conv_activate(c: Tensor, bias: Tensor, kept: Tensor | None, scale: float, u:
     """`conv._activate`; kept is (B, H · W, width), of any stride of its rows."""
     mask = c if kept is None else kept
     grid, sizes = _of_images(len(mean), *c.shape)
-    _conv_activate[grid](c, bias, mask, mask.stride(0), scale, u, mean, *sizes, drops=kept is not None)
+    _conv_activate[grid](c, bias, mask, mask.stride(0), scale, u, mean, *sizes, drops=kept is not None, num_warps=WARPS)
 
 
 @triton.jit
@@ -628,7 +632,7 @@ def conv_activate_back(
     out, mask = torch.empty_like(c), c if kept is None else kept
     grid, sizes = _of_images(len(g_mean), *c.shape)
     _conv_activate_back[grid](
-        gu, g_mean, c, bias, mask, mask.stride(0), scale, out, sums, *sizes, drops=kept is not None
+        gu, g_mean, c, bias, mask, mask.stride(0), scale, out, sums, *sizes, drops=kept is not None, num_warps=WARPS
     )
     return out
 
@@ -658,21 +662,21 @@ def conv_gate(h: Tensor, ag: Tensor, bias: Tensor, lift: Tensor) -> tuple[Tensor
     """`conv._gate`."""
     out, s = torch.empty_like(h), torch.empty_like(h)
     grid, sizes = _of_images(len(lift), *h.shape)
-    _conv_gate[grid](h, ag, bias, lift, out, s, *sizes)
+    _conv_gate[*grid, triton.cdiv(sizes[0], sizes[2])](h, ag, bias, lift, out, s, *sizes, num_warps=WARPS)
     return out, s
 
 
 @triton.jit
 def _conv_gate(h, ag, bias, lift, out, s, pixels, width, rows: tl.constexpr, columns: tl.constexpr):
     n, j, first = _image(pixels, width, columns)
+    start = tl.program_id(2) * rows
+    at, inside = _tile(start, j, pixels, width, rows)
     of_a, of_g = _gate_biases(bias, lift, n, j, width)
-    for start in range(0, pixels, rows):
-        at, inside = _tile(start, j, pixels, width, rows)
-        a, share = _gates(ag, of_a, of_g, first, at, j, inside, width)
-        value = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32) + a * share
-        rounded = value.to(out.dtype.element_ty)
-        tl.store(out + first + at, rounded, mask=inside)
-        tl.store(s + first + at, _silu(rounded.to(tl.float32)).to(s.dtype.element_ty), mask=inside)
+    a, share = _gates(ag, of_a, of_g, n, start, j, inside, pixels, width, rows)
+    value = tl.load(h + first + at, mask=inside, other=0.0).to(tl.float32) + a * share
+    rounded = value.to(out.dtype.element_ty)
+    tl.store(out + first + at, rounded, mask=inside)
+    tl.store(s + first + at, _silu(rounded.to(tl.float32)).to(s.dtype.element_ty), mask=inside)
 
 
 def conv_gate_back(
@@ -683,7 +687,7 @@ def conv_gate_back(
     out = torch.empty_like(h)
     grid, sizes = _of_images(len(lift), *h.shape)
     _conv_gate_back[grid](
-        gs, h, h if gh is None else gh, ag, bias, lift, g_ag, g_lift, sums, out, *sizes, adds=gh is not None
+        gs, h, h if gh is None else gh, ag, bias, lift, g_ag, g_lift, sums, out, *sizes, adds=gh is not None, num_warps=WARPS
     )
     return out
 
@@ -703,12 +707,12 @@ def _conv_gate_back(
         if adds:
             value += tl.load(gh + first + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + first + at, value.to(out.dtype.element_ty), mask=inside)
-        a, share = _gates(ag, of_a, of_g, first, at, j, inside, width)
+        a, share = _gates(ag, of_a, of_g, n, start, j, inside, pixels, width, rows)
         ga = tl.where(inside, value * share, 0.0)
         gg = ga * a * (1.0 - share)
-        twice = 2 * (first + at) - j[None, :]
-        tl.store(g_ag + twice, ga.to(g_ag.dtype.element_ty), mask=inside)
-        tl.store(g_ag + twice + width, gg.to(g_ag.dtype.element_ty), mask=inside)
+        to = g_ag + 2 * first + _tile(start, j, pixels, 2 * width, rows)[0]
+        tl.store(to, ga.to(g_ag.dtype.element_ty), mask=inside)
+        tl.store(to + width, gg.to(g_ag.dtype.element_ty), mask=inside)
         total_a += tl.sum(ga, 0)
         total_g += tl.sum(gg, 0)
     tl.store(g_lift + n * width + j, total_g.to(g_lift.dtype.element_ty), mask=j < width)
@@ -716,10 +720,13 @@ def _conv_gate_back(
     tl.store(sums + (n * 3 + 1) * width + j, total_g, mask=j < width)
 
 
+TILE, WARPS = (64, 32), 4
+
+
 def _of_images(images: int, rows: int, width: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
     """A program for every image and some channels, which goes through the pixels: the grid, and its sizes."""
     pixels = rows // images
-    tile = min(64, triton.next_power_of_2(pixels)), min(32, triton.next_power_of_2(width))
+    tile = min(TILE[0], triton.next_power_of_2(pixels)), min(TILE[1], triton.next_power_of_2(width))
     return (images, triton.cdiv(width, tile[1])), (pixels, width, *tile)
 
 
@@ -745,11 +752,11 @@ def _gate_biases(bias, lift, n, j, width):
 
 
 @triton.jit
-def _gates(ag, of_a, of_g, first, at, j, inside, width):
-    """a and sigmoid(g); the rows of ag are twice as long as others."""
-    twice = 2 * (first + at) - j[None, :]
-    a = tl.load(ag + twice, mask=inside, other=0.0).to(tl.float32) + of_a
-    return a, tl.sigmoid(tl.load(ag + twice + width, mask=inside, other=0.0).to(tl.float32) + of_g)
+def _gates(ag, of_a, of_g, n, start, j, inside, pixels, width, rows: tl.constexpr):
+    """a and sigmoid(g), from rows twice as long as others."""
+    at = ag + n * pixels * 2 * width + _tile(start, j, pixels, 2 * width, rows)[0]
+    a = tl.load(at, mask=inside, other=0.0).to(tl.float32) + of_a
+    return a, tl.sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32) + of_g)
 
 
 @triton.jit
