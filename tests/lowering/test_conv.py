@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from parity import assert_close_in_bfloat16
+from parity import assert_close_in_bfloat16, assert_parity
 from parity import gradients as of_criterion
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from nicest.flows import Affine, AffineSpline, ConvNet, Coupling, Law, channels
+from nicest.flows import Affine, AffineSpline, ChannelMixing, ConvNet, Coupling, Law, channels
 from nicest.flows.shares import Share
 from nicest.lowering import LoweredChain, conv
 from nicest.lowering.conv import FastConv, deterministic
@@ -68,7 +68,7 @@ def test_dropout_has_the_gradient_of_what_was_kept():
     assert torch.autograd.gradcheck(read, x)
 
 
-def test_dropout_keeps_the_mean():
+def test_what_dropout_keeps_is_scaled():
     c, bias, rate = torch.randn(50, 40, dtype=torch.float64), torch.randn(40, dtype=torch.float64), 0.3
     u, mean, kept = torch.empty_like(c), c.new_empty(5, 40), torch.empty(5, 10, 40).bernoulli_(1 - rate)
     conv._activate(c, bias, kept, rate, u, mean)
@@ -117,3 +117,10 @@ class TestOnAGPU:
         with deterministic():
             first, second = (of_criterion(LoweredChain(layer, torch.bfloat16), layer, x) for _ in range(2))
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+    @pytest.mark.parametrize("shape", [(1, 2, 2), (3, 7, 5), (48, 4, 4), (64, 3, 1), (70, 2, 2)], ids=str)
+    def test_channels_are_mixed_as_the_plain_layer_does(self, shape: tuple[int, int, int]):
+        layer = ChannelMixing(shape)
+        for p in layer.parameters():
+            nn.init.normal_(p, std=0.1)
+        assert_parity(layer.cuda(), torch.randn(9, 2 * layer.dim, device="cuda")[:, ::2])

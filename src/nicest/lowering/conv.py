@@ -1,11 +1,12 @@
 """Convolutional networks in reduced precision, as one operation with a backward pass by hand.
 
-Inside, a batch of images is a matrix (B · H · W, channels), which is how a GPU convolves them fastest. What runs between
-two products is one pass over memory on a GPU: a kernel, which computes what is written here in torch.
+Inside, a batch of images is a matrix (B · H · W, channels): a GPU convolves this layout fastest. Between two products
+there is one pass over memory on a GPU, by a kernel that computes what is written here in torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -76,8 +77,8 @@ class FastConv:
 class _Pass:
     """A pass through the network, with what the way back needs; `run` gives the output and does not keep it.
 
-    Of block k, h[k] and s[k] = silu(h[k]) go in, c[k] = W₁ * s[k] comes from its convolution, u[k] is as in `GatedBlock`
-    with the means mean[k], and the gates ag[k] = W₂ u[k] and lift[k] = V mean[k] have no bias yet.
+    Block k takes h[k] and s[k] = silu(h[k]). c[k] = W₁ * s[k] is its convolution; u[k] is as in `GatedBlock`, and
+    mean[k] its means over pixels; ag[k] = W₂ u[k] and lift[k] = V mean[k] are the gates, without their bias.
     """
 
     def __init__(self, x: Tensor, dtype: torch.dtype, shape: Shape, rate: float, parameters: Sequence[Tensor]) -> None:
@@ -120,7 +121,7 @@ class _Pass:
             self.h.append(h)
             self.s.append(s)
         output = self._convolve(s, self.last)
-        output[:, : len(self.last_bias)] += self.last_bias.to(output.dtype)
+        _add_bias(output, self.last_bias)
         return output.unflatten(0, (self.images, -1))
 
     def back(self, gradient: Tensor, to_x: bool, to_weights: bool) -> tuple[Tensor | None, list[Tensor | None]]:
@@ -128,7 +129,9 @@ class _Pass:
         n, width, images = self.n, self.width, self.images
         gradient = gradient.flatten(0, 1).contiguous()
         accurate = torch.promote_types(self.dtype, torch.float32)
-        sums = gradient.new_empty(n, images, 3 * width, dtype=accurate)  # of gates and of c, over the pixels of an image
+        sums = gradient.new_empty(
+            n, images, 3 * width, dtype=accurate
+        )  # of gates and of c, over the pixels of an image
         g_ag, g_lift = gradient.new_empty(n, len(self.x), 2 * width), torch.empty_like(self.mean)
         g_taps: list[Tensor] = [gradient] * n
         gh: Tensor | None = None
@@ -145,10 +148,13 @@ class _Pass:
             return gx, [None] * len(self.shapes)
 
         taps = torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in (*g_taps, g_last)]).view(-1, 9, width)
-        rows = n * width + len(self.last_bias)
-        inner_and_last = taps.new_empty(rows, width, 9, dtype=accurate).copy_(taps[:rows].mT)
+        used = n * width + len(self.last_bias)
+        inner_and_last = taps.new_empty(used, width, 9, dtype=accurate).copy_(taps[:used].mT)
         *inner, last = inner_and_last.split([width] * n + [len(self.last_bias)])
-        outer = torch.bmm(g_ag.mT, self.u).to(accurate).unbind()
+        parts = math.gcd(images, 16)  # of the rows, whose products are summed: one long product fills no GPU
+        rooms = n * parts, len(gh) // parts
+        outer = torch.bmm(g_ag.view(*rooms, 2 * width).mT, self.u.view(*rooms, width))
+        outer = outer.unflatten(0, (n, parts)).sum(1, dtype=accurate)
         pooled = torch.bmm(g_lift.mT, self.mean).to(accurate).unbind()
         first = (gh.mT @ self.x)[:, : 9 * self.shape[0]].to(accurate)
         place = _over_images(gh, images, accurate).mT.contiguous()
@@ -179,9 +185,7 @@ class _Pass:
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, dtype: torch.dtype, shape: Shape, rate: float, *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, shape: Shape, rate: float, *parameters: Tensor) -> Tensor:
         ctx.made = _Pass(x, dtype, shape, rate, parameters)
         return ctx.made.run()
 
@@ -219,6 +223,14 @@ def _patches_back(gradient: Tensor, images: int, shape: Shape, dtype: torch.dtyp
     return functional.fold(seen, shape[1:], 3, padding=1).flatten(1)
 
 
+def _add_bias(out: Tensor, bias: Tensor) -> None:
+    """To the first columns, as many as it has."""
+    if kernels := kernels_for(out):
+        kernels.add_bias(out, bias)
+    else:
+        out[:, : len(bias)] += bias
+
+
 def _enter(m: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """h = m + place, place (H · W, width); and silu(h)."""
     if kernels := kernels_for(m):
@@ -238,7 +250,8 @@ def _enter_back(gs: Tensor, h: Tensor, gh: Tensor | None) -> Tensor:
 def _activate(c: Tensor, bias: Tensor, kept: Tensor | None, rate: float, u: Tensor, mean: Tensor) -> None:
     """u <- silu(c + bias), where kept, divided by 1 - rate, else 0; mean <- its means over the pixels of each image."""
     if kernels := kernels_for(c):
-        return kernels.conv_activate(c, bias, kept, 1 / (1 - rate), u, mean)
+        kernels.conv_activate(c, bias, kept, 1 / (1 - rate), u, mean)
+        return
     u.copy_(functional.silu(c + bias))
     if kept is not None:
         u *= kept.reshape(u.shape) / (1 - rate)

@@ -532,7 +532,9 @@ def _patches(
     r, c = (pixel // width)[:, None] + (k % 9 // 3 - 1)[None, :], (pixel % width)[:, None] + (k % 3 - 1)[None, :]
     inside = (row[:, None] < total) & (k[None, :] < columns)
     there = inside & (k[None, :] < used) & (r >= 0) & (r < height) & (c >= 0) & (c < width)
-    at = (image.to(tl.int64) * row_stride)[:, None] + ((k // 9)[None, :] * height * width + r * width + c) * column_stride
+    at = (image.to(tl.int64) * row_stride)[:, None] + (
+        (k // 9)[None, :] * height * width + r * width + c
+    ) * column_stride
     value = tl.load(x + at, mask=there, other=0.0).to(out.dtype.element_ty)
     tl.store(out + row.to(tl.int64)[:, None] * columns + k[None, :], value, mask=inside)
 
@@ -601,8 +603,8 @@ def _conv_enter_back(gs, h, gh, out, total, adds: tl.constexpr):
 def conv_activate(c: Tensor, bias: Tensor, kept: Tensor | None, scale: float, u: Tensor, mean: Tensor) -> None:
     """`conv._activate`; kept is (B, H · W, width), of any stride of its rows."""
     mask = c if kept is None else kept
-    grid, sizes = _of_images(len(mean), *c.shape)
-    _conv_activate[grid](c, bias, mask, mask.stride(0), scale, u, mean, *sizes, drops=kept is not None, num_warps=WARPS)
+    grid, sizes = _of_images(len(mean), c, (64, 64))
+    _conv_activate[grid](c, bias, mask, mask.stride(0), scale, u, mean, *sizes, drops=kept is not None)
 
 
 @triton.jit
@@ -630,9 +632,9 @@ def conv_activate_back(
 ) -> Tensor:
     """`conv._activate_back`."""
     out, mask = torch.empty_like(c), c if kept is None else kept
-    grid, sizes = _of_images(len(g_mean), *c.shape)
+    grid, sizes = _of_images(len(g_mean), c, (64, 64))
     _conv_activate_back[grid](
-        gu, g_mean, c, bias, mask, mask.stride(0), scale, out, sums, *sizes, drops=kept is not None, num_warps=WARPS
+        gu, g_mean, c, bias, mask, mask.stride(0), scale, out, sums, *sizes, drops=kept is not None
     )
     return out
 
@@ -661,8 +663,8 @@ def _conv_activate_back(
 def conv_gate(h: Tensor, ag: Tensor, bias: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
     """`conv._gate`."""
     out, s = torch.empty_like(h), torch.empty_like(h)
-    grid, sizes = _of_images(len(lift), *h.shape)
-    _conv_gate[*grid, triton.cdiv(sizes[0], sizes[2])](h, ag, bias, lift, out, s, *sizes, num_warps=WARPS)
+    grid, sizes = _of_images(len(lift), h, (32, 64))
+    _conv_gate[*grid, triton.cdiv(sizes[0], sizes[2])](h, ag, bias, lift, out, s, *sizes)
     return out, s
 
 
@@ -685,9 +687,21 @@ def conv_gate_back(
 ) -> Tensor:  # fmt: skip
     """`conv._gate_back`."""
     out = torch.empty_like(h)
-    grid, sizes = _of_images(len(lift), *h.shape)
+    grid, sizes = _of_images(len(lift), h, (32, 32))
     _conv_gate_back[grid](
-        gs, h, h if gh is None else gh, ag, bias, lift, g_ag, g_lift, sums, out, *sizes, adds=gh is not None, num_warps=WARPS
+        gs,
+        h,
+        h if gh is None else gh,
+        ag,
+        bias,
+        lift,
+        g_ag,
+        g_lift,
+        sums,
+        out,
+        *sizes,
+        adds=gh is not None,
+        num_warps=2,
     )
     return out
 
@@ -720,13 +734,13 @@ def _conv_gate_back(
     tl.store(sums + (n * 3 + 1) * width + j, total_g, mask=j < width)
 
 
-TILE, WARPS = (64, 32), 4
+def _of_images(images: int, x: Tensor, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """A program for every image and some channels, which goes through the pixels: the grid, and its sizes.
 
-
-def _of_images(images: int, rows: int, width: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """A program for every image and some channels, which goes through the pixels: the grid, and its sizes."""
-    pixels = rows // images
-    tile = min(TILE[0], triton.next_power_of_2(pixels)), min(TILE[1], triton.next_power_of_2(width))
+    A tile is what a program has in its hands, pixels and channels; which are best was measured on an H200.
+    """
+    pixels, width = len(x) // images, x.shape[1]
+    tile = min(tile[0], triton.next_power_of_2(pixels)), min(tile[1], triton.next_power_of_2(width))
     return (images, triton.cdiv(width, tile[1])), (pixels, width, *tile)
 
 
@@ -768,3 +782,135 @@ def _silu(x):
 def _silu_slope(x):
     share = tl.sigmoid(x)
     return share * (1.0 + x * (1.0 - share))
+
+
+def add_bias(out: Tensor, bias: Tensor) -> None:
+    """out[:, : len(bias)] += bias."""
+    padded = triton.next_power_of_2(out.shape[1])
+    rows = max(1, 2 * _BLOCK.value // padded)
+    _add_bias[(triton.cdiv(len(out), rows),)](out, bias, len(out), out.shape[1], len(bias), rows, padded)
+
+
+@triton.jit
+def _add_bias(out, bias, total, columns, used, rows: tl.constexpr, padded: tl.constexpr):
+    row, j = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, padded)
+    inside = (row[:, None] < total) & (j[None, :] < columns)
+    at = out + row.to(tl.int64)[:, None] * columns + j[None, :]
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + j, mask=j < used, other=0.0)[None, :]
+    tl.store(at, value.to(out.dtype.element_ty), mask=inside)
+
+
+MOST_CHANNELS = 64  # that `channel_mixing` takes
+
+
+def mixing_matrix(lu: Tensor, log_diagonal: Tensor, order: Tensor) -> Tensor:
+    """`Mixing.matrix`."""
+    matrix, n = torch.empty_like(lu), len(lu)
+    _mixing_matrix[(1,)](lu, log_diagonal, order, matrix, n, _padded(n))
+    return matrix
+
+
+def mixing_matrix_back(gradient: Tensor, lu: Tensor, log_diagonal: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of lu and log_diagonal from that of the matrix."""
+    g_lu, g_log, n = torch.zeros_like(lu), torch.empty_like(log_diagonal), len(lu)
+    _mixing_matrix_back[(1,)](gradient, lu, log_diagonal, order, g_lu, g_log, n, _padded(n))
+    return g_lu, g_log
+
+
+def _padded(n: int) -> int:
+    return max(16, triton.next_power_of_2(n))
+
+
+@triton.jit
+def _mixing_matrix(lu, log_diagonal, order, out, n, padded: tl.constexpr):
+    r, c = tl.arange(0, padded)[:, None], tl.arange(0, padded)[None, :]
+    lower, upper, _ = _factors(lu, log_diagonal, order, n, padded)
+    value = tl.dot(lower, upper, input_precision="ieee")
+    tl.store(out + r * n + c, value, mask=(r < n) & (c < n))
+
+
+@triton.jit
+def _mixing_matrix_back(gradient, lu, log_diagonal, order, g_lu, g_log, n, padded: tl.constexpr):
+    r, c = tl.arange(0, padded)[:, None], tl.arange(0, padded)[None, :]
+    inside = (r < n) & (c < n)
+    lower, upper, column = _factors(lu, log_diagonal, order, n, padded)
+    g = tl.load(gradient + r * n + c, mask=inside, other=0.0)
+    of_lower = tl.dot(g, tl.trans(upper), input_precision="ieee")
+    tl.store(g_lu + r * n + c, of_lower, mask=inside & (r > c))
+    of_upper = tl.dot(tl.trans(lower), g, input_precision="ieee")
+    tl.store(g_lu + r * n + column[None, :], of_upper, mask=inside & (r < column[None, :]))
+    diagonal = tl.sum(tl.where(r == column[None, :], of_upper, 0.0), 0)
+    there = tl.arange(0, padded) < n
+    scale = tl.exp(tl.load(log_diagonal + column, mask=there, other=0.0))
+    tl.store(g_log + column, diagonal * scale, mask=there)
+
+
+@triton.jit
+def _factors(lu, log_diagonal, order, n, padded: tl.constexpr):
+    """L, U P, and which column of U each of U P is."""
+    r, c = tl.arange(0, padded)[:, None], tl.arange(0, padded)[None, :]
+    inside = (r < n) & (c < n)
+    lower = tl.load(lu + r * n + c, mask=inside & (r > c), other=0.0) + tl.where(r == c, 1.0, 0.0)
+    column = tl.load(order + tl.arange(0, padded), mask=tl.arange(0, padded) < n, other=0).to(tl.int32)
+    upper = tl.load(lu + r * n + column[None, :], mask=inside & (r < column[None, :]), other=0.0)
+    diagonal = tl.exp(tl.load(log_diagonal + r, mask=r < n, other=0.0))
+    return lower, tl.where(inside & (r == column[None, :]), diagonal, upper), column
+
+
+def mix_channels(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
+    """W x + b at every pixel of images (B, C · H · W) of any strides."""
+    channels = len(matrix)
+    out, pixels = x.new_empty(x.shape), x.shape[1] // channels
+    columns = min(64, _padded(pixels))
+    _mix_channels[(len(x), triton.cdiv(pixels, columns))](
+        x, *x.stride(), matrix, bias, out, channels, pixels, _padded(channels), columns
+    )
+    return out
+
+
+@triton.jit
+def _mix_channels(
+    x, row_stride, column_stride, matrix, bias, out, channels, pixels, padded: tl.constexpr, columns: tl.constexpr
+):
+    n, r, c = tl.program_id(0).to(tl.int64), tl.arange(0, padded), tl.arange(0, padded)
+    p = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside, at = (r[:, None] < channels) & (p[None, :] < pixels), r[:, None] * pixels + p[None, :]
+    square = (r[:, None] < channels) & (c[None, :] < channels)
+    w = tl.load(matrix + r[:, None] * channels + c[None, :], mask=square, other=0.0)
+    value = tl.load(x + n * row_stride + at * column_stride, mask=inside, other=0.0)
+    value = tl.dot(w, value, input_precision="ieee") + tl.load(bias + r, mask=r < channels, other=0.0)[:, None]
+    tl.store(out + n * channels * pixels + at, value, mask=inside)
+
+
+def mix_channels_back(gradient: Tensor, x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, of the matrix and of the bias; the latter two still to be summed over the images."""
+    channels = len(matrix)
+    pixels = x.shape[1] // channels
+    out, g_matrix = x.new_empty(x.shape), x.new_empty(len(x), channels, channels)
+    g_bias = x.new_empty(len(x), channels)
+    _mix_channels_back[(len(x),)](
+        gradient, *gradient.stride(), x, *x.stride(), matrix, out, g_matrix, g_bias, channels, pixels,
+        _padded(channels), min(64, _padded(pixels)),
+    )  # fmt: skip
+    return out, g_matrix, g_bias
+
+
+@triton.jit
+def _mix_channels_back(
+    gradient, g_row_stride, g_column_stride, x, row_stride, column_stride, matrix, out, g_matrix, g_bias,
+    channels, pixels, padded: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    n, r, c = tl.program_id(0).to(tl.int64), tl.arange(0, padded), tl.arange(0, padded)
+    square, corner = (r[:, None] < channels) & (c[None, :] < channels), r[:, None] * channels + c[None, :]
+    w = tl.load(matrix + r[None, :] * channels + c[:, None], mask=square, other=0.0)  # its transpose
+    of_matrix, of_bias = tl.zeros((padded, padded), tl.float32), tl.zeros((padded,), tl.float32)
+    for start in range(0, pixels, columns):
+        p = start + tl.arange(0, columns)
+        inside, at = (r[:, None] < channels) & (p[None, :] < pixels), r[:, None] * pixels + p[None, :]
+        g = tl.load(gradient + n * g_row_stride + at * g_column_stride, mask=inside, other=0.0)
+        value = tl.load(x + n * row_stride + at * column_stride, mask=inside, other=0.0)
+        tl.store(out + n * channels * pixels + at, tl.dot(w, g, input_precision="ieee"), mask=inside)
+        of_matrix += tl.dot(g, tl.trans(value), input_precision="ieee")
+        of_bias += tl.sum(g, 1)
+    tl.store(g_matrix + n * channels * channels + corner, of_matrix, mask=square)
+    tl.store(g_bias + n * channels + r, of_bias, mask=r < channels)

@@ -436,14 +436,36 @@ class FastChannelMixing(Bijection):
         self.plain = layer
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        layer = self.plain
+        layer, mixing = self.plain, self.plain.mixing
         check_features(x, layer.dim)
-        matrix, images = layer.mixing.matrix, x.unflatten(-1, (-1, layer.pixels))
-        y = torch.baddbmm(layer.mixing.b[:, None], matrix.expand(len(x), -1, -1), images).flatten(1)
-        return y, (layer.pixels * layer.mixing.log_diagonal.sum()).expand(len(x)).clone()
+        log_det = (layer.pixels * mixing.log_diagonal.sum()).expand(len(x))
+        kernels = kernels_for(x)
+        if kernels and len(mixing.b) <= kernels.MOST_CHANNELS:
+            return _Mixed.apply(x, mixing.lu, mixing.log_diagonal, mixing.b, mixing.order), log_det
+        images, matrix = x.unflatten(-1, (-1, layer.pixels)), mixing.matrix.expand(len(x), -1, -1)
+        return torch.baddbmm(mixing.b[:, None], matrix, images).flatten(1), log_det
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         return self.plain.inverse(y)
+
+
+class _Mixed(torch.autograd.Function):
+    """W x + b at every pixel, on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lu: Tensor, log_diagonal: Tensor, b: Tensor, order: Tensor) -> Tensor:
+        kernels: Any = kernels_for(x)
+        matrix = kernels.mixing_matrix(lu, log_diagonal, order)
+        ctx.save_for_backward(x, matrix, lu, log_diagonal, order)
+        return kernels.mix_channels(x, matrix, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kernels: Any = kernels_for(gradient)
+        x, matrix, *factors = ctx.saved_tensors
+        gx, g_matrix, g_bias = kernels.mix_channels_back(gradient, x, matrix)
+        return gx, *kernels.mixing_matrix_back(g_matrix.sum(0), *factors), g_bias.sum(0), None
 
 
 class FastWithin(Within):
