@@ -740,7 +740,8 @@ def _of_images(images: int, x: Tensor, tile: tuple[int, int]) -> tuple[tuple[int
     A tile is what a program has in its hands, pixels and channels; which are best was measured on an H200.
     """
     pixels, width = len(x) // images, x.shape[1]
-    tile = min(tile[0], triton.next_power_of_2(pixels)), min(tile[1], triton.next_power_of_2(width))
+    columns = min(tile[1] if width % tile[1] == 0 else 32, triton.next_power_of_2(width))
+    tile = min(tile[0], triton.next_power_of_2(pixels)), columns
     return (images, triton.cdiv(width, tile[1])), (pixels, width, *tile)
 
 
@@ -813,7 +814,7 @@ def mixing_matrix(lu: Tensor, log_diagonal: Tensor, order: Tensor) -> Tensor:
 def mixing_matrix_back(gradient: Tensor, lu: Tensor, log_diagonal: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of lu and log_diagonal from that of the matrix."""
     g_lu, g_log, n = torch.zeros_like(lu), torch.empty_like(log_diagonal), len(lu)
-    _mixing_matrix_back[(1,)](gradient, lu, log_diagonal, order, g_lu, g_log, n, _padded(n))
+    _mixing_matrix_back[(triton.cdiv(n, 16),)](gradient, lu, log_diagonal, order, g_lu, g_log, n, _padded(n))
     return g_lu, g_log
 
 
@@ -831,18 +832,22 @@ def _mixing_matrix(lu, log_diagonal, order, out, n, padded: tl.constexpr):
 
 @triton.jit
 def _mixing_matrix_back(gradient, lu, log_diagonal, order, g_lu, g_log, n, padded: tl.constexpr):
-    r, c = tl.arange(0, padded)[:, None], tl.arange(0, padded)[None, :]
+    """A program for 16 rows."""
+    r, c = tl.program_id(0) * 16 + tl.arange(0, 16)[:, None], tl.arange(0, padded)[None, :]
     inside = (r < n) & (c < n)
-    lower, upper, column = _factors(lu, log_diagonal, order, n, padded)
-    g = tl.load(gradient + r * n + c, mask=inside, other=0.0)
-    of_lower = tl.dot(g, tl.trans(upper), input_precision="ieee")
+    _, upper, column = _factors(lu, log_diagonal, order, n, padded)
+    of_rows = tl.load(gradient + r * n + c, mask=inside, other=0.0)
+    of_lower = tl.dot(of_rows, tl.trans(upper), input_precision="ieee")
     tl.store(g_lu + r * n + c, of_lower, mask=inside & (r > c))
-    of_upper = tl.dot(tl.trans(lower), g, input_precision="ieee")
+    turned = tl.load(lu + c * n + r, mask=inside & (c > r), other=0.0) + tl.where(r == c, 1.0, 0.0)  # of L
+    k = tl.arange(0, padded)[:, None]
+    whole = tl.load(gradient + k * n + c, mask=(k < n) & (c < n), other=0.0)
+    of_upper = tl.dot(turned, whole, input_precision="ieee")
     tl.store(g_lu + r * n + column[None, :], of_upper, mask=inside & (r < column[None, :]))
-    diagonal = tl.sum(tl.where(r == column[None, :], of_upper, 0.0), 0)
-    there = tl.arange(0, padded) < n
-    scale = tl.exp(tl.load(log_diagonal + column, mask=there, other=0.0))
-    tl.store(g_log + column, diagonal * scale, mask=there)
+    diagonal = tl.sum(tl.where(inside & (r == column[None, :]), of_upper, 0.0), 1)
+    row = tl.program_id(0) * 16 + tl.arange(0, 16)
+    scale = tl.exp(tl.load(log_diagonal + row, mask=row < n, other=0.0))
+    tl.store(g_log + row, diagonal * scale, mask=row < n)
 
 
 @triton.jit
