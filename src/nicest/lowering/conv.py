@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -100,8 +101,9 @@ class _Pass:
         self.place = (place.flatten(1) + first_bias[:, None]).mT.contiguous()
         self.kept: Tensor | None = None
         if rate and n:
-            drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
-            self.kept = own(drawn.bernoulli_(1 - rate))
+            with _aside(x):
+                drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
+                self.kept = own(drawn.bernoulli_(1 - rate))
         self.x = _patches(x, shape, self.first.shape[1], dtype)
 
     def run(self) -> Tensor:
@@ -114,6 +116,8 @@ class _Pass:
         self.h, self.s = [h], [s]
         for k in range(n):
             self.c.append(self._convolve(self.s[k], self.inner[k]))
+            if k == 0 and self.kept is not None:
+                _wait_for_those_aside(self.x)
             _activate(self.c[k], self.inner_bias[k], self._kept(k), self.rate, self.u[k], self.mean[k])
             self.ag.append(self.u[k] @ self.outer[k].mT)
             self.lift.append(self.mean[k] @ self.pooled[k].mT)
@@ -129,38 +133,45 @@ class _Pass:
         n, width, images = self.n, self.width, self.images
         gradient = gradient.flatten(0, 1).contiguous()
         accurate = torch.promote_types(self.dtype, torch.float32)
-        sums = gradient.new_empty(
-            n, images, 3 * width, dtype=accurate
-        )  # of gates and of c, over the pixels of an image
         g_ag, g_lift = gradient.new_empty(n, len(self.x), 2 * width), torch.empty_like(self.mean)
-        g_taps: list[Tensor] = [gradient] * n
+        sums = gradient.new_empty(n, images, 3 * width, dtype=accurate)  # of g_ag and gc over the pixels of an image
+        gcs: list[Tensor] = []  # kept until those aside have read them
+        taps: list[Tensor] = []
+        parts = math.gcd(images, 16)  # of the rows, whose products are summed: one long product fills no GPU
+        outer = gradient.new_empty(n, parts, 2 * width, width)
+
         gh: Tensor | None = None
-        gs, g_last = self._convolve_back(gradient, self.s[n], self.last, to_weights)
+        if to_weights:
+            with _aside(gradient):
+                taps.append(self._taps_back(gradient, self.s[n], self.last))
+                last_bias = _over_images(gradient, images, accurate).sum(0)[: len(self.last_bias)]
+        gs = self._rows_back(gradient, self.s[n], self.last)
         for k in reversed(range(n)):
             gates = self.ag[k], self.outer_bias[k], self.lift[k]
             gh = _gate_back(gs, self.h[k + 1], gh, *gates, g_ag[k], g_lift[k], sums[k])
             gu, g_mean = g_ag[k] @ self.outer[k], g_lift[k] @ self.pooled[k]
-            gc = _activate_back(gu, g_mean, self.c[k], self.inner_bias[k], self._kept(k), self.rate, sums[k])
-            gs, g_taps[k] = self._convolve_back(gc, self.s[k], self.inner[k], to_weights)
+            gcs.append(_activate_back(gu, g_mean, self.c[k], self.inner_bias[k], self._kept(k), self.rate, sums[k]))
+            if to_weights:
+                with _aside(gradient):
+                    taps.append(self._taps_back(gcs[-1], self.s[k], self.inner[k]))
+                    torch.bmm(g_ag[k].unflatten(0, (parts, -1)).mT, self.u[k].unflatten(0, (parts, -1)), out=outer[k])
+            gs = self._rows_back(gcs[-1], self.s[k], self.inner[k])
         gh = _enter_back(gs, self.h[0], gh)
         gx = _patches_back(gh @ self.first, self.images, self.shape, accurate) if to_x else None
         if not to_weights:
             return gx, [None] * len(self.shapes)
 
-        taps = torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in (*g_taps, g_last)]).view(-1, 9, width)
-        used = n * width + len(self.last_bias)
-        inner_and_last = taps.new_empty(used, width, 9, dtype=accurate).copy_(taps[:used].mT)
-        *inner, last = inner_and_last.split([width] * n + [len(self.last_bias)])
-        parts = math.gcd(images, 16)  # of the rows, whose products are summed: one long product fills no GPU
-        rooms = n * parts, len(gh) // parts
-        outer = torch.bmm(g_ag.view(*rooms, 2 * width).mT, self.u.view(*rooms, width))
-        outer = outer.unflatten(0, (n, parts)).sum(1, dtype=accurate)
-        pooled = torch.bmm(g_lift.mT, self.mean).to(accurate).unbind()
         first = (gh.mT @ self.x)[:, : 9 * self.shape[0]].to(accurate)
         place = _over_images(gh, images, accurate).mT.contiguous()
+        pooled = torch.bmm(g_lift.mT, self.mean).to(accurate)
         of_gates, of_c = sums.sum(1).split([2 * width, width], -1)
-        last_bias = _over_images(gradient, images, accurate).sum(0)[: len(self.last_bias)]
-        grads = [first, place.sum(1), place, last, last_bias, *inner, *of_c, *outer, *of_gates, *pooled]
+        _wait_for_those_aside(gradient)
+        flat = torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in reversed(taps)]).view(-1, 9, width)
+        used = n * width + len(self.last_bias)
+        inner_and_last = flat.new_empty(used, width, 9, dtype=accurate).copy_(flat[:used].mT)
+        *inner, last = inner_and_last.split([width] * n + [len(self.last_bias)])
+        outers = outer.sum(1, dtype=accurate)
+        grads = [first, place.sum(1), place, last, last_bias, *inner, *of_c, *outers, *of_gates, *pooled]
         return gx, [g.view(size) for g, size in zip(grads, self.shapes, strict=True)]
 
     def _kept(self, k: int) -> Tensor | None:
@@ -171,16 +182,24 @@ class _Pass:
         return rows.view(self.images, *self.shape[1:], -1).permute(0, 3, 1, 2)
 
     def _convolve(self, rows: Tensor, taps: Tensor) -> Tensor:
-        weight = taps.unflatten(1, (3, 3)).permute(0, 3, 1, 2)
-        return functional.conv2d(self._images(rows), weight, padding=1).permute(0, 2, 3, 1).reshape(len(rows), -1)
+        images = functional.conv2d(self._images(rows), _weight(taps), padding=1)
+        return images.permute(0, 2, 3, 1).reshape(len(rows), -1)
 
-    def _convolve_back(self, gradient: Tensor, rows: Tensor, taps: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-        weight = taps.unflatten(1, (3, 3)).permute(0, 3, 1, 2)
-        g_rows, g_weight, _ = torch.ops.aten.convolution_backward(
-            self._images(gradient), self._images(rows), weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
-            [True, wanted, False],
-        )  # fmt: skip
-        return g_rows.permute(0, 2, 3, 1).reshape(len(rows), -1), g_weight
+    def _rows_back(self, gradient: Tensor, rows: Tensor, taps: Tensor) -> Tensor:
+        """The gradient of what was convolved."""
+        images = self._convolve_back(gradient, rows, taps, [True, False, False])[0]
+        return images.permute(0, 2, 3, 1).reshape(len(rows), -1)
+
+    def _taps_back(self, gradient: Tensor, rows: Tensor, taps: Tensor) -> Tensor:
+        """The gradient of what it was convolved with, (outputs, inputs, 3, 3)."""
+        return self._convolve_back(gradient, rows, taps, [False, True, False])[1]
+
+    def _convolve_back(self, gradient: Tensor, rows: Tensor, taps: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
+        images = self._images(gradient), self._images(rows)
+        ones = [1, 1]
+        return torch.ops.aten.convolution_backward(
+            *images, _weight(taps), None, ones, ones, ones, False, [0, 0], 1, wanted
+        )
 
 
 class _Conv(torch.autograd.Function):
@@ -194,6 +213,30 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gx, grads = ctx.made.back(gradient, ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:]))
         return gx, None, None, None, *grads
+
+
+@contextmanager
+def _aside(x: Tensor) -> Iterator[None]:
+    """Inside, on a GPU, is work for a stream of its own: it runs beside what follows, up to `_wait_for_those_aside`.
+
+    Until then, keep what it reads; what it makes, make inside.
+    """
+    if not x.is_cuda:
+        yield
+        return
+    _side(x.device).wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.stream(_side(x.device)):
+        yield
+
+
+def _wait_for_those_aside(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.current_stream(x.device).wait_stream(_side(x.device))
+
+
+@cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
@@ -314,6 +357,11 @@ def _over_images(rows: Tensor, images: int, dtype: torch.dtype) -> Tensor:
 def _silu_slope(x: Tensor) -> Tensor:
     share = torch.sigmoid(x)
     return share * (1 + x * (1 - share))
+
+
+def _weight(taps: Tensor) -> Tensor:
+    """(outputs, 9, inputs) as a convolution takes it."""
+    return taps.unflatten(1, (3, 3)).permute(0, 3, 1, 2)
 
 
 def _by_kind(of_blocks: list[Tensor]) -> list[list[Tensor]]:
