@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nicest.flows import (
@@ -19,7 +20,6 @@ from nicest.flows import (
     Bijection,
     Chain,
     ChannelMixing,
-    ConvNet,
     Coupling,
     Elementwise,
     FeatureNetwork,
@@ -34,9 +34,10 @@ from nicest.flows import (
 )
 from nicest.flows.bijection import check_features
 from nicest.flows.shares import Dropout, dropout, once, own, whole
+from nicest.lowering.conv import FastConv
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
-from nicest.lowering.spline import fast_law
+from nicest.lowering.spline import FastAffineSpline, fast_law
 
 
 def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
@@ -45,8 +46,8 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     Between couplings x stays split in its two parts. In a `dtype` other than the flow's own, such as bfloat16, coupling
     functions compute in it, rectified networks as one operation with a backward pass by hand; the stream x -> y and the
     log-dets keep theirs. On a GPU an additive coupling, the dequantisation and the rectifiers' gradients are kernels of
-    our own. Convolutions run as they are, under autocast, and so do networks that have no fast form;
-    `LoweredChain.plain_layers` names the latter.
+    our own, and so is what a convolutional network does between its products; elsewhere convolutions run as they are,
+    under autocast, and so do networks that have no fast form, which `LoweredChain.plain_layers` names.
     Lower a flow where it is going to stay, on its device and in its dtype. A flow whose parameters are spread over
     several processes comes back as it is.
     """
@@ -208,6 +209,9 @@ class FastCoupling:
         if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
             self.network = None  # the plain one says what is wrong
         self.residual = FastResidual.of(network, dtype)
+        self.conv = None if _hooked(layer.network) else FastConv.of(layer.network, dtype)
+        if self.conv and not self.conv.fits(self.partition, layer.law):
+            self.conv = None
         self.additive = type(layer.law) is Additive
 
     def at_once(self, x: Tensor, context: Tensor | None) -> bool:
@@ -221,8 +225,14 @@ class FastCoupling:
             and kernels_for(x) is not None
         )
 
+    def convolves(self, x1: Tensor, context: Tensor | None) -> bool:
+        """Whether the fast form of a convolutional network is for this x_I1: on a GPU, in reduced precision."""
+        return context is None and x1.dtype == torch.float32 != self.dtype and kernels_for(x1) is not None
+
     def couple(self, x1: Tensor, x2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """y_I1, y_I2 and the log-det, None where it is 0."""
+        if self.conv and isinstance(self.law, FastAffineSpline) and self.convolves(x1, context):
+            return x1, *self.law.at_pixels(x2, self.conv.planes(x1))
         x1, b = self.read(x1, context)
         if self.additive:
             return x1, x2 + b, None
@@ -235,6 +245,8 @@ class FastCoupling:
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.network is not None and self.features is None:
             return self.network.read(x1, context)
+        if self.conv is not None and self.convolves(x1, context):
+            return x1, self.layer.checked(x1, self.conv.read(x1))
         if self.network is None and self.residual is None:
             with reduced(x1, self.dtype):
                 return x1, self.layer.checked(x1, once(self.layer.network, x1, context))
@@ -291,8 +303,8 @@ class LoweredChain(Bijection):
     @staticmethod
     def _has_fast_form(part: FastCoupling | nn.Module) -> bool:
         if isinstance(part, FastCoupling):
-            return bool(part.network or part.residual) or type(part.layer.network) is ConvNet
-        return isinstance(part, Mixing | ChannelMixing) or not any(p.ndim > 1 for p in part.parameters())
+            return bool(part.network or part.residual or part.conv)
+        return isinstance(part, Mixing | FastChannelMixing) or not any(p.ndim > 1 for p in part.parameters())
 
     def copy_weights(self) -> None:
         """Let every network keep a copy of its weights as they are now, for inference."""
@@ -354,15 +366,45 @@ class _Stream:
     def split(self, partition: Partition) -> tuple[Tensor, Tensor]:
         before, self.partition = self.partition, partition
         if before is None:
-            self.parts = partition.split(self.x)
+            self.parts = _split(partition, self.x)
         elif partition.i1 is before.i2 and partition.i2 is before.i1:  # as `swap` leaves them
             self.parts = self.parts[1], self.parts[0]
         elif partition is not before:
-            self.parts = partition.split(before.merge(*self.parts))
+            self.parts = _split(partition, _merge(before, *self.parts))
         return self.parts
 
     def whole(self) -> Tensor:
-        return self.x if self.partition is None else self.partition.merge(*self.parts)
+        return self.x if self.partition is None else _merge(self.partition, *self.parts)
+
+
+def _split(partition: Partition, x: Tensor) -> tuple[Tensor, Tensor]:
+    """`partition.split`, with a fast backward pass where it takes an index."""
+    if partition.regular:
+        return partition.split(x)
+    check_features(x, partition.dim)
+    x1, x2 = _Reordered.apply(x, partition.order, partition.back).split((len(partition.i1), len(partition.i2)), -1)
+    return x1, x2
+
+
+def _merge(partition: Partition, x1: Tensor, x2: Tensor) -> Tensor:
+    """`partition.merge`, likewise."""
+    if partition.regular:
+        return partition.merge(x1, x2)
+    return _Reordered.apply(torch.cat((x1, x2), -1), partition.back, partition.order)
+
+
+class _Reordered(torch.autograd.Function):
+    """x with its columns in another order, whose gradient takes the order `back`: no sums, as an index would have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(1, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(1, *ctx.saved_tensors), None, None
 
 
 def reduced(x: Tensor, dtype: torch.dtype) -> AbstractContextManager[Any]:
@@ -377,6 +419,8 @@ def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijectio
         return FastCoupling(layer, dtype)
     if type(layer) is Within and not _hooked(layer, deep=False):
         return FastWithin(layer, dtype)
+    if type(layer) is ChannelMixing and not _hooked(layer):
+        return FastChannelMixing(layer)
     return FastElementwise(layer) if type(layer) is Elementwise and type(layer.law) is Spline else layer
 
 
@@ -394,6 +438,46 @@ class FastElementwise(Bijection):
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         return self.plain.inverse(y)
+
+
+class FastChannelMixing(Bijection):
+    """A learned linear layer of the channels, as one product with images as they lie in memory."""
+
+    def __init__(self, layer: ChannelMixing) -> None:
+        super().__init__()
+        self.plain = layer
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        layer, mixing = self.plain, self.plain.mixing
+        check_features(x, layer.dim)
+        log_det = (layer.pixels * mixing.log_diagonal.sum()).expand(len(x))
+        kernels = kernels_for(x)
+        if kernels and len(mixing.b) <= kernels.MOST_CHANNELS:
+            return _Mixed.apply(x, mixing.lu, mixing.log_diagonal, mixing.b, mixing.order), log_det
+        images, matrix = x.unflatten(-1, (-1, layer.pixels)), mixing.matrix.expand(len(x), -1, -1)
+        return torch.baddbmm(mixing.b[:, None], matrix, images).flatten(1), log_det
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.plain.inverse(y)
+
+
+class _Mixed(torch.autograd.Function):
+    """W x + b at every pixel, on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lu: Tensor, log_diagonal: Tensor, b: Tensor, order: Tensor) -> Tensor:
+        kernels: Any = kernels_for(x)
+        matrix = kernels.mixing_matrix(lu, log_diagonal, order)
+        ctx.save_for_backward(x, matrix, lu, log_diagonal, order)
+        return kernels.mix_channels(x, matrix, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kernels: Any = kernels_for(gradient)
+        x, matrix, *factors = ctx.saved_tensors
+        gx, g_matrix, g_bias = kernels.mix_channels_back(gradient, x, matrix)
+        return gx, *kernels.mixing_matrix_back(g_matrix.sum(0), *factors), g_bias.sum(0), None
 
 
 class FastWithin(Within):

@@ -38,6 +38,11 @@ class FastAffineSpline(AffineSpline):
     def spline(self) -> Law:
         return FastSpline(Spline(self.bins, self.bound))
 
+    def at_pixels(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` on a GPU, with b in the order of `FastConv.planes`."""
+        y, log_slope = _AffineSpline.apply(a, b, self)
+        return y, log_slope.sum(-1)
+
 
 class _Spline(torch.autograd.Function):
     """g(a; b) and log g' of every number of a, (B, n) each."""
@@ -62,6 +67,23 @@ class _Spline(torch.autograd.Function):
             a, b = ctx.saved_tensors
             return *kernels.spline_backward(a, b, gy, gl, law.bins, law.bound, law.LEAST, law.STEEPEST.bound), None
         return *_backward(law, _Found(*ctx.saved_tensors), gy, gl), None
+
+
+class _AffineSpline(torch.autograd.Function):
+    """g(a; b) and log g' of every number of a, (B, n) each; b is (B, pixels, at least size · channels)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, law: AffineSpline) -> tuple[Tensor, Tensor]:
+        kernels: Any = kernels_for(a)
+        ctx.save_for_backward(a, b)
+        ctx.settings = law.log_scale, law.bins, law.bound, Spline.LEAST, Spline.STEEPEST.bound
+        return kernels.affine_spline(a, b, *ctx.settings)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor, None]:
+        kernels: Any = kernels_for(gy)
+        return *kernels.affine_spline_backward(*ctx.saved_tensors, gy, gl, *ctx.settings), None
 
 
 class _Found(NamedTuple):

@@ -110,7 +110,7 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         "width": 64 if n < 150 else 128,
         "dropout": 0.2 if n < 5_000 else 0.1,
         "initialisation": "whitened",
-        "prior": "gaussian",
+        "prior": "logistic",
         "members": MEMBERS[effort] if targets <= 4 else 1,
     }
     batch = min(256, max(16, 1 << round(math.log2(max(n, 2) / 8))))

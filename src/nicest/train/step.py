@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nicest.lowering import LoweredChain, capture, lower
+from nicest.lowering.conv import deterministic
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
 from nicest.train.fused import FusedUpdate
@@ -69,11 +70,11 @@ class TrainingStep:
         """The loss of these rows and its gradients."""
         state, settings = self.state, self.state.recipe.train
         unit = state.recipe.data.dim if settings.loss == "nats-per-dim" else 1
-        with self.share.of(self.batch):
+        with self.share.of(self.batch), deterministic():
             rows = self.warp(self.rows[self.index])
             loss = -self.flow(rows).mean() / unit  # forward is log_prob; noise is drawn afresh inside
-        self.fused.zero_grad() if self.fused else state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+            self.fused.zero_grad() if self.fused else state.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
         self.loss.copy_(loss.detach())
 
     def exchange(self) -> None:
