@@ -336,6 +336,10 @@ class PredictiveDistribution:
     def std(self) -> np.ndarray:
         return self._of.points().std(1, correction=0).cpu().numpy()
 
+    def points(self) -> np.ndarray:
+        """Values (N, M) of equal weight that stand for each distribution."""
+        return self._values(self._of.points())
+
     def crps(self, y: ArrayLike) -> np.ndarray:
         """The continuous ranked probability score of y, (N,), in its unit: lower is better."""
         from nicest.inference.predictive import crps

@@ -196,6 +196,28 @@ def compare_outliers(
     return compare(OUTLIERS, **asked)  # type: ignore[arg-type]
 
 
+@command(compare_app, show.comparison, "regression")
+def compare_regression(
+    tables: options.Tables = None,
+    data: options.Folder = None,
+    method: options.Methods = None,
+    seeds: options.Splittings = 2,
+    jobs: options.Jobs = 0,
+    out: options.Record = None,
+) -> Result:
+    """The last column predicted from the others, as a distribution: NICE, NGBoost, quantile boosting, a forest.
+
+    Log-density, CRPS, RMSE and the coverage of 90% intervals on held-out rows. NGBoost needs the package ngboost.
+
+    Example: nicest compare regression --data my-tables --out regression.json
+    """
+    from nicest.studies.compare import compare
+    from nicest.studies.compare_regression import REGRESSION
+
+    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
+    return compare(REGRESSION, **asked)  # type: ignore[arg-type]
+
+
 @command(compare_app, show.comparison, "synthesis")
 def compare_synthesis(
     tables: options.Tables = None,

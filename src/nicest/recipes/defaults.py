@@ -121,9 +121,12 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         rows = max(1, round(n * (1 - held_out(n, targets=True))))
         return rates | _steps(steps, rows, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
 
+    kinds = {"a prediction": 0, "a prediction after a spline": bins}
+    if effort == "low" or n < 500:
+        kinds.popitem()
     return [
         _chosen(_table(title), model | {"elementwise": knots}, batch, train, given, dim)
-        for title, knots in (("a prediction", 0), ("a prediction after a spline", bins))[: 1 if effort == "low" else 2]
+        for title, knots in kinds.items()
     ]
 
 

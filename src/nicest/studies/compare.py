@@ -35,7 +35,7 @@ Run = Callable[[Table, int], Mapping[str, Figures]]
 NONE: Mapping[str, Any] = MappingProxyType({})
 PRELOADED = (
     "torch._dynamo",
-    *(f"nicest.studies.compare_{name}" for name in ("density", "outliers", "imputation", "synthesis")),
+    *(f"nicest.studies.compare_{name}" for name in ("density", "outliers", "imputation", "regression", "synthesis")),
 )
 QUIET = 30  # seconds between two lines of progress off a terminal
 
