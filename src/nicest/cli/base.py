@@ -61,12 +61,17 @@ def outcome(result: Result) -> int:
 
 
 def command(
-    group: typer.Typer, show: Callable[[Any], None], name: str | None = None, code: Callable[[Any], int] = outcome
+    group: typer.Typer,
+    show: Callable[[Any], None],
+    name: str | None = None,
+    code: Callable[[Any], int] = outcome,
+    *,
+    targets: bool = False,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Register a command whose result is printed: as one JSON object with --json, else by `show`.
 
     A command with a parameter `run` takes a run folder, --device, --verify and, if it says so, --data; what it gets
-    is the opened run.
+    is the opened run: of a model of whole rows, unless the command is also for models that predict `targets`.
     """
 
     def register(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -82,6 +87,8 @@ def command(
         def called(*, as_json: bool, **asked: Any) -> None:
             if "run" in asked:
                 asked["run"] = opened(*(asked.pop(each, None) for each in ("run", "device", "verify", "data")))
+                if not targets:
+                    asked["run"].require_whole_rows()
             result = function(**asked)
             emit(result, as_json, show)
             raise typer.Exit(code(result))

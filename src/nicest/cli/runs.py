@@ -116,7 +116,7 @@ def train(
     return result
 
 
-@command(app, show.evaluation)
+@command(app, show.evaluation, targets=True)
 def evaluate(
     run: Any,
     split: options.Split = "test",
@@ -157,7 +157,7 @@ def sample(
     return run_sampling(run, n, temperature=temperature, seed=seed, out=out)
 
 
-@command(app, show.scores)
+@command(app, show.scores, targets=True)
 def score(
     run: Any,
     files: Annotated[list[Path], options.given("Tables, arrays, images or folders of images.", show_default=False)],
@@ -195,7 +195,7 @@ def impute(
     return impute_table(run, table, out=out, cells=cells, **how)
 
 
-@command(app, show.predictions)
+@command(app, show.predictions, targets=True)
 def predict(
     run: Any,
     table: Annotated[Path, options.given("A table with the columns that are given.", show_default=False)],

@@ -23,7 +23,8 @@ Shape = torch.Size | list[int] | tuple[int, ...]
 Moments = tuple[Tensor, Tensor]  # mean and covariance
 Path = tuple[tuple[Any, bool], ...]  # layers that data passes; True for a `Within` whose inner layers it goes on to
 _ONE_DRAW = torch.Size()
-FIT_ROWS = 5000  # rows that a layer without a closed form is fitted to
+FIT_ROWS = 5000  # rows that a layer without a closed form is fitted to, at most, of so many numbers in all
+FIT_NUMBERS, FEWEST_FIT_ROWS = 500_000, 256
 
 
 class Flow(nn.Module):
@@ -216,7 +217,7 @@ class Flow(nn.Module):
                 known = known and (layer.inside_moments if inside else layer.carry)(*known)
             return known
 
-        some = rows[:: -(-len(rows) // FIT_ROWS)]
+        some = rows[:: -(-len(rows) // min(FIT_ROWS, max(FEWEST_FIT_ROWS, FIT_NUMBERS // self.dim)))]
         path: Path | None = None  # by which they reached the last layer that was fitted, as y
         for layer, before in (each for chain in self.chains for each in reaching(chain)):
             if isinstance(layer, Whitening):

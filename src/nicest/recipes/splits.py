@@ -10,6 +10,7 @@ from nicest.data.download import SETS
 from nicest.data.images import Fit
 from nicest.data.tables import is_table
 from nicest.errors import NicestError
+from nicest.messages import listed
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, Recipe
 
@@ -27,6 +28,8 @@ def load_splits(recipe: Recipe) -> Splits:
     how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
     how["target"] = data.target
     found = load(data.name, fit=fit, **how)  # type: ignore[arg-type]
+    if data.target and not found.targets:
+        raise NicestError(f"{data.name} is no table: expected no target, got {listed(data.target)}")
     splits = _with_levels(found, data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(

@@ -16,6 +16,7 @@ from nicest.data.columns import Column
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
+from nicest.messages import listed
 from nicest.recipes.splits import load_splits
 from nicest.runs.factory import from_factory
 from nicest.runs.folder import COLUMNS, RunFolder, filled, restore_flow
@@ -82,6 +83,16 @@ class Run:
         if columns and not fits:
             raise NicestError(f"{self.path}: {COLUMNS} is not of this model: take a copy of it, or train again")
         return columns
+
+    def require_whole_rows(self) -> None:
+        """Refuse a model of some columns given the others."""
+        if self.recipe.data.targets:
+            columns = self.columns
+            names = listed([columns[i].name for i in self.recipe.data.targets]) if columns else "some columns"
+            raise NicestError(
+                f"{self.path} is a model of {names} given the other columns, and this needs one of whole rows: use"
+                " `nicest predict`, or train without a target"
+            )
 
     @property
     def kind(self) -> Literal["table", "rows", "images"]:

@@ -62,7 +62,8 @@ def nice(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray, se
 def gaussian(mean: np.ndarray, deviation: np.ndarray, truth: np.ndarray) -> Predicted:
     law = stats.norm(mean, deviation)
     points = law.mean()[:, None] + law.std()[:, None] * stats.norm.ppf((np.arange(POINTS) + 0.5) / POINTS)
-    return Predicted(law.logpdf(truth), mean, *law.interval(LEVEL), points)
+    low, high = law.interval(LEVEL)
+    return Predicted(law.logpdf(truth), mean, low, high, points)
 
 
 def forest(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray, seed: int) -> Predicted:
@@ -80,7 +81,7 @@ def boosting(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray
     them it falls off exponentially."""
 
     def fitted(**options: object) -> np.ndarray:
-        return HistGradientBoostingRegressor(random_state=seed, **options).fit(X, y).predict(unseen)  # type: ignore[arg-type]
+        return HistGradientBoostingRegressor(random_state=seed, **options).fit(X, y).predict(unseen)
 
     knots = np.sort(np.stack([fitted(loss="quantile", quantile=share) for share in SHARES], 1), axis=1)
     knots = np.maximum.accumulate(knots + np.arange(len(SHARES)) * NARROWEST * 1e-3, axis=1)

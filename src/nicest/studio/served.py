@@ -107,6 +107,7 @@ class Loaded:
     def __init__(self, folder: RunFolder, stamp: tuple[int, ...]) -> None:
         self.stamp = stamp
         self.run = Run(folder.model)
+        self.run.require_whole_rows()
         self.run.flow.requires_grad_(False)
         self.model, self.engine = Model(self.run), self.run.engine
         self.data, self.columns = self.run.recipe.data, self.run.columns

@@ -55,20 +55,21 @@ def evaluate(
     levels = flow.units.terms() if flow.units.levels else {}  # between levels and the interval nats are reported on
     terms = {name: value for name, value in means.items() if name not in levels}
     level_nats = float(each.mean())
+    dim, whole = len(flow.prior.scored or range(splits.dim)), flow.prior.scored is None
     return {
         "dataset": recipe.data.name,
         "split": split,
         "n": len(rows),
-        "dim": splits.dim,
+        "dim": dim,
         "draws": draws,
         "mean_nats": sum(terms.values()),
         "stderr_nats": float(each.std(correction=1)) / math.sqrt(len(rows)) if len(rows) > 1 else math.nan,
-        "bits_per_dim": bits_per_dim(level_nats, splits.dim),
+        "bits_per_dim": bits_per_dim(level_nats, dim),
         "non_finite": int((~nats.isfinite()).any(0).sum()),
         "terms": terms,
         "level_terms": {name: means[name] for name in levels},
         "level_nats": level_nats,
-        "baselines": baselines(splits, split, recipe.data, run.device, draws=draws) if with_baselines else {},
+        "baselines": baselines(splits, split, recipe.data, run.device, draws=draws) if with_baselines and whole else {},
         "paper_nats": recipe.paper_nats,
         "recipe": recipe.name,
         "interval": list(recipe.data.interval) if recipe.data.levels else None,

@@ -234,7 +234,7 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
-    flow = build(recipe, splits).double()
+    flow = build(recipe, splits).double().to(device)
     prepare(flow, splits, device, world)
     return State(recipe, flow, device, world)
 

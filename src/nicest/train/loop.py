@@ -60,7 +60,7 @@ class Training:
         self.batch = min(self.settings.batch, len(self.rows))
         self.per_epoch = len(self.rows) // self.batch  # what is left over sits out this epoch; each has a new order
         self.total = self.settings.epochs * self.per_epoch
-        self.dim, self.offset = state.flow.dim, state.flow.units.interval_nats
+        self.dim, self.offset = len(state.flow.prior.scored or range(state.flow.dim)), state.flow.units.interval_nats
         if len(state.losses) not in (0, self.per_epoch):
             raise NicestError(
                 f"an epoch of {sink} had {len(state.losses)} steps, now {self.per_epoch}: a resumed run keeps its data"

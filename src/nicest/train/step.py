@@ -69,7 +69,7 @@ class TrainingStep:
     def differentiate(self) -> None:
         """The loss of these rows and its gradients."""
         state, settings = self.state, self.state.recipe.train
-        unit = state.recipe.data.dim if settings.loss == "nats-per-dim" else 1
+        unit = len(state.flow.prior.scored or range(state.flow.dim)) if settings.loss == "nats-per-dim" else 1
         with self.share.of(self.batch), deterministic():
             rows = self.warp(self.rows[self.index])
             loss = -self.flow(rows).mean() / unit  # forward is log_prob; noise is drawn afresh inside
