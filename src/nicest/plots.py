@@ -315,6 +315,40 @@ def calibration_figure(
     return figure
 
 
+def prediction_figure(
+    median: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    *,
+    name: str,
+    level: float,
+    observed: np.ndarray | None = None,
+    pit: np.ndarray | None = None,
+    title: str,
+) -> Figure:
+    """Predictions of rows, sorted by their medians: a fan of intervals, what was observed, and how its shares of the
+    predicted distributions (PIT) are spread: evenly, if those are right."""
+    figure, order = Figure(figsize=(9, 3.6), layout="constrained"), np.argsort(median)
+    axes = figure.subplots(1, 2, width_ratios=(2, 1)) if pit is not None else [figure.subplots()]
+    ranks = np.arange(len(order))
+    ax = axes[0]
+    ax.fill_between(ranks, low[order], high[order], color=QUIET, alpha=0.35, linewidth=0, label=f"{level:.0%} interval")
+    if observed is not None:
+        ax.plot(ranks, observed[order], ".", color=ACCENT, markersize=3, alpha=0.7, label="observed")
+    ax.plot(ranks, median[order], color=INK, linewidth=1.6, label="median")
+    ax.set(xlabel="rows, sorted by the predicted median", ylabel=name.replace("$", r"\$"))
+    ax.legend(frameon=False)
+    if pit is not None:
+        axes[1].hist(pit, bins=10, range=(0, 1), color=QUIET)
+        even = len(pit) / 10
+        spread = 2 * math.sqrt(even * 0.9)
+        axes[1].axhspan(even - spread, even + spread, color=INK, alpha=0.15, linewidth=0)
+        axes[1].axhline(even, color=INK, linewidth=1)
+        axes[1].set(xlabel="share below the observed (PIT)", ylabel="rows", xlim=(0, 1))
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
     write_bytes(path, animation(frames))
 

@@ -202,6 +202,9 @@ def predict(
     out: Annotated[Path, options.out_file("The predictions.")] = Path("predictions.csv"),
     interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
     draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets for each row.")] = 0,
+    picture: Annotated[
+        Path | None, options.out_file("A picture of the intervals, of a target that is a number.")
+    ] = None,
     seed: options.Seed = 0,
 ) -> Result:
     """Predict the target columns of a table from the others: mean, median, an interval; of texts, probabilities.
@@ -210,7 +213,7 @@ def predict(
     """
     from nicest.tasks.predict import predict as run_prediction
 
-    return run_prediction(run, table, out=out, level=interval, draws=draws, seed=seed)
+    return run_prediction(run, table, out=out, level=interval, draws=draws, seed=seed, picture=picture)
 
 
 @command(app, show.calibration)

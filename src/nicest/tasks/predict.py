@@ -25,6 +25,7 @@ from nicest.runs.run import DRAWS, Run
 
 JOINT_DRAWS = 500  # of several targets, whose means and intervals are those of draws
 ROWS = 4096  # rows that are predicted at once
+DRAWN = 2000  # rows of a picture
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Prediction:
     targets: list[dict[str, np.ndarray]]
     draws: np.ndarray  # (N, draws, targets), in the numbers of the model
     log_density: np.ndarray | None = None
+    pit: np.ndarray | None = None  # of one target that was observed, the probability of less than it or as much
 
 
 @dataclass
@@ -67,13 +69,15 @@ def predict(
     level: float = 0.9,
     draws: int = 0,
     seed: int = 0,
+    picture: str | Path | None = None,
 ) -> dict[str, Any]:
     """Write a line for every row of a table: what the model predicts of its targets, given the other columns.
 
     A number has its mean, median, and low and high, between which it lies with probability `level`; a text or boolean
     its most probable value, and the probability of each. `draws` adds so many draws from the joint distribution of the
     targets. Where the table holds the targets, `log_density` is that of the observed ones. Given cells may be missing;
-    one that holds a value which training never saw counts as missing.
+    one that holds a value which training never saw counts as missing. A `picture` shows the predictions of a single
+    target that is a number.
     """
     path, target = Path(table), Path(out)
     columns, places = run.columns, run.recipe.data.targets
@@ -83,6 +87,9 @@ def predict(
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
     require_own_file(target, run.recipe, path)
+    shown: list[tuple[np.ndarray, ...]] = []
+    if picture and (len(places) > 1 or columns[places[0]].values or is_moment(columns[places[0]])):
+        raise NicestError("a picture shows one target that is a number, and these are others: leave the picture out")
     require_pyarrow()
     file = TableFile(path)
     targets, given = [columns[i] for i in places], [c for i, c in enumerate(columns) if i not in places]
@@ -99,20 +106,41 @@ def predict(
                 found = predictions(run.flow, codes, targets, level=level, draws=draws, seed=[seed, tally.rows])
                 if truth:
                     found.log_density = log_densities(run.flow, codes, truth.rows, truth.unknown)
+                    if picture:
+                        shares = Predictive(run.flow, _tensor(run.flow, codes)).cdf(_tensor(run.flow, truth.rows[:, 0]))
+                        found.pit = shares.cpu().numpy()
                     _judge(tally, found, truth.rows, targets)
                 write(_cells(found, targets, tally.rows))
+                if picture and tally.rows < DRAWN:
+                    ends = [own_unit(found.targets[0][name], targets[0]) for name in ("median", "low", "high")]
+                    seen = [cell_values(truth.rows[:, 0], targets[0]), found.pit] if truth else []
+                    shown.append((*ends, *seen))  # type: ignore[arg-type]
                 tally.rows += some.num_rows
                 bar.update(tally.rows)
     if not tally.rows:
         raise NicestError(f"{path}: expected rows to predict, got none beside the names of its columns")
+    if picture:
+        _draw(Path(picture), shown, targets[0].name, level, f"{path.name}, predicted by {run.path.name}")
     return {
         "out": str(target),
+        "picture": str(picture) if picture else None,
         "rows": tally.rows,
         "level": level,
         "targets": {column.name: tally.of(column) for column in targets},
         "mean_nats": float(np.mean(tally.nats)) if tally.nats else None,
         "seed": seed,
     }
+
+
+def _draw(out: Path, shown: Sequence[tuple[np.ndarray, ...]], name: str, level: float, title: str) -> None:
+    """A picture of the first rows."""
+    from nicest.plots import prediction_figure, save_figure
+
+    median, low, high, *seen = (np.concatenate(each)[:DRAWN] for each in zip(*shown, strict=True))
+    observed, pit = seen or (None, None)
+    save_figure(
+        prediction_figure(median, low, high, name=name, level=level, observed=observed, pit=pit, title=title), out
+    )
 
 
 def given_codes(table: Any, columns: Sequence[Column], source: Path | str) -> np.ndarray:
