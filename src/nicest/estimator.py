@@ -361,9 +361,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             found = fill(self.flow_, codes, hidden, self.columns_, seed=seed, **how)
         value, low, high = (self._filled(rows, each, hidden) for each in found[:3])
         if poor := int((np.nan_to_num(found.r_hat).max(1) >= MIXED).sum()):
-            warnings.warn(f"the chains of {poor} rows do not agree: take more steps", stacklevel=2)
+            warnings.warn(f"the chains of {poor} rows do not agree: use more steps", stacklevel=2)
         if left := int((unknown & np.isnan(codes).any(1)).sum()):
-            warnings.warn(f"{left} rows hold values that training never saw, and stay as they are", stacklevel=2)
+            warnings.warn(f"{left} rows hold values that training never saw, and were left as they are", stacklevel=2)
         return value if interval is None else (value, low, high)
 
     def calibration(

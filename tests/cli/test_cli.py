@@ -569,7 +569,7 @@ class TestVerify:
 
     def test_a_new_run_has_nothing_to_verify(self, nicest: Callable, tmp_path: Path):
         line = nicest("train", "digits", "--out", tmp_path / "run", "--verify").refusal
-        assert "--verify is of the run that --resume goes on with" in line
+        assert "--verify checks a run that is resumed" in line
         assert not (tmp_path / "run").exists()
 
 

@@ -122,7 +122,7 @@ def test_an_interrupted_command_exits_as_train_does(
         with pytest.raises(SystemExit) as exit:
             cli.main()
         assert exit.value.code == 130
-        assert "the same command goes on with it" in " ".join(capsys.readouterr().out.split())
+        assert "the same command resumes it" in " ".join(capsys.readouterr().out.split())
         monkeypatch.undo()
 
 

@@ -178,7 +178,7 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
     if (folder / DONE).exists():
         return ""
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
-        return f"{folder} was interrupted: the same command goes on with it"
+        return f"{folder} was interrupted: the same command resumes it"
     run = Run(folder, device=device)
     result, rows = evaluate(run), run.metrics
     environment = json.loads((folder / "environment.json").read_text())

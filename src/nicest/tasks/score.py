@@ -120,7 +120,7 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
                 )
             file, first = TableFile(path), 0
             if extra := require_columns(file, columns):
-                Bar("", 1).note(f"{path}: leaving aside {listed(extra)}, which training had not")
+                Bar("", 1).note(f"{path}: ignoring {listed(extra)}, which the training data did not have")
             for group in range(file.groups):
                 yield Part(i, path, file, group, first)
                 first += file.counts[group] or 0
