@@ -55,7 +55,12 @@ print(json.dumps([CliRunner().invoke(app, words, **told).stdout for words in ask
 
 
 def page() -> str:
-    parts = ["# The command line", "", "Every command with its options, generated from `--help`. `nicest COMMAND --help` prints the same.", ""]
+    parts = [
+        "# The command line",
+        "",
+        "Every command with its options, generated from `--help`. `nicest COMMAND --help` prints the same.",
+        "",
+    ]
     for command, text in zip(COMMANDS, help_texts(), strict=True):
         lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
         parts += [f"## nicest {' '.join(command)}".rstrip(), "", "```text", lines, "```", ""]

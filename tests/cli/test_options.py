@@ -179,7 +179,11 @@ class TestOutput:
     @pytest.mark.parametrize("command", FILLERS)
     @pytest.mark.parametrize(
         ("out", "says"),
-        [("", "got an empty string"), ("file", "cannot write file/.lock: Not a directory"), (LONG, "File name too long")],
+        [
+            ("", "got an empty string"),
+            ("file", "cannot write file/.lock: Not a directory"),
+            (LONG, "File name too long"),
+        ],
     )
     def test_folder_that_cannot_be_filled_is_refused(self, nicest: Callable, command: str, out: str, says: str):
         Path("file").touch()

@@ -135,7 +135,7 @@ class TestRefused:
 
     def test_a_result_in_the_place_of_the_table(self, run: Run, holes: tuple, refusal: Callable[..., str]):
         path = holes[0] / "holes.csv"
-        assert "a file of its own" in refusal(impute_table, run, path, out=path)
+        assert "a separate file" in refusal(impute_table, run, path, out=path)
 
     def test_one_file_for_two_results(self, run: Run, holes: tuple, tmp_path: Path, refusal: Callable[..., str]):
         (tmp_path / "x.csv").write_text("precious")

@@ -192,7 +192,7 @@ def test_columns_in_another_order_and_more_of_them(mixed_run: Run, in_tmp: Path,
     score(mixed_run, ["a.parquet"], out="a.csv")
     score(mixed_run, ["b.parquet"], out="b.csv")
     assert (in_tmp / "a.csv").read_text() == (in_tmp / "b.csv").read_text()
-    assert "b.parquet: leaving aside 'label', which the training data did not have" in capfd.readouterr().err
+    assert "b.parquet: ignoring 'label', which the training data did not have" in capfd.readouterr().err
 
 
 # ---- refused, and nothing lost
