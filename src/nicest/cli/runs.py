@@ -58,7 +58,7 @@ def train(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(help="A column of the table to predict from the others, repeatable; then use `nicest predict`."),
+        typer.Option(help="A column to predict from the others, with `nicest predict`; repeatable."),
     ] = None,
     out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE")] = None,
     change: options.Set = None,
@@ -198,16 +198,14 @@ def impute(
 @command(app, show.predictions, targets=True)
 def predict(
     run: Any,
-    table: Annotated[Path, options.given("A table with the columns that are given.", show_default=False)],
+    table: Annotated[Path, options.given("A table with the columns to predict from.", show_default=False)],
     out: Annotated[Path, options.out_file("The predictions.")] = Path("predictions.csv"),
-    interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
-    draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets for each row.")] = 0,
-    picture: Annotated[
-        Path | None, options.out_file("A picture of the intervals, of a target that is a number.")
-    ] = None,
+    interval: Annotated[float, options.real(0, 1, "Probability of the prediction interval.")] = 0.9,
+    draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets per row.")] = 0,
+    picture: Annotated[Path | None, options.out_file("A figure of the intervals, for a numeric target.")] = None,
     seed: options.Seed = 0,
 ) -> Result:
-    """Predict the target columns of a table from the others: mean, median, an interval; of texts, probabilities.
+    """Predict the target columns of a table: mean, median and interval, or probabilities for categories.
 
     Example: nicest train table --data houses.csv --target price --out runs/price && nicest predict runs/price new.csv
     """

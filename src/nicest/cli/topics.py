@@ -211,7 +211,7 @@ def compare_regression(
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """The last column predicted from the others, as a distribution: NICE, NGBoost, quantile boosting, a forest.
+    """Compare predictive distributions of the last column: NICE, NGBoost, quantile boosting and a forest.
 
     Log-density, CRPS, RMSE and the coverage of 90% intervals on held-out rows. NGBoost needs the package ngboost.
 
