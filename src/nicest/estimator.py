@@ -123,44 +123,73 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     Parameters
     ----------
-    effort : "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
-    discrete : which columns are discrete: "types" for columns of integers and booleans; "values", as in `nicest train`,
-        also for floats that are multiples of a step or take few values, and for spikes, numbers in more than 5 % of
-        the rows. The scores of discrete columns and of spikes are probabilities, not densities.
-    bounds : a mapping of columns, by name or number, to (low, high): no density and no sample lies beyond them; `high`
-        may be None. With "values", columns that end at 0, at 1 or at a spike are bounded automatically.
-    law : "spline", "additive" (the paper's), "affine" or "multiplicative".
-    couplings : coupling layers; 4 or 6, and none below 50 rows or for a single column.
-    hidden_layers, width : of each coupling network; depend on the number of rows.
-    bins : of the spline law; 16, or 8 beyond 100 columns.
-    dropout : inside the coupling networks; depends on the number of rows.
-    prior : "gaussian" or "logistic".
-    marginals : "sinh-arcsinh" or "none"; whichever scores better on held-out rows; "none" below 50 rows.
-    whitening : "zca", "triangular" or "none".
-    shrinkage : how much whitening shrinks correlations, 0 to 1; chosen by cross-validation.
-    epochs : maximal passes over the rows; as many as the steps that `effort` allows.
-    batch_size : rows per step; at most 256 with splines.
-    learning_rate, weight_decay : of Adam; 0.001 with splines, and 0.01.
-    patience : stop after this many epochs without improvement; by default, after 10 validations.
-    validation_fraction : fraction of validation rows; a quarter below 1,000 rows, then a tenth, at most 10,000 rows.
-        With 0, and below 50 rows, the training rows are used.
-    contamination : fraction of training rows that `predict` calls outliers, in (0, 0.5]; "auto" is Tukey's fence, the
-        lower quartile of their log-density minus 1.5 interquartile ranges. With NaN, only complete rows count, or
+    effort
+        "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
+    discrete
+        Which columns are discrete: "types" for columns of integers and booleans; "values", as in `nicest
+        train`, also for floats that are multiples of a step or take few values, and for spikes, numbers in more
+        than 5 % of the rows. The scores of discrete columns and of spikes are probabilities, not densities.
+    bounds
+        A mapping of columns, by name or number, to (low, high): no density and no sample lies beyond them;
+        `high` may be None. With "values", columns that end at 0, at 1 or at a spike are bounded automatically.
+    law
+        "spline", "additive" (the paper's), "affine" or "multiplicative".
+    couplings
+        Coupling layers; 4 or 6, and none below 50 rows or for a single column.
+    hidden_layers, width
+        Of each coupling network; depend on the number of rows.
+    bins
+        Of the spline law; 16, or 8 beyond 100 columns.
+    dropout
+        Inside the coupling networks; depends on the number of rows.
+    prior
+        "gaussian" or "logistic".
+    marginals
+        "sinh-arcsinh" or "none"; whichever scores better on held-out rows; "none" below 50 rows.
+    whitening
+        "zca", "triangular" or "none".
+    shrinkage
+        How much whitening shrinks correlations, 0 to 1; chosen by cross-validation.
+    epochs
+        Maximal passes over the rows; as many as the steps that `effort` allows.
+    batch_size
+        Rows per step; at most 256 with splines.
+    learning_rate, weight_decay
+        Of Adam; 0.001 with splines, and 0.01.
+    patience
+        Stop after this many epochs without improvement; by default, after 10 validations.
+    validation_fraction
+        Fraction of validation rows; a quarter below 1,000 rows, then a tenth, at most 10,000 rows. With 0, and
+        below 50 rows, the training rows are used.
+    contamination
+        Fraction of training rows that `predict` calls outliers, in (0, 0.5]; "auto" is Tukey's fence, the lower
+        quartile of their log-density minus 1.5 interquartile ranges. With NaN, only complete rows count, or
         10,000 samples of the model if fewer than 50 are complete.
-    warm_start : continue from the flow of the previous fit.
-    device : "cpu", "cuda" or "auto".
-    random_state : seed of the split, the initialisation, the order of rows and dropout.
-    verbose : 1 for a progress bar.
+    warm_start
+        Continue from the flow of the previous fit.
+    device
+        "cpu", "cuda" or "auto".
+    random_state
+        Seed of the split, the initialisation, the order of rows and dropout.
+    verbose
+        1 for a progress bar.
 
     Attributes
     ----------
-    flow_ : the `nicest.Flow`, in float64.
-    recipe_ : the `Recipe`, with every choice.
-    offset_ : log-density below which `predict` gives -1.
-    typical_nats_ : median log-density of the training rows.
-    history_ : the metrics of each validation.
-    n_epochs_ : the epoch of the model that was kept; 0 if training did not improve on the start.
-    columns_ : a `Column` for each: its `kind` ("real", "steps" or "values"), `low` and `high` in training, and the
+    flow_
+        The `nicest.Flow`, in float64.
+    recipe_
+        The `Recipe`, with every choice.
+    offset_
+        Log-density below which `predict` gives -1.
+    typical_nats_
+        Median log-density of the training rows.
+    history_
+        The metrics of each validation.
+    n_epochs_
+        The epoch of the model that was kept; 0 if training did not improve on the start.
+    columns_
+        A `Column` for each: its `kind` ("real", "steps" or "values"), `low` and `high` in training, and the
         `origin` that is subtracted before the flow.
     """
 
