@@ -60,7 +60,8 @@ def page() -> str:
     parts = [
         "# The command line",
         "",
-        "Every command with its options, generated from `--help`. `nicest COMMAND --help` prints the same.",
+        "Every command with its options, as `nicest COMMAND --help` prints them. JSON output and exit codes:"
+        " [conventions](conventions.md#machine-readable-output).",
         "",
     ]
     for command, text in zip(COMMANDS, help_texts(), strict=True):

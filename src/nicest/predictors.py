@@ -373,7 +373,7 @@ class NICEClassifier(ClassifierMixin, Predictor):
         model.predict_proba(X)
         model.log_likelihood(X)               # log p(x | class), (N, classes): is a row like any of them?
 
-    X may be a data frame with strings and booleans, but must have no missing cells. Parameters and attributes are those of
+    X may be a data frame with strings and booleans, but without missing cells. Parameters and attributes are those of
     `NICERegressor`, and `classes_`.
     """
 

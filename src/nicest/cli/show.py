@@ -40,8 +40,8 @@ def training(result: dict[str, Any]) -> None:
 
 
 def scores(result: dict[str, Any]) -> None:
-    others = " of the others" if result["missing"] or result["unknown"] else ""
-    mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in the mean{others}"
+    others = " of the other rows" if result["missing"] or result["unknown"] else ""
+    mean = "" if result["mean_nats"] is None else f"; mean log-density{others}: {result['mean_nats']:.3f} nats"
     rows = "1 row" if result["rows"] == 1 else f"{result['rows']:,} rows"
     print(f"{rows} scored in {result['out']}{mean}")
     if result["missing"]:
@@ -109,11 +109,11 @@ def calibration(result: dict[str, Any]) -> None:
     from rich.markup import escape
 
     print(result["verdict"])
-    levels = _table("intervals", "hold, of the cells", "chance allows")
+    levels = _table("intervals", "cells inside", "chance allows")
     for row in result["coverage"]:
         levels.add_row(f"{row['level']:.0%}", f"{row['share']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
     pits = _table("PIT of", "KS distance", "chance allows", "p-value")
-    parts = {"log-density": result["log_density"], f"codes, worst of {result['dim']}": result["codes"]}
+    parts = {"log-density": result["log_density"], f"latent coordinates, worst of {result['dim']}": result["codes"]}
     for name, row in (parts | dict(list(result["columns"].items())[:5])).items():
         pits.add_row(escape(printable(name)), f"{row['ks']:.3f}", f"{row['limit']:.3f}", f"{row['p']:.2g}")
     _print("", *([levels, ""] if result["coverage"] else []), pits, "")
@@ -121,7 +121,7 @@ def calibration(result: dict[str, Any]) -> None:
     of = f"{result['rows']:,} rows of {Path(result['data']).name}, {result['samples']:,} samples of the model"
     print(of + (f", {result['cells']:,} cells" if result["cells"] else ""))
     if rest > 0:
-        print(f"{rest} other columns are closer to uniform")
+        print(f"the other columns ({rest}) are closer to uniform")
     if result["missing"]:
         print(f"{result['missing']:,} rows have missing cells, and were left out")
     if result["unknown"]:
@@ -171,7 +171,8 @@ def demo(result: dict[str, Any]) -> None:
     training(result["training"])
     evaluation(result["evaluation"])
     certificate(result["certificate"])
-    return print("figures:", *result["figures"], sep="\n  ")
+    print("figures:", *result["figures"], sep="\n  ")
+    return print(f"next: nicest studio {result['training']['run']} --open")
 
 
 def comparison(result: dict[str, Any]) -> None:
