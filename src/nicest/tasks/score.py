@@ -30,7 +30,7 @@ from nicest.runs.folder import COLUMNS, require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 
-CAVEAT = "A high density does not make a row typical: in many dimensions the densest point is one you never see."
+CAVEAT = "A high density does not mean typical: in many dimensions the densest point is one that you never see."
 SCORES = {"train": "training-scores.npy", "valid": "validation-scores.npy"}
 SCHEMA = [("file", "string"), ("row", "int64"), ("log_density", "float64"), ("outlier_score", "float64")]
 QUANTILES = 1001  # of the log-densities of training, which outlier scores are read from
