@@ -63,7 +63,7 @@ pictures: $(VENV)/.dev  ## run the tutorial on tables and the gallery, and draw 
 
 docs: $(VENV)/.docs  ## write docs/cli.md and build the site in site/; warnings and broken links are errors
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python docs/check_site.py site
 
 dist: $(VENV)/.dist  ## build sdist and wheel in dist/, check them, run the wheel in a bare environment
