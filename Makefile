@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CASES ?= 20000
 
-.PHONY: help demo test test-modes test-lowest test-browser screenshots load-test fuzz crash-test soak lint format types tutorial docs lock clean
+.PHONY: help demo test test-modes test-lowest test-browser screenshots load-test fuzz crash-test soak lint format types pictures docs dist lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -57,11 +57,17 @@ format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tutorial: $(VENV)/.dev  ## run docs/tutorial-tables.md and draw its pictures
-	$(BIN)/python docs/tutorial.py --pictures
+pictures: $(VENV)/.dev  ## run the tutorial on tables and the gallery, and draw their pictures
+	$(BIN)/python docs/run_page.py tutorial-tables --pictures
+	$(BIN)/python docs/run_page.py gallery --pictures
 
-docs: $(VENV)/.dev  ## write the generated pages of docs/
+docs: $(VENV)/.docs  ## write docs/cli.md and build the site in site/; warnings and broken links are errors
 	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/check_site.py site
+
+dist: $(VENV)/.dist  ## build sdist and wheel in dist/, check them, run the wheel in a bare environment
+	$(BIN)/python tests/dist.py
 
 # the lock file pins every version; pyproject.toml says what is needed
 $(VENV)/.runtime: pyproject.toml requirements.lock
@@ -74,9 +80,17 @@ $(VENV)/.dev: pyproject.toml requirements.lock
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[dev]'
 	@touch $@ $(VENV)/.runtime
 
-lock: $(VENV)/.dev  ## pin what is installed now
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[dist]'
+	@touch $@
+
+lock: $(VENV)/.dev $(VENV)/.docs $(VENV)/.dist  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > requirements.lock
 
 clean:  ## remove everything that was made
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,6 +18,7 @@ COMMANDS = [
     ["sample"],
     ["score"],
     ["impute"],
+    ["predict"],
     ["calibrate"],
     ["inpaint"],
     ["certify"],
@@ -36,6 +37,7 @@ COMMANDS = [
     ["compare", "density"],
     ["compare", "imputation"],
     ["compare", "outliers"],
+    ["compare", "regression"],
     ["compare", "synthesis"],
     ["data"],
     ["data", "list"],
@@ -55,7 +57,13 @@ print(json.dumps([CliRunner().invoke(app, words, **told).stdout for words in ask
 
 
 def page() -> str:
-    parts = ["# The command line", "", "Made from `--help` by `make docs`.", ""]
+    parts = [
+        "# The command line",
+        "",
+        "Every command with its options, as `nicest COMMAND --help` prints them. JSON output and exit codes:"
+        " [conventions](conventions.md#machine-readable-output).",
+        "",
+    ]
     for command, text in zip(COMMANDS, help_texts(), strict=True):
         lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
         parts += [f"## nicest {' '.join(command)}".rstrip(), "", "```text", lines, "```", ""]

@@ -572,7 +572,7 @@ def main(words: list[str] | None = None) -> int:
             shutil.rmtree(folder / name)
         crash_test(folder, references, results, arguments.kills, lambda line: print(line, flush=True), arguments.jobs)
     except KeyboardInterrupt:
-        print("stopped: the same command goes on", flush=True)
+        print("stopped: the same command resumes", flush=True)
         return 130
     finally:
         if len(results.total.lost) > lost:

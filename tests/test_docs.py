@@ -131,18 +131,24 @@ def test_cli_page_has_every_command():
     assert all(f"\n## nicest {name}\n" in page for name in names)
 
 
-def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(code) == 1
+    assert len(code) == 2
     scope: dict = {}
     exec(code[0], scope)
-    assert scope["samples"].shape == (100, 6)
+    assert scope["rows"].shape == (100, 13)
+    assert set(scope["labels"]) <= {-1, 1}
+    exec(code[1], scope)
+    assert scope["samples"].shape == (100, 13)
     assert scope["log_p"].isfinite().all()
 
 
 def test_files_named_in_the_readme_exist():
-    text = (ROOT / "README.md").read_text()
-    named = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"^\| `((?:src|docs)[^`]+)`", text, re.M)
-    assert len(named) > 8
+    named = re.findall(r"\]\((?!https:)([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(named) > 20
     assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+def test_the_readme_has_two_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120

@@ -96,7 +96,7 @@ def test_wrong_input_is_told_in_one_line(model: NICE):
     with pytest.raises(ValueError, match="got none called 'wage'"):
         model.score_samples(people(60).drop_columns(["wage"]))
     many = pa.table({"a": [f"name {i}" for i in range(N)], "b": np.arange(N) + 0.5})
-    with pytest.raises(ValueError, match=r"more than 100 different texts.*leave it out") as error:
+    with pytest.raises(ValueError, match=r"more than 100 different strings.*leave it out") as error:
         NICE().fit(many)
     assert "--set" not in str(error.value)
     with pytest.raises(ValueError, match="is constant"):

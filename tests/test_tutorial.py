@@ -16,7 +16,7 @@ PAGE = (DOCS / "tutorial-tables.md").read_text("utf-8")
 @pytest.fixture(scope="module")
 def output() -> str:
     """What the tutorial prints, in a process and a folder of its own."""
-    asked = [sys.executable, str(DOCS / "tutorial.py")]
+    asked = [sys.executable, str(DOCS / "run_page.py"), "tutorial-tables"]
     end = subprocess.run(asked, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, encoding="utf-8")
     assert end.returncode == 0, end.stderr[-2000:]
     return end.stdout
@@ -57,5 +57,5 @@ def test_the_pictures_are_there_and_small():
 
 def test_every_block_that_is_code_runs():
     languages = re.findall(r"^```(\w+)$", PAGE, re.M)
-    blocks = runpy.run_path(str(DOCS / "tutorial.py"))["blocks"]()
+    blocks = runpy.run_path(str(DOCS / "run_page.py"))["blocks"](PAGE)
     assert len(blocks) == sum(each != "text" for each in languages)

@@ -115,53 +115,82 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model.transform(X)                    # independent latent coordinates, and inverse_transform back
         model.predict(X)                      # -1 for outliers, +1 for inliers
         model.impute(X_with_nan)              # missing cells filled in
-        model.calibration(X_held_out)         # whether its intervals hold what they claim
+        model.calibration(X_held_out)         # do its intervals hold what they claim?
 
-    Columns are standardised and bent to a Gaussian's skew and tails. Then come couplings with splines, learned mixing
-    and residual networks; or, if short trainings find them better on validation rows, the same after a whitening, or,
-    of few rows, additive couplings. None means chosen from the data, as `docs/estimator.md` tells.
+    Columns are standardised and transformed towards the skew and tails of a Gaussian. Then come couplings with
+    splines, learned mixing and residual networks; or, if short trainings score better on validation rows, the same
+    after a whitening, or additive couplings for few rows. None means chosen from the data: see `docs/estimator.md`.
 
     Parameters
     ----------
-    effort : "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
-    discrete : which columns are discrete: "types", those of integers and booleans; "values", as `nicest train` has it,
-        also floats that hold whole steps or few different numbers, and spikes, numbers that come in more than 5 % of
-        the rows. The scores of discrete columns and of spikes are probabilities, not densities.
-    bounds : a mapping of columns, by name or number, to (low, high), beyond which there is no density and no sample;
-        `high` may be None. With "values", columns that end at 0 or at 1, or at a spike, are bounded by themselves.
-    law : "spline", "additive" (the paper's), "affine" or "multiplicative".
-    couplings : coupling layers; 4 or 6, and none below 50 rows or for a single column.
-    hidden_layers, width : of each coupling function; by the number of rows.
-    bins : of the spline law; 16, or 8 beyond 100 columns.
-    dropout : inside the coupling functions; by the number of rows.
-    prior : "gaussian" or "logistic".
-    marginals : "sinh-arcsinh" or "none"; whichever scores better on rows left out; "none" below 50 rows.
-    whitening : "zca", "triangular" or "none".
-    shrinkage : share of the correlations that whitening disbelieves, 0 to 1; chosen by rows left out.
-    epochs : most passes over the rows; as many as make the steps that `effort` allows.
-    batch_size : rows in a step; at most 256 with splines.
-    learning_rate, weight_decay : of Adam; 0.001 with splines, and 0.01.
-    patience : epochs without a better validation after which training ends; those of 10 validations.
-    validation_fraction : share of rows that validates; a quarter below 1,000 rows, then a tenth, at most 10,000 rows.
-        With 0, and below 50 rows, the training rows validate.
-    contamination : share of training rows that `predict` calls outliers, in (0, 0.5]; "auto" is Tukey's fence, the
-        lower quartile of their log-density less 1.5 times its interquartile range. Of rows with NaN the whole ones
-        count, or 10,000 draws of the model where fewer than 50 are whole.
-    warm_start : let the next fit go on from the flow of the last one.
-    device : "cpu", "cuda" or "auto".
-    random_state : of the split, the initialisation, the order of rows, the dropout.
-    verbose : 1 for a progress bar.
+    effort
+        "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
+    discrete
+        Which columns are discrete: "types" for columns of integers and booleans; "values", as in `nicest
+        train`, also for floats that are multiples of a step or take few values, and for spikes, numbers in more
+        than 5 % of the rows. The scores of discrete columns and of spikes are probabilities, not densities.
+    bounds
+        A mapping of columns, by name or number, to (low, high): no density and no sample lies beyond them;
+        `high` may be None. With "values", columns that end at 0, at 1 or at a spike are bounded automatically.
+    law
+        "spline", "additive" (the paper's), "affine" or "multiplicative".
+    couplings
+        Coupling layers; 4 or 6, and none below 50 rows or for a single column.
+    hidden_layers, width
+        Of each coupling network; depend on the number of rows.
+    bins
+        Of the spline law; 16, or 8 beyond 100 columns.
+    dropout
+        Inside the coupling networks; depends on the number of rows.
+    prior
+        "gaussian" or "logistic".
+    marginals
+        "sinh-arcsinh" or "none"; whichever scores better on held-out rows; "none" below 50 rows.
+    whitening
+        "zca", "triangular" or "none".
+    shrinkage
+        How much whitening shrinks correlations, 0 to 1; chosen by cross-validation.
+    epochs
+        Maximal passes over the rows; as many as the steps that `effort` allows.
+    batch_size
+        Rows per step; at most 256 with splines.
+    learning_rate, weight_decay
+        Of Adam; 0.001 with splines, and 0.01.
+    patience
+        Stop after this many epochs without improvement; by default, after 10 validations.
+    validation_fraction
+        Fraction of validation rows; a quarter below 1,000 rows, then a tenth, at most 10,000 rows. With 0, and
+        below 50 rows, the training rows are used.
+    contamination
+        Fraction of training rows that `predict` calls outliers, in (0, 0.5]; "auto" is Tukey's fence, the lower
+        quartile of their log-density minus 1.5 interquartile ranges. With NaN, only complete rows count, or
+        10,000 samples of the model if fewer than 50 are complete.
+    warm_start
+        Continue from the flow of the previous fit.
+    device
+        "cpu", "cuda" or "auto".
+    random_state
+        Seed of the split, the initialisation, the order of rows and dropout.
+    verbose
+        1 for a progress bar.
 
     Attributes
     ----------
-    flow_ : the `nicest.Flow`, in float64.
-    recipe_ : the `Recipe`, every choice written out.
-    offset_ : log-density below which `predict` gives -1.
-    typical_nats_ : median log-density of the training rows.
-    history_ : a row of figures for each validation.
-    n_epochs_ : epochs until the model that was kept; 0 if training did not improve on the start.
-    columns_ : a `Column` for each: its `kind` ("real", "steps" or "values"), `low` and `high` in training, and the
-        `origin` that is taken off it before the flow.
+    flow_
+        The `nicest.Flow`, in float64.
+    recipe_
+        The `Recipe`, with every choice.
+    offset_
+        Log-density below which `predict` gives -1.
+    typical_nats_
+        Median log-density of the training rows.
+    history_
+        The metrics of each validation.
+    n_epochs_
+        The epoch of the model that was kept; 0 if training did not improve on the start.
+    columns_
+        A `Column` for each: its `kind` ("real", "steps" or "values"), `low` and `high` in training, and the
+        `origin` that is subtracted before the flow.
     """
 
     flow_: Flow
@@ -361,9 +390,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             found = fill(self.flow_, codes, hidden, self.columns_, seed=seed, **how)
         value, low, high = (self._filled(rows, each, hidden) for each in found[:3])
         if poor := int((np.nan_to_num(found.r_hat).max(1) >= MIXED).sum()):
-            warnings.warn(f"the chains of {poor} rows do not agree: take more steps", stacklevel=2)
+            warnings.warn(f"the chains of {poor} rows do not agree: use more steps", stacklevel=2)
         if left := int((unknown & np.isnan(codes).any(1)).sum()):
-            warnings.warn(f"{left} rows hold values that training never saw, and stay as they are", stacklevel=2)
+            warnings.warn(f"{left} rows hold values that training never saw, and were left as they are", stacklevel=2)
         return value if interval is None else (value, low, high)
 
     def calibration(

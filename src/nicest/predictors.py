@@ -237,32 +237,42 @@ class Predictor(BaseEstimator):
 
 
 class NICERegressor(RegressorMixin, Predictor):
-    """p(y | X), by exact likelihood: a whole distribution for every row.
+    """p(y | X), by exact likelihood: a distribution for every row.
 
         model = NICERegressor(random_state=0).fit(X, y)
         model.predict(X)                      # means
         model.predict_interval(X, 0.9)        # the ends of central intervals, (N, 2)
         p = model.predict_distribution(X)     # p.log_prob(y), p.cdf(y), p.quantile(0.5), p.sample(10), p.crps(y)
 
-    X may be a data frame with texts and booleans, and cells that are missing (NaN). The law of y given x is a spline
-    after a shift and a scaling, all three read off x by a network; the densities of several such flows are averaged.
-    None means chosen from the data.
+    X may be a data frame with strings, booleans and missing cells (NaN). The distribution of y given x is a spline
+    after a shift and a scaling, which networks compute from x; the densities of several such flows are averaged. None
+    means chosen from the data.
 
     Parameters
     ----------
-    effort : "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
-    members : flows whose densities are averaged; 5, and 2 with "low".
-    couplings, hidden_layers, width, bins, dropout : of each flow, as of `NICE`.
-    epochs, batch_size, learning_rate, weight_decay, patience, validation_fraction : of the training, as of `NICE`.
-    device : "cpu", "cuda" or "auto".
-    random_state : of the split, the initialisation, the order of rows, the dropout.
-    verbose : 1 for a progress bar.
+    effort
+        "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
+    members
+        Flows whose densities are averaged; 5, and 2 with "low".
+    couplings, hidden_layers, width, bins, dropout
+        Of each flow, as for `NICE`.
+    epochs, batch_size, learning_rate, weight_decay, patience, validation_fraction
+        Of the training, as for `NICE`.
+    device
+        "cpu", "cuda" or "auto".
+    random_state
+        Seed of the split, the initialisation, the order of rows and dropout.
+    verbose
+        1 for a progress bar.
 
     Attributes
     ----------
-    flow_ : the `nicest.Flow` of rows [x | y], in float64.
-    recipe_ : the `Recipe`, every choice written out.
-    history_ : a row of figures for each validation.
+    flow_
+        The `nicest.Flow` of rows [x | y], in float64.
+    recipe_
+        The `Recipe`, with every choice.
+    history_
+        The metrics of each validation.
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -363,7 +373,7 @@ class NICEClassifier(ClassifierMixin, Predictor):
         model.predict_proba(X)
         model.log_likelihood(X)               # log p(x | class), (N, classes): is a row like any of them?
 
-    X may be a data frame with texts and booleans, but has no missing cells. Parameters and attributes are those of
+    X may be a data frame with strings and booleans, but without missing cells. Parameters and attributes are those of
     `NICERegressor`, and `classes_`.
     """
 

@@ -141,7 +141,7 @@ class TestData:
         np.save(own_table.parent / "rows.npy", now)
         with untouched(own_table.parent):
             line = nicest(command, own_table).refusal
-        for word in [*words, "rows.npy", "as in training", "bring the same data"]:
+        for word in [*words, "rows.npy", "as in training", "provide the same data"]:
             assert word in line, word
 
     def test_that_is_gone_is_refused_though_samples_can_still_be_drawn(self, nicest: Callable, own_table: Path):

@@ -373,7 +373,7 @@ class TestLatent:
     def test_interpolate_takes_several_pairs(self, nicest: Callable, digits: Path, tmp_path: Path):
         out = tmp_path / "a.png"
         pairs = ["--from", 3, "--to", 8, "--from", 0, "--to", 5]
-        assert nicest("latent", "interpolate", digits, *pairs, "--out", out) == (0, f"2 ways in {out}\n", "")
+        assert nicest("latent", "interpolate", digits, *pairs, "--out", out) == (0, f"2 interpolations in {out}\n", "")
         options = [*pairs, "--steps", 4, "--way", "spherical", "--split", "valid", "--out", out, "--json"]
         done = nicest("latent", "interpolate", digits, *options).json
         assert done.items() >= {"pairs": [[3, 8], [0, 5]], "steps": 4, "way": "spherical", "split": "valid"}.items()
@@ -569,7 +569,7 @@ class TestVerify:
 
     def test_a_new_run_has_nothing_to_verify(self, nicest: Callable, tmp_path: Path):
         line = nicest("train", "digits", "--out", tmp_path / "run", "--verify").refusal
-        assert "--verify is of the run that --resume goes on with" in line
+        assert "--verify checks a run that is resumed" in line
         assert not (tmp_path / "run").exists()
 
 

@@ -90,7 +90,7 @@ class TestNumbers:
         monkeypatch.setattr("nicest.tasks.inpaint.LARGEST", 2 * 10 * 3 * 64 * 2)
         ask = ("inpaint", digits, "--mask", "top", "--mask", "left", "--steps", 1, "--chains")
         line = nicest(*ask, 4).refusal
-        assert line == "expected at most 7,680 numbers to keep, got 10,240: take fewer images or chains"
+        assert line == "expected at most 7,680 numbers to keep, got 10,240: use fewer images or chains"
         assert nicest(*ask, 3).code == 0
 
     def test_of_jacobians_are_at_most_those_of_examples(self, nicest: Callable, digits: Path):
@@ -161,7 +161,7 @@ class TestOutput:
     @pytest.mark.parametrize(
         ("out", "says"),
         [
-            ("", "expected the name of a file or folder, got an empty one"),
+            ("", "expected the name of a file or folder, got an empty string"),
             ("folder", "cannot write folder: it is a folder"),
             ("pipe", "cannot write pipe: it is a pipe or a device"),
             ("file/a.png", "cannot write file/a.png: Not a directory; choose another place"),
@@ -179,7 +179,11 @@ class TestOutput:
     @pytest.mark.parametrize("command", FILLERS)
     @pytest.mark.parametrize(
         ("out", "says"),
-        [("", "got an empty one"), ("file", "cannot write file/.lock: Not a directory"), (LONG, "File name too long")],
+        [
+            ("", "got an empty string"),
+            ("file", "cannot write file/.lock: Not a directory"),
+            (LONG, "File name too long"),
+        ],
     )
     def test_folder_that_cannot_be_filled_is_refused(self, nicest: Callable, command: str, out: str, says: str):
         Path("file").touch()
@@ -205,7 +209,7 @@ class TestOutput:
     def test_is_not_among_the_images_that_are_read(self, nicest: Callable, images: Path, untouched: Callable):
         with untouched(images):
             line = nicest("train", "images", "--data", images, "--out", images).refusal
-            assert "expected a folder of its own for the run, got images, which holds the data" in line
+            assert "expected a folder for the run alone, got images, which holds the data" in line
             assert nicest("train", "images", "--data", images, "--out", "run", *TINY).code == 0
             for command in ("sample", "inpaint", "latent spectrum", "latent sphere"):
                 for name in ("0.png", "new.png", "deep/new.png"):
@@ -245,7 +249,7 @@ class TestInput:
         places = {"RUN": str(digits), "SOURCE": source}
         words = [places.get(word, word).replace("SOURCE", source) for word in arguments.split()]
         line = nicest(*words).refusal
-        says = {"": "got an empty one", LONG: "File name too long"}
+        says = {"": "got an empty string", LONG: "File name too long"}
         assert says.get(source, f"got {source}, a pipe or a device: write its content to a file") in line
 
     def test_with_a_line_break_in_its_name_is_shown_on_one_line(self, nicest: Callable, digits: Path):

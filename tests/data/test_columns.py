@@ -159,7 +159,7 @@ def test_samples_stay_within_their_type() -> None:
 )
 def test_types_of_which_no_model_is_made(cells: pa.Array, kind: str, tmp_path: Path, refusal: Refusal) -> None:
     message = refusal(one, tmp_path, cells)
-    assert "expected numbers or texts in column 'a', got " + kind in message
+    assert "expected numbers or strings in column 'a', got " + kind in message
     assert """leave it out: set 'data.drop=["a"]'""" in message
     assert [column.name for column in scan(tmp_path / "t.arrow", ["a"])] == ["other"]
 
@@ -222,9 +222,9 @@ def test_texts_end_at_some_number(tmp_path: Path, refusal: Refusal) -> None:
     write_table(tmp_path / "t.parquet", pa.table({"a": texts[1:], "b": texts[:-1]}))
     assert [len(column.values) for column in scan(tmp_path / "t.parquet")] == [MOST_VALUES] * 2
     write_table(tmp_path / "t.parquet", pa.table({"a": texts}))
-    assert "column 'a' holds more than 100 different texts, such as 't0'" in refusal(scan, tmp_path / "t.parquet")
+    assert "column 'a' holds more than 100 different strings, such as 't0'" in refusal(scan, tmp_path / "t.parquet")
     write_table(tmp_path / "t.parquet", pa.table({"a": ["x" * 1001, "y"]}))
-    assert "column 'a' holds texts of more than 1000 characters" in refusal(scan, tmp_path / "t.parquet")
+    assert "column 'a' holds strings of more than 1000 characters" in refusal(scan, tmp_path / "t.parquet")
 
 
 def test_a_column_is_known_when_all_batches_were_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +342,9 @@ def table_of(**columns: Any) -> Callable[[Path], None]:
 BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "one row": ("a,b\n1,2\n", ["at least 3 rows", "got 1"]),
     "only a header": ("a,b\n", ["expected rows, got none", "2 columns"]),
-    "one column": ("a\n1\n2\n", ["at least 2 columns, got 1", "divided by commas"]),
-    "semicolons": ("a;b\n1,5;2\n2,5;3\n", ["expected cells divided by commas, got ';' between them"]),
-    "tabs": ("a\tb\n1\t2\n", ["expected cells divided by commas, got '\\t' between them"]),
+    "one column": ("a\n1\n2\n", ["at least 2 columns, got 1", "separated by commas"]),
+    "semicolons": ("a;b\n1,5;2\n2,5;3\n", ["expected cells separated by commas, got ';' between them"]),
+    "tabs": ("a\tb\n1\t2\n", ["expected cells separated by commas, got '\\t' between them"]),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), ["expected text in UTF-8"]),
     "a column that is missing": ("a,b\n1,\n2,\n3,\n", ["column 'b' is missing in all rows", 'data.drop=["b"]']),
     "a column of NaN": ({"a": [1, 2, 3], "b": [math.nan] * 3}, ["column 'b' is missing in all rows"]),
@@ -360,7 +360,7 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "a fraction that is constant": ({"a": [0.5] * 5, "b": [1, 2, 3, 4, 5]}, ["column 'a' is constant, 0.5"]),
     "beyond float32": ({"a": [1e300, 2.5e300, 0], "b": [1, 2, 3]}, ["'a' has numbers from 0 to 2.5e+300", "unit"]),
     "below float32": ({"a": [1e-40, 2e-40, 3e-41], "b": [1, 2, 3]}, ["'a' has numbers from 3e-41 to 2e-40", "unit"]),
-    "thousands": ("a,b\n" + "".join(f'{i},"{i},000"\n' for i in range(200)), ["more than 100 different texts"]),
+    "thousands": ("a,b\n" + "".join(f'{i},"{i},000"\n' for i in range(200)), ["more than 100 different strings"]),
 }
 
 
@@ -403,14 +403,14 @@ def test_dates_among_other_texts_are_texts(last: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr("nicest.data.tables.BATCH", 3)
     lines = [f"{each},{i}.5" for i, each in enumerate(["2026-01-31", "2026-02-02", "2026-02-03"] * 3 + [last])]
     (tmp_path / "t.csv").write_text("\n".join(["when,x", *lines]) + "\n")
-    with pytest.warns(UserWarning, match="taken as categories without order"):
+    with pytest.warns(UserWarning, match="treated as unordered categories"):
         assert scan(tmp_path / "t.csv")[0].values == tuple(sorted(["2026-01-31", "2026-02-02", "2026-02-03", last]))
 
 
 @pytest.mark.parametrize("text", ["{}%", "${},000", "{}/1/2026", "{} kg"])
 def test_texts_that_are_numbers_to_a_person_are_told(text: str, tmp_path: Path) -> None:
     write_table(tmp_path / "t.parquet", pa.table({"p": [text.format(i) for i in range(N)], "x": FRACTIONS}))
-    with pytest.warns(UserWarning, match="column 'p' holds 40 different texts.*write numbers as 1234.5"):
+    with pytest.warns(UserWarning, match="column 'p' holds 40 different strings.*write numbers as 1234.5"):
         assert scan(tmp_path / "t.parquet")[0].kind == "values"
 
 

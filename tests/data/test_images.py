@@ -469,10 +469,10 @@ class TestFit:
     def test_a_table_is_none(self, tmp_path: Path, refusal: Callable[..., str]):
         (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
         recipe = load_recipe("images").override(f"data.name={tmp_path / 't.csv'}")
-        assert "for folders of pictures: take the recipe `table`" in refusal(load_splits, recipe)
+        assert "for folders of images: use the recipe `table`" in refusal(load_splits, recipe)
         self.write(tmp_path, *[(4, 4)] * 5)
         recipe = load_recipe("table").override(f"data.name={tmp_path}")
-        assert "for tables: take the recipe `images`" in refusal(load_splits, recipe)
+        assert "for tables: use the recipe `images`" in refusal(load_splits, recipe)
         assert load_splits(recipe.override("data.kind=auto")).shape == (3, 4, 4)
 
     def test_none_is_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]):

@@ -292,7 +292,7 @@ def test_a_long_text_in_many_rows_is_not_repeated(tmp_path: Path, refusal: Refus
     write_ipc(table, tmp_path / "t.arrow", "lz4")
     for name in ("t.parquet", "t.arrow"):
         before = pa.total_allocated_bytes()
-        assert "texts of more than 1000 characters" in refusal(scan, tmp_path / name)
+        assert "strings of more than 1000 characters" in refusal(scan, tmp_path / name)
         assert pa.total_allocated_bytes() - before < 1 << 24
 
 

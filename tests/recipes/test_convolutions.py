@@ -98,7 +98,7 @@ class TestRefused:
             ((16,), (coupling(),), "block 1: partition channels is for images"),
             ((16,), (FactorOutBlock(),), "block 1: factor-out is for images"),
             ((4, 4), (FactorOutBlock(),), "block 1: factor-out takes half of the channels, got 1: squeeze first"),
-            ((4, 4), (coupling(),), "block 1: one channel cannot be split: squeeze first, or take a checkerboard"),
+            ((4, 4), (coupling(),), "block 1: one channel cannot be split: squeeze first, or use a checkerboard"),
             ((4, 5), (coupling("checkerboard"),), "network conv takes images of even width; got 4 x 5"),
             ((4, 4), (coupling("odd-even"),), "network conv takes partition channels or checkerboard; got odd-even"),
             ((4, 4), (coupling("halves"),), "network conv takes partition channels or checkerboard; got halves"),

@@ -61,7 +61,7 @@ def test_one_bit_is_told_unless_it_is_not_to_be_checked(refusal: Refusal, copy: 
     nicest.load(copy, verify=False)
     assert refusal(nicest.load, copy) == (message := refusal(nicest.load, copy, verify=True))
     assert f"{copy / MODEL} has changed since it was written: expected SHA-256 {kept(copy)[MODEL][0]}, got " in message
-    assert message.endswith(": take a copy of it, or train again")
+    assert message.endswith(": restore a copy of it, or train again")
 
 
 def test_a_good_file_of_another_run_is_told(refusal: Refusal, copy: Path, tmp_path: Path):

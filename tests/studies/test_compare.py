@@ -104,7 +104,7 @@ class TestFiles:
         [
             ("words.csv", "a,b\n" + "x,y\n" * 30, "expected columns of numbers that vary, got none among 'a', 'b'"),
             ("few.csv", text(ROWS[:9]), "expected at least 20 complete rows of numbers, got 9"),
-            ("semicolons.csv", text(ROWS).replace(",", ";"), "expected cells divided by commas"),
+            ("semicolons.csv", text(ROWS).replace(",", ";"), "expected cells separated by commas"),
         ],
     )
     def test_a_bad_table_is_refused_by_its_own_name(

@@ -99,8 +99,8 @@ def test_an_interrupted_training_is_gone_on_with(tmp_path: Path, monkeypatch: py
     asked = {"runs": tmp_path / "runs", "seeds": 1, "overrides": QUICK, "out": tmp_path / "table.json", "device": "cpu"}
     first = table(["digits", "svhn"], **asked)
     assert [each["recipe"] for each in first["rows"]] == ["digits"]  # what follows waits
-    assert "goes on" in first["unfinished"]
-    assert "goes on" in first["rows"][0]["unfinished"]
+    assert "resumes it" in first["unfinished"]
+    assert "resumes it" in first["rows"][0]["unfinished"]
     before = (tmp_path / "runs" / "digits-0" / "metrics.jsonl").read_text()
     assert before.count("epoch") == 1
     monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_an_interrupted_command_exits_as_train_does(
         with pytest.raises(SystemExit) as exit:
             cli.main()
         assert exit.value.code == 130
-        assert "the same command goes on with it" in " ".join(capsys.readouterr().out.split())
+        assert "the same command resumes it" in " ".join(capsys.readouterr().out.split())
         monkeypatch.undo()
 
 

@@ -444,7 +444,7 @@ class TestScoring:
         for first in range(0, total, 16):
             answer = ask("POST", f"{DIGITS}/score", json={"pictures": pictures[first : first + 16]}).json()
             scores += answer["scores"]
-        assert "typicality" in answer["caveat"]
+        assert "typical" in answer["caveat"]
         for each in scores[:5]:
             assert sum(each["terms"].values()) == pytest.approx(each["nats"], abs=1e-3)
             assert 0 <= each["denser_share"] <= 1

@@ -41,5 +41,5 @@ def test_it_warns_gives_its_token_serves_and_ends_quietly_while_it_inpaints(digi
                 assert "event: end" not in list(lines)
         assert process.wait(30) == 0
         warning = process.stderr.read()
-        assert warning.startswith("warning: on 0.0.0.0 whoever knows the address with its token")
+        assert warning.startswith("warning: on 0.0.0.0 anyone who knows the address and its token")
         assert warning.count("\n") == 1

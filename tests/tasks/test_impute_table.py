@@ -131,11 +131,11 @@ class TestRefused:
         assert "lacks 'kind'" in refusal(impute_table, run, tmp_path / "a.csv", out=tmp_path / "b.csv")
 
     def test_a_model_that_is_not_of_a_table(self, digits_run: Run, refusal: Callable[..., str]):
-        assert "is no model of a table" in refusal(impute_table, digits_run, "a.csv")
+        assert "is not a model of a table" in refusal(impute_table, digits_run, "a.csv")
 
     def test_a_result_in_the_place_of_the_table(self, run: Run, holes: tuple, refusal: Callable[..., str]):
         path = holes[0] / "holes.csv"
-        assert "a file of its own" in refusal(impute_table, run, path, out=path)
+        assert "a separate file" in refusal(impute_table, run, path, out=path)
 
     def test_one_file_for_two_results(self, run: Run, holes: tuple, tmp_path: Path, refusal: Callable[..., str]):
         (tmp_path / "x.csv").write_text("precious")

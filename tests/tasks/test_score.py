@@ -192,7 +192,7 @@ def test_columns_in_another_order_and_more_of_them(mixed_run: Run, in_tmp: Path,
     score(mixed_run, ["a.parquet"], out="a.csv")
     score(mixed_run, ["b.parquet"], out="b.csv")
     assert (in_tmp / "a.csv").read_text() == (in_tmp / "b.csv").read_text()
-    assert "b.parquet: leaving aside 'label', which training had not" in capfd.readouterr().err
+    assert "b.parquet: ignoring 'label', which the training data did not have" in capfd.readouterr().err
 
 
 # ---- refused, and nothing lost
@@ -220,7 +220,7 @@ def test_the_file_that_is_scored_is_not_written_over(plain_run: Run, in_tmp: Pat
     before = (in_tmp / "t.csv").read_bytes()
     (in_tmp / "link.csv").symlink_to(in_tmp / "t.csv")
     for out in ("t.csv", "./t.csv", "link.csv"):
-        assert "expected a file of its own for the result" in refusal(score, plain_run, ["t.csv"], out=out)
+        assert "expected a separate file for the result" in refusal(score, plain_run, ["t.csv"], out=out)
     assert (in_tmp / "t.csv").read_bytes() == before
 
 

@@ -323,14 +323,16 @@ class TestTorchrun:
         follows(folder / "killed", folder / "long")
         errors = [line for line in end.err.splitlines() if line.startswith("error:")]
         assert len(errors) <= 1  # of the one that was left
-        assert all("another process of this training was lost" in line for line in errors)
+        assert all("another process of this training died" in line for line in errors)
         assert end.out.count("best") == 1
 
     def test_termination_is_passed_on_and_all_is_saved(self, terminated: Future, folder: Path, tmp_path: Path):
         end = terminated.result()
         step = counters(folder / "terminated")["step"]
         assert 14 <= step < 12 * 14
-        assert end.out.count(f"stopped at step {step}, all saved in {folder / 'terminated'}: --resume goes on") == 1
+        assert (
+            end.out.count(f"stopped at step {step}, all saved in {folder / 'terminated'}: --resume continues it") == 1
+        )
         shutil.copytree(folder / "terminated", tmp_path / "run")
         resume(tmp_path / "run", f"data.name={folder}/rows.npy")
         follows(tmp_path / "run", folder / "long")

@@ -113,7 +113,7 @@ class TestSignals:
         assert each.seconds < 5
         assert each.stdout.count("\n") == 1
         step = counters(each.out)["step"]
-        assert each.stdout.startswith(f"stopped at step {step}, all saved in {each.out}: --resume goes on")
+        assert each.stdout.startswith(f"stopped at step {step}, all saved in {each.out}: --resume continues it")
         assert "Traceback" not in each.stderr
         assert 240 <= step < 4 * 240
         assert resume(each.out)["finished"]
@@ -406,7 +406,7 @@ class TestGoingOn:
         np.save(path, changed)
         message = refusal(resume, out)
         assert f"{path} has changed since the run was trained" in message
-        assert message.endswith("bring the same data, or train again")
+        assert message.endswith("provide the same data, or train again")
         assert digests(out) == before
         np.save(path, rows)
         assert resume(out)["finished"]

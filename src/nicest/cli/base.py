@@ -26,10 +26,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Exact-likelihood density models by invertible coupling layers (NICE).",
-    epilog="Any command takes --debug, for a traceback where there would be one line.",
+    help="Normalizing flows with exact likelihoods, for images and tables.",
+    epilog="Every command takes --debug, which shows a traceback instead of a one-line error.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="The data sets: what there is, fetch one, check one.")
+data_app = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
 app.add_typer(data_app, name="data")
 
 
@@ -45,13 +45,13 @@ class RunFirst(TyperGroup):
 latent_app = typer.Typer(
     cls=RunFirst,
     no_args_is_help=True,
-    help="Look inside a trained model: its spectrum, a sphere, ways between images, codes cut short.",
-    epilog="The run may stand first: nicest latent runs/demo sphere",
+    help="Explore the latent space of a model: spectrum, sphere, interpolation, truncation.",
+    epilog="The run may come first: nicest latent runs/demo sphere",
 )
 app.add_typer(latent_app, name="latent")
-reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures, from nothing.")
+reproduce_app = typer.Typer(no_args_is_help=True, help="Reproduce the tables and figures of the paper from scratch.")
 app.add_typer(reproduce_app, name="reproduce")
-compare_app = typer.Typer(no_args_is_help=True, help="NICE beside what people use for tables instead.")
+compare_app = typer.Typer(no_args_is_help=True, help="Compare NICE with other methods for tables.")
 app.add_typer(compare_app, name="compare")
 
 

@@ -52,7 +52,7 @@ def to_read(text: str) -> str:
 
 def named(text: str | Path) -> Path:
     if not str(text):
-        raise NicestError("expected the name of a file or folder, got an empty one")
+        raise NicestError("expected the name of a file or folder, got an empty string")
     return Path(text)
 
 
@@ -82,30 +82,30 @@ Basis = Literal["random", "top"]
 Way = Literal["straight", "spherical"]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a setting, repeatable: train.epochs=50. `nicest recipes NAME` lists all."),
+    typer.Option("--set", help="Change a setting: train.epochs=50; repeatable. `nicest recipes NAME` lists them."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto takes a GPU where there is one.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto uses a GPU if there is one.")]
 Run = Annotated[Path, given("A run folder.", show_default=False)]
 Verify = Annotated[
     bool | None,
     typer.Option(
         "--verify/--no-verify",
-        help="Refuse files that are not those training wrote, by their SHA-256; --verify also where none is kept.",
-        show_default="where one is kept",
+        help="Check the SHA-256 of the files that training wrote; --verify also refuses files without a record.",
+        show_default="check if recorded",
     ),
 ]
 Moved = Annotated[
     str | None,
     typer.Option(
-        "--data", parser=to_read, help="Where the data of the run is now, if it was moved.", show_default=False
+        "--data", parser=to_read, help="Where the data of the run is now, if it has moved.", show_default=False
     ),
 ]
-Seed = Annotated[int, integer(0, 10**12, "Seed of the random numbers.")]
-Draws = Annotated[int, integer(1, 1000, "Draws of the dequantisation noise to average over.")]
-Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which examples.")]
-Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all of them")]
-Splittings = Annotated[int, integer(1, 1000, "Splits of each table.")]
+Seed = Annotated[int, integer(0, 10**12, "Random seed.")]
+Draws = Annotated[int, integer(1, 1000, "Average over this many draws of the dequantisation noise.")]
+Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which split of the data.")]
+Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all")]
+Splittings = Annotated[int, integer(1, 1000, "Random splits per table.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -114,16 +114,19 @@ Folder = Annotated[
         help="A folder of your own tables (.csv, .csv.gz, .parquet, .arrow, .npy, .npz).",
     ),
 ]
-Methods = Annotated[list[str] | None, typer.Option(help="Only this method, repeatable.", show_default="all of them")]
-Jobs = Annotated[int, integer(0, 1000, "Processes at a time.", show_default="one for each core")]
+Methods = Annotated[list[str] | None, typer.Option(help="Only this method; repeatable.", show_default="all")]
+Jobs = Annotated[int, integer(0, 1000, "How many processes to run at a time.", show_default="one per core")]
 Record = Annotated[
     Path | None,
-    out_file("A JSON file, written as results come; run again, and what it holds is kept.", show_default=False),
+    out_file(
+        "A JSON file, written after every job; run the command again to compute only what is missing.",
+        show_default=False,
+    ),
 ]
-Runs = Annotated[Path, out_folder("Where the runs are, or will be.")]
-DataSet = Annotated[str, typer.Argument(help="A data set by name.")]
+Runs = Annotated[Path, out_folder("The folder for the runs.")]
+DataSet = Annotated[str, typer.Argument(help="The name of a data set.")]
 
 
 def figure(look: str) -> Any:
     """The option of a picture that goes into the run folder unless told otherwise."""
-    return out_file("A picture, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")
+    return out_file("An image file, or arrays (.npz).", show_default=f"RUN/figures/{look}.png")

@@ -19,7 +19,7 @@ from nicest.errors import NicestError
 def demo(
     out: Annotated[Path, options.out_folder("The run folder.")] = Path("runs/demo"), device: options.Device = "auto"
 ) -> Result:
-    """Train on the embedded digits, evaluate, certify, and draw the figures.
+    """Train on the bundled 8 x 8 digits, evaluate, certify and draw the figures.
 
     Example: nicest demo
     """
@@ -31,9 +31,9 @@ def demo(
 
 @command(app, show.recipes)
 def recipes(
-    name: Annotated[str | None, options.given("Show one recipe whole, every field with its meaning.", str)] = None,
+    name: Annotated[str | None, options.given("Print this recipe with every setting and its meaning.", str)] = None,
 ) -> Result:
-    """List the recipes, with the figures expected of them.
+    """List the recipes and the log-likelihood to expect from each.
 
     Example: nicest recipes mnist
     """
@@ -48,21 +48,21 @@ def recipes(
 
 @command(app, show.training)
 def train(
-    recipe: Annotated[str, options.given("A recipe by name, or a .toml file.", str, show_default=False)],
+    recipe: Annotated[str, options.given("The name of a recipe, or a .toml file.", str, show_default=False)],
     data: Annotated[
         str | None,
         typer.Option(
             parser=options.to_read,
-            help="Your own data: a table (.csv, .parquet, .arrow), .npy, .npz, a folder of images.",
+            help="Your own data: a table (.csv, .parquet, .arrow), an array (.npy, .npz) or a folder of images.",
         ),
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(help="A column of the table to predict from the others, repeatable; then use `nicest predict`."),
+        typer.Option(help="A column to predict from the others, with `nicest predict`; repeatable."),
     ] = None,
     out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE")] = None,
     change: options.Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     tensorboard: Annotated[
         bool,
         typer.Option(
@@ -76,7 +76,7 @@ def train(
     device: options.Device = "auto",
     verify: options.Verify = None,
 ) -> Result:
-    """Train a model; Ctrl-C saves and leaves, --resume goes on exactly where it stopped.
+    """Train a model. Ctrl-C saves and stops; --resume continues exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
 
@@ -93,11 +93,11 @@ def train(
     options.to_read(loaded.override(*overrides).data.name)
     folder = out or Path("runs") / loaded.name
     if data and folder.resolve() == Path(data).resolve():
-        raise NicestError(f"expected a folder of its own for the run, got {folder}, which holds the data")
+        raise NicestError(f"expected a folder for the run alone, got {folder}, which holds the data: choose another")
     if verify and not resume:
-        raise NicestError("--verify is of the run that --resume goes on with: a new one has nothing to check")
+        raise NicestError("--verify checks a run that is resumed: add --resume, or leave out --verify")
     if private and resume:
-        raise NicestError("--private is for a new run: a resumed one stays as it was begun; leave --private out")
+        raise NicestError("--private is for a new run: leave it out, the resumed run keeps its setting")
     if private and tensorboard:
         raise NicestError("TensorBoard names its files after the host: leave out --tensorboard or --private")
     from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
@@ -121,11 +121,11 @@ def evaluate(
     run: Any,
     split: options.Split = "test",
     draws: options.Draws = 8,
-    baselines: Annotated[bool, typer.Option(help="Fit the linear baselines and score them beside.")] = True,
+    baselines: Annotated[bool, typer.Option(help="Fit linear baselines and score them, too.")] = True,
     data: options.Moved = None,
     seed: options.Seed = 0,
 ) -> Result:
-    """The log-likelihood of a trained model, term by term, beside linear baselines.
+    """Report the log-likelihood of a model, term by term, next to linear baselines.
 
     Example: nicest evaluate runs/demo
     """
@@ -137,14 +137,14 @@ def evaluate(
 @command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
 def sample(
     run: Any,
-    n: Annotated[int, options.integer(1, 10**8, "How many.", "-n")] = 100,
+    n: Annotated[int, options.integer(1, 10**8, "Number of samples.", "-n")] = 100,
     temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
         options.out_file(
             "A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
-            show_default="samples.png, .npy or .csv, by what the model is of",
+            show_default="samples.png, samples.npy or samples.csv, depending on the data",
         ),
     ] = None,
 ) -> Result:
@@ -165,7 +165,7 @@ def score(
     draws: options.Draws = 8,
     seed: options.Seed = 0,
 ) -> Result:
-    """The log-density of every row or image of files, and how it lies among those of training.
+    """Compute the log-density and the outlier score of every row or image.
 
     Example: nicest score runs/table new.parquet --out scores.parquet
     """
@@ -178,14 +178,14 @@ def score(
 def impute(
     run: Any,
     table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
-    out: Annotated[Path, options.out_file("The table filled in.")] = Path("imputed.csv"),
-    cells: Annotated[Path | None, options.out_file("A line for each cell: value, low, high, R-hat.")] = None,
-    draws: Annotated[int, options.integer(16, 100_000, "Draws of each row, a multiple of 4.")] = 400,
-    steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four chains of a row.")] = 1500,
-    interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
+    out: Annotated[Path, options.out_file("The completed table.")] = Path("imputed.csv"),
+    cells: Annotated[Path | None, options.out_file("One line per imputed cell: value, interval, R-hat.")] = None,
+    draws: Annotated[int, options.integer(16, 100_000, "Draws per row, a multiple of 4.")] = 400,
+    steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four MCMC chains of a row.")] = 1500,
+    interval: Annotated[float, options.real(0, 1, "Probability of the credible interval.")] = 0.9,
     seed: options.Seed = 0,
 ) -> Result:
-    """Fill in the missing cells of a table, with their uncertainty; what is there stays as it is.
+    """Impute the missing cells of a table, with credible intervals. Observed cells stay as they are.
 
     Example: nicest impute runs/table holes.csv --out whole.csv --cells cells.csv
     """
@@ -198,16 +198,14 @@ def impute(
 @command(app, show.predictions, targets=True)
 def predict(
     run: Any,
-    table: Annotated[Path, options.given("A table with the columns that are given.", show_default=False)],
+    table: Annotated[Path, options.given("A table with the columns to predict from.", show_default=False)],
     out: Annotated[Path, options.out_file("The predictions.")] = Path("predictions.csv"),
-    interval: Annotated[float, options.real(0, 1, "Probability between low and high.")] = 0.9,
-    draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets for each row.")] = 0,
-    picture: Annotated[
-        Path | None, options.out_file("A picture of the intervals, of a target that is a number.")
-    ] = None,
+    interval: Annotated[float, options.real(0, 1, "Probability of the prediction interval.")] = 0.9,
+    draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets per row.")] = 0,
+    picture: Annotated[Path | None, options.out_file("A figure of the intervals, for a numeric target.")] = None,
     seed: options.Seed = 0,
 ) -> Result:
-    """Predict the target columns of a table from the others: mean, median, an interval; of texts, probabilities.
+    """Predict the target columns of a table: mean, median and interval, or probabilities for categories.
 
     Example: nicest train table --data houses.csv --target price --out runs/price && nicest predict runs/price new.csv
     """
@@ -232,12 +230,12 @@ def calibrate(
     out: Annotated[
         Path | None, options.out_folder("For calibration.png and calibration.json.", show_default="RUN/calibration")
     ] = None,
-    cells: Annotated[int, options.integer(0, 1_000_000, "Cells whose intervals are tested.")] = 1000,
-    draws: Annotated[int, options.integer(16, 100_000, "Draws of each cell, a multiple of 4.")] = 100,
-    steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four chains of a cell.")] = 200,
+    cells: Annotated[int, options.integer(0, 1_000_000, "How many cells to hide and check.")] = 1000,
+    draws: Annotated[int, options.integer(16, 100_000, "Draws per cell, a multiple of 4.")] = 100,
+    steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four MCMC chains of a cell.")] = 200,
     seed: options.Seed = 0,
 ) -> Result:
-    """How far a model can be trusted: on held-out rows, whether its intervals hold the share of cells they claim.
+    """Check on held-out rows whether the credible intervals of a model hold the share of values they claim.
 
     Example: nicest calibrate runs/table --data new.parquet
     """
@@ -249,11 +247,11 @@ def calibrate(
 @command(app, show.certificate)
 def certify(
     run: Any,
-    n: Annotated[int, options.integer(2, 10_000, "Examples for the round trip, half real, half sampled.", "-n")] = 200,
-    jacobians: Annotated[int, options.integer(1, 1000, "Examples whose whole Jacobian is computed.")] = 4,
+    n: Annotated[int, options.integer(2, 10_000, "Examples for the round trip: half data, half samples.", "-n")] = 200,
+    jacobians: Annotated[int, options.integer(1, 1000, "Examples whose full Jacobian is computed.")] = 4,
     seed: options.Seed = 0,
 ) -> Result:
-    """Measure that a model inverts and counts its volume right, at every precision it is used in.
+    """Measure how exactly a model inverts, and the error of its log-determinant, in every precision.
 
     Example: nicest certify runs/demo
     """
@@ -269,25 +267,26 @@ def inpaint(
         list[str] | None,
         typer.Option(
             parser=options.to_read,
-            help="What is hidden, repeatable: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several"
-            " joined by +, a picture, an .npy file.",
-            show_default="paper, the ten of the figure",
+            help="What to hide: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several of them"
+            " joined by +, an image or an .npy file; repeatable.",
+            show_default="paper, the ten masks of its figure",
         ),
     ] = None,
-    n: Annotated[int, options.integer(1, 100_000, "Images under each mask.", "-n")] = 10,
-    chains: Annotated[int, options.integer(1, 100, "Ascents of every image, each from its own start.")] = 1,
+    n: Annotated[int, options.integer(1, 100_000, "Images per mask.", "-n")] = 10,
+    chains: Annotated[int, options.integer(1, 100, "Ascents per image, each from its own start.")] = 1,
     preset: Annotated[
-        options.Preset, typer.Option(help="How to climb: our way, or as the authors' code does.")
+        options.Preset, typer.Option(help="The schedule of the ascent: ours, or that of the authors' code.")
     ] = "ours",
     steps: Annotated[int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
-        options.Direction | None, typer.Option(help="The gradient, or Adam's.", show_default="the preset's")
+        options.Direction | None,
+        typer.Option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),
     ] = None,
     gradient_scale: Annotated[
         float | None, options.real(0, 1000, "Multiplies the direction.", show_default="the preset's")
     ] = None,
     noise: Annotated[
-        float | None, options.real(0, 1000, "Multiplies the noise, 0 for none.", show_default="the preset's")
+        float | None, options.real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
     ] = None,
     split: options.Split = "test",
     data: options.Moved = None,
@@ -295,12 +294,12 @@ def inpaint(
     out: Annotated[
         list[Path] | None,
         options.out_file(
-            "The figure (.png, .svg, .pdf), a film of it (.gif) or arrays (.npz); repeatable.",
+            "The figure (.png, .svg, .pdf), an animation (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
     ] = None,
 ) -> Result:
-    """Hide a part of images and find it again, by climbing the log-likelihood in what is hidden.
+    """Hide part of each image and fill it in by maximising the log-likelihood.
 
     Example: nicest inpaint runs/demo --mask left --mask random:75 --chains 4 --out a.png --out a.gif
     """
@@ -315,17 +314,17 @@ def inpaint(
 def studio(
     runs: Annotated[list[Path], options.given("Run folders.", show_default=False)],
     host: Annotated[
-        str, typer.Option(help="The address to listen on; on any but this machine's own, the page needs a token.")
+        str, typer.Option(help="The address to listen on. Any other address than that of this machine needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, options.integer(0, 65535, "The port; 0 for any that is free.")] = 8000,
+    port: Annotated[int, options.integer(0, 65535, "The port; 0 picks a free one.")] = 8000,
     allow_host: Annotated[
         list[str],
-        typer.Option(help="A name or address that people may call the server by; needed with --host 0.0.0.0."),
+        typer.Option(help="A name or address under which people reach the server; needed with --host 0.0.0.0."),
     ] = [],  # noqa: B006
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Models in the browser: paint and fill in, walk the manifold, read the likelihood of your own images.
+    """Serve models in the browser: inpaint, explore the latent space, score your own images.
 
     Example: nicest studio runs/demo --open
     """
@@ -333,14 +332,14 @@ def studio(
 
     if not is_loopback(host):
         print(
-            f"warning: on {host} whoever knows the address with its token may use the studio, and the connection is not"
-            " encrypted; 127.0.0.1 is for you alone",
+            f"warning: on {host} anyone who knows the address and its token can use the studio, and the connection is"
+            " not encrypted; with 127.0.0.1 only you can",
             file=sys.stderr,
         )
 
     def ready(url: str) -> None:
         result = {"url": url, "runs": [str(run) for run in runs]}
-        emit(result, as_json, lambda result: print(f"{result['url']}  (Ctrl-C ends it)"))
+        emit(result, as_json, lambda result: print(f"{result['url']}  (Ctrl-C stops it)"))
         sys.stdout.flush()
 
     debug = "--debug" in sys.argv

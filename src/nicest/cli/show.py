@@ -33,30 +33,32 @@ def _print(*items: Any) -> None:
 
 def training(result: dict[str, Any]) -> None:
     if not result["finished"]:
-        return print(f"stopped at step {result['step']}, all saved in {result['run']}: --resume goes on")
+        return print(f"stopped at step {result['step']}, all saved in {result['run']}: --resume continues it")
     best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
     print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
     return print(f"next: nicest evaluate {result['run']}")
 
 
 def scores(result: dict[str, Any]) -> None:
-    others = " of the others" if result["missing"] or result["unknown"] else ""
-    mean = "" if result["mean_nats"] is None else f", {result['mean_nats']:.3f} nats in the mean{others}"
+    others = " of the other rows" if result["missing"] or result["unknown"] else ""
+    mean = "" if result["mean_nats"] is None else f"; mean log-density{others}: {result['mean_nats']:.3f} nats"
     rows = "1 row" if result["rows"] == 1 else f"{result['rows']:,} rows"
     print(f"{rows} scored in {result['out']}{mean}")
     if result["missing"]:
         print(f"{result['missing']:,} rows have missing cells and no score: `nicest impute` fills them in")
     if result["unknown"]:
-        print(f"{result['unknown']:,} rows hold a value that training never saw, or one far beyond: -inf")
+        print(
+            f"{result['unknown']:,} rows hold a value that training never saw, or one far out of range: they score -inf"
+        )
     print(result["caveat"])
 
 
 def imputation(result: dict[str, Any]) -> None:
-    print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows filled in, in {result['out']}")
+    print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows imputed in {result['out']}")
     if result["unknown"]:
         print(f"{result['unknown']:,} rows hold a value that training never saw, and were left as they are")
     if result["not_mixed"]:
-        print(f"the chains of {result['not_mixed']:,} rows did not agree (R-hat above 1.1): take more --steps")
+        print(f"the chains of {result['not_mixed']:,} rows did not agree (R-hat above 1.1): use more --steps")
 
 
 def evaluation(result: dict[str, Any]) -> None:
@@ -73,7 +75,7 @@ def evaluation(result: dict[str, Any]) -> None:
     if result["level_terms"]:
         ledger.add_row("log-likelihood of the levels", f"{result['level_nats']:.2f}")
     ledger.add_row("[bold]bits/dim[/]", f"[bold]{result['bits_per_dim']:.4f}[/]")
-    beside = _table("beside it", "nats", "this model is ahead by")
+    beside = _table("baseline", "nats", "this model is ahead by")
     rows = {name.replace("_", " "): nats for name, nats in result["baselines"].items()}
     if result["paper_nats"] is not None:
         rows["the paper's figure"] = result["paper_nats"]
@@ -107,11 +109,11 @@ def calibration(result: dict[str, Any]) -> None:
     from rich.markup import escape
 
     print(result["verdict"])
-    levels = _table("intervals", "hold, of the cells", "chance allows")
+    levels = _table("intervals", "cells inside", "chance allows")
     for row in result["coverage"]:
         levels.add_row(f"{row['level']:.0%}", f"{row['share']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
     pits = _table("PIT of", "KS distance", "chance allows", "p-value")
-    parts = {"log-density": result["log_density"], f"codes, worst of {result['dim']}": result["codes"]}
+    parts = {"log-density": result["log_density"], f"latent coordinates, worst of {result['dim']}": result["codes"]}
     for name, row in (parts | dict(list(result["columns"].items())[:5])).items():
         pits.add_row(escape(printable(name)), f"{row['ks']:.3f}", f"{row['limit']:.3f}", f"{row['p']:.2g}")
     _print("", *([levels, ""] if result["coverage"] else []), pits, "")
@@ -119,13 +121,13 @@ def calibration(result: dict[str, Any]) -> None:
     of = f"{result['rows']:,} rows of {Path(result['data']).name}, {result['samples']:,} samples of the model"
     print(of + (f", {result['cells']:,} cells" if result["cells"] else ""))
     if rest > 0:
-        print(f"{rest} columns are nearer to uniform than those")
+        print(f"the other columns ({rest}) are closer to uniform")
     if result["missing"]:
         print(f"{result['missing']:,} rows have missing cells, and were left out")
     if result["unknown"]:
         print(f"{result['unknown']:,} rows hold a value that training never saw, and were left out")
     if result["not_mixed"]:
-        print(f"the chains of {result['not_mixed']:,} cells did not agree (R-hat above 1.1): take more --steps")
+        print(f"the chains of {result['not_mixed']:,} cells did not agree (R-hat above 1.1): use more --steps")
     print("written:", *result["out"])
 
 
@@ -135,7 +137,7 @@ def certificate(result: dict[str, Any]) -> None:
     for precision, *errors in zip(*columns, strict=True):
         table.add_row(precision, *(f"{each:.1e}" for each in errors))
     data = Path(result["dataset"]).name
-    print(f"{data}: round trip of {result['n']} examples, half real, half sampled; {result['jacobians']} Jacobians")
+    print(f"{data}: round trip of {result['n']} examples, half data, half samples; {result['jacobians']} Jacobians")
     _print("", table, "")
 
 
@@ -150,7 +152,7 @@ def inpainting(result: dict[str, Any]) -> None:
     data, way = Path(result["dataset"]).name, f"{result['steps']} steps, noise {result['noise']:g}"
     print(f"{data}, {result['split']} split: {result['n']} images under each mask, chains {result['chains']}; {way}")
     _print("", table, "")
-    print("Nats are means; an image counts as above its truth where its likeliest chain ends so.")
+    print("Nats are means. Above truth: the best chain ends with a higher log-likelihood than the original.")
     print(f"written in {result['seconds']:.1f} s:", *result["out"])
 
 
@@ -169,7 +171,8 @@ def demo(result: dict[str, Any]) -> None:
     training(result["training"])
     evaluation(result["evaluation"])
     certificate(result["certificate"])
-    return print("figures:", *result["figures"], sep="\n  ")
+    print("figures:", *result["figures"], sep="\n  ")
+    return print(f"next: nicest studio {result['training']['run']} --open")
 
 
 def comparison(result: dict[str, Any]) -> None:
@@ -190,7 +193,7 @@ def bench(result: dict[str, Any]) -> None:
     _print("", table, "", starts)
     print(f"`import nicest` adds {result['import_ms']:.1f} ms to importing torch")
     if "out" in result:
-        print(f"picture in {result['out']}")
+        print(f"figure in {result['out']}")
 
 
 def study(result: dict[str, Any]) -> None:
@@ -207,7 +210,7 @@ def study(result: dict[str, Any]) -> None:
         trainings.add_row(row["recipe"], f"{row['steps']:,}", f"{row['microseconds']:,.0f}", f"{row['hours']:.2f}")
     _print("", steps, "", rows, "", trainings)
     if "out" in result:
-        print(f"picture in {result['out']}")
+        print(f"figure in {result['out']}")
 
 
 def results(result: dict[str, Any]) -> None:
@@ -225,7 +228,7 @@ def results(result: dict[str, Any]) -> None:
         name = row["recipe"] + (" (augmented)" if row["augmented"] else "")
         rows.add_row(name, row["reading"], paper, *figures, f"{minutes:.1f}")
     _print(rows)
-    print(f"figures in {result['out']}")
+    print(f"results in {result['out']}")
     for name, reason in result.get("failed", {}).items():
         print(f"{name} failed: {reason}", file=sys.stderr)
 
@@ -246,7 +249,7 @@ def vae(result: dict[str, Any]) -> None:
         bound = f"{row['test_nats']:.1f}{_spread(row['test_sd'])}"
         rows.add_row(row["model"], f"{row['parameters']:,}", bound, gain, f"{row['seconds']:.0f}")
     _print(rows)
-    print(f"figures in {result['out']}")
+    print(f"results in {result['out']}")
 
 
 def recipes(result: dict[str, Any]) -> None:

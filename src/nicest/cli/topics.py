@@ -1,4 +1,4 @@
-"""Commands in groups: inside a model, beside others, the paper, the data; and the benchmark."""
+"""Grouped commands (latent, compare, reproduce, data) and the benchmark."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nicest.errors import NicestError
 @command(latent_app, lambda result: print(f"spectrum in {result['out']}"))
 def spectrum(
     run: Any,
-    pca: Annotated[bool, typer.Option(help="The spectrum of a PCA of the training data beside it.")] = True,
+    pca: Annotated[bool, typer.Option(help="Show the spectrum of a PCA of the training data, too.")] = True,
     data: options.Moved = None,
     out: Annotated[Path | None, options.figure("spectrum")] = None,
     device: options.Device = "cpu",
 ) -> Result:
-    """The sorted sigma_d of the scaling layer: how much each component may vary.
+    """Plot the sorted sigma_d of the scaling layer: how much each component varies.
 
     Example: nicest latent spectrum runs/demo
     """
@@ -35,16 +35,16 @@ def spectrum(
 def sphere(
     run: Any,
     basis: Annotated[
-        options.Basis, typer.Option(help="Around which axes: random ones, or the components of largest sigma_d.")
+        options.Basis, typer.Option(help="Random axes, or the three components with the largest sigma_d.")
     ] = "random",
     radius: Annotated[
-        float | None, options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of its draws")
+        float | None, options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of a draw")
     ] = None,
-    grid: Annotated[int, options.integer(1, 200, "Images a side.")] = 10,
+    grid: Annotated[int, options.integer(1, 200, "Images per side.")] = 10,
     seed: options.Seed = 0,
     out: Annotated[Path | None, options.figure("sphere")] = None,
 ) -> Result:
-    """A sphere of three dimensions in latent space, decoded: neighbours on it are neighbours in the picture.
+    """Decode a sphere in three dimensions of latent space.
 
     Example: nicest latent sphere runs/demo --basis top
     """
@@ -53,28 +53,30 @@ def sphere(
     return run_sphere(run, basis=basis, radius=radius, grid=grid, seed=seed, out=out)
 
 
-@command(latent_app, lambda result: print(f"{len(result['pairs'])} ways in {result['out']}"))
+@command(latent_app, lambda result: print(f"{len(result['pairs'])} interpolations in {result['out']}"))
 def interpolate(
     run: Any,
     start: Annotated[
         list[int] | None,
         options.integer(
-            0, 10**9, "An image by its place in the split; repeatable.", "--from", show_default="0, 2, 4, 6, 8"
+            0, 10**9, "The index of the first image in the split; repeatable.", "--from", show_default="0, 2, 4, 6, 8"
         ),
     ] = None,
     end: Annotated[
         list[int] | None,
-        options.integer(0, 10**9, "Where the way from it ends; as often.", "--to", show_default="1, 3, 5, 7, 9"),
+        options.integer(
+            0, 10**9, "The index of the last image; one for each --from.", "--to", show_default="1, 3, 5, 7, 9"
+        ),
     ] = None,
-    steps: Annotated[int, options.integer(2, 1000, "Images of a way, both ends among them.")] = 10,
+    steps: Annotated[int, options.integer(2, 1000, "Images per interpolation, both ends included.")] = 10,
     way: Annotated[
-        options.Way, typer.Option(help="A straight line of codes, or one that turns around the prior's mode.")
+        options.Way, typer.Option(help="Along a straight line, or along an arc around the mode of the prior.")
     ] = "straight",
     split: options.Split = "test",
     data: options.Moved = None,
     out: Annotated[Path | None, options.figure("interpolate")] = None,
 ) -> Result:
-    """From one image to another through latent space, and beside it through pixels.
+    """Interpolate between images in latent space, and in pixel space for comparison.
 
     Example: nicest latent interpolate runs/demo --from 3 --to 8 --from 4 --to 5
     """
@@ -89,16 +91,18 @@ def interpolate(
 @command(latent_app, show.truncation)
 def truncate(
     run: Any,
-    n: Annotated[int, options.integer(1, 1000, "Images in the picture.", "-n")] = 8,
+    n: Annotated[int, options.integer(1, 1000, "Images in the figure.", "-n")] = 8,
     keep: Annotated[
         list[int] | None,
-        options.integer(0, 10**9, "Components to keep, repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"),
+        options.integer(
+            0, 10**9, "How many components to keep; repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"
+        ),
     ] = None,
     split: options.Split = "test",
     data: options.Moved = None,
     out: Annotated[Path | None, options.figure("truncate")] = None,
 ) -> Result:
-    """What is left of images when only the components of largest sigma_d are kept, beside a PCA's.
+    """Reconstruct images from the components with the largest sigma_d, next to a PCA.
 
     Example: nicest latent truncate runs/demo -n 8
     """
@@ -110,14 +114,16 @@ def truncate(
 @command(app, lambda result: show.study(result) if "trainings" in result else show.bench(result))
 def bench(
     net: Annotated[list[str] | None, typer.Option(help="mnist (the default), cifar10 or small; repeatable.")] = None,
-    batch: Annotated[list[int] | None, options.integer(1, 100_000, "Batch size, 200 by default; repeatable.")] = None,
-    windows: Annotated[int, options.integer(1, 1000, "Windows whose median is taken.")] = 5,
-    seconds: Annotated[float, options.real(0, 60, "Length of a window.")] = 0.3,
-    study: Annotated[bool, typer.Option("--study", help="How cost grows with each size, instead.")] = False,
-    out: Annotated[Path | None, options.out_file("A picture of it.")] = None,
+    batch: Annotated[
+        list[int] | None, options.integer(1, 100_000, "Batch size; repeatable.", show_default="200")
+    ] = None,
+    windows: Annotated[int, options.integer(1, 1000, "Number of time windows; the median is reported.")] = 5,
+    seconds: Annotated[float, options.real(0, 60, "Length of a window in seconds.")] = 0.3,
+    study: Annotated[bool, typer.Option("--study", help="Measure how cost grows with each size instead.")] = False,
+    out: Annotated[Path | None, options.out_file("A figure of the results.")] = None,
     device: options.Device = "auto",
 ) -> Result:
-    """Time this library, the installed peers (nicest[bench]) and the floor of the hardware, in one run.
+    """Benchmark nicest against installed flow libraries and a hardware lower bound.
 
     Example: nicest bench --net mnist --batch 200 --batch 2048
     """
@@ -139,9 +145,9 @@ def compare_density(
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """Log-density of held-out rows: NICE, mixtures, kernels, and zuko's NSF and MAF if it is installed.
+    """Compare the log-density of held-out rows: NICE, a mixture, kernels, and zuko's NSF and MAF if installed.
 
-    Nats are of columns standardised by the training rows.
+    Nats are in units of columns standardised by the training rows.
 
     Example: nicest compare density --data my-tables --out density.json
     """
@@ -158,11 +164,11 @@ def compare_imputation(
     data: options.Folder = None,
     method: options.Methods = None,
     seeds: options.Splittings = 2,
-    holes: Annotated[bool, typer.Option("--holes", help="Cells are missing in the training rows, too.")] = False,
+    holes: Annotated[bool, typer.Option("--holes", help="Remove cells from the training rows, too.")] = False,
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """Missing cells found again: NICE, means, neighbours, chained regressions and forests. It takes minutes.
+    """Compare imputation errors: NICE, column means, KNN, chained regressions and forests. Takes minutes.
 
     Example: nicest compare imputation wine --seeds 1 --holes
     """
@@ -182,7 +188,7 @@ def compare_outliers(
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """Outliers found, as ROC AUC: NICE's density and typicality, KNN, LOF, IsolationForest and a mixture.
+    """Compare outlier detection by ROC AUC: NICE (density, typicality), KNN, LOF, IsolationForest and a mixture.
 
     Every method is trained on half of the inliers. Your tables hold labels: `y` in a .npz file, or a column
     `outlier` or `y`; 1 is an outlier.
@@ -205,7 +211,7 @@ def compare_regression(
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """The last column predicted from the others, as a distribution: NICE, NGBoost, quantile boosting, a forest.
+    """Compare predictive distributions of the last column: NICE, NGBoost, quantile boosting and a forest.
 
     Log-density, CRPS, RMSE and the coverage of 90% intervals on held-out rows. NGBoost needs the package ngboost.
 
@@ -227,9 +233,9 @@ def compare_synthesis(
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """Synthetic rows told from real ones by boosted trees, as ROC AUC: NICE, a mixture, a copula, CTGAN and TVAE.
+    """Compare synthetic rows by how well trees tell them from real ones: NICE, a mixture, a copula, CTGAN, TVAE.
 
-    0.5 is perfect: the trees cannot tell. CTGAN and TVAE need the package ctgan.
+    The figure is the ROC AUC of the trees; 0.5 is perfect. CTGAN and TVAE need the package ctgan.
 
     Example: nicest compare synthesis --data my-tables --out synthesis.json
     """
@@ -242,17 +248,19 @@ def compare_synthesis(
 
 @command(reproduce_app, show.results, "table")
 def reproduce_table(
-    recipe: Annotated[list[str] | None, typer.Option(help="One row of the table; repeatable. All by default.")] = None,
-    seeds: Annotated[int, options.integer(0, 100, "Seeds of every row; 0 for the plan's own numbers.")] = 0,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="A row of the table; repeatable.", show_default="all")
+    ] = None,
+    seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
     runs: options.Runs = Path("runs/reproduce"),
     overrides: options.Set = None,
-    out: Annotated[Path, options.out_file("The figures, as JSON.")] = Path("results/table.json"),
-    page: Annotated[Path | None, options.out_file("A page of them, in Markdown.")] = None,
+    out: Annotated[Path, options.out_file("The results, as JSON.")] = Path("results/table.json"),
+    page: Annotated[Path | None, options.out_file("The results as a Markdown page.")] = None,
     device: options.Device = "auto",
 ) -> Result:
-    """Train and evaluate every row of the paper's tables, in the text's reading, the released code's and ours.
+    """Train and evaluate the rows of the paper's tables: as in its text, as in the released code, and our own recipes.
 
-    What is there is kept, what was cut off goes on, and what cannot be made here is named.
+    Finished rows are kept, interrupted ones resume, and rows without data are listed.
 
     Example: nicest reproduce table --recipe mnist-best --page docs/results.md
     """
@@ -266,13 +274,15 @@ def reproduce_table(
 
 @command(reproduce_app, show.figures, "figures")
 def reproduce_figures(
-    recipe: Annotated[list[str] | None, typer.Option(help="Whose figures; repeatable. Ours by default.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="A recipe; repeatable.", show_default="our own recipes")
+    ] = None,
     runs: options.Runs = Path("runs/reproduce"),
     overrides: options.Set = None,
-    out: Annotated[Path, options.out_folder("A folder for the pictures.")] = Path("results/figures"),
+    out: Annotated[Path, options.out_folder("The folder for the figures.")] = Path("results/figures"),
     device: options.Device = "auto",
 ) -> Result:
-    """Draw every figure of the paper: samples, inpainting, spheres, spectra; and interpolation, truncation, curves.
+    """Draw the figures of the paper (samples, inpainting, spheres, spectra), interpolations, truncations, curves.
 
     Example: nicest reproduce figures --recipe digits
     """
@@ -283,13 +293,13 @@ def reproduce_figures(
 
 @command(reproduce_app, show.vae, "vae")
 def reproduce_vae(
-    recipe: Annotated[str, typer.Option(help="Whose data.")] = "mnist",
-    seeds: Annotated[int, options.integer(1, 100, "Seeds of each model.")] = 3,
-    steps: Annotated[int, options.integer(1, 10_000_000, "Steps of each training.")] = 10_000,
-    out: Annotated[Path, options.out_file("The figures, as JSON.")] = Path("results/vae.json"),
+    recipe: Annotated[str, typer.Option(help="The recipe whose data to use.")] = "mnist",
+    seeds: Annotated[int, options.integer(1, 100, "Seeds per model.")] = 3,
+    steps: Annotated[int, options.integer(1, 10_000_000, "Training steps.")] = 10_000,
+    out: Annotated[Path, options.out_file("The results, as JSON.")] = Path("results/vae.json"),
     device: options.Device = "auto",
 ) -> Result:
-    """Train a VAE as NICE (App. C), and with a NICE posterior or prior, alike, and compare their bounds.
+    """Compare VAEs (App. C): plain, with a NICE posterior, with a NICE prior.
 
     Example: nicest reproduce vae --recipe digits --seeds 1
     """
@@ -303,7 +313,7 @@ def reproduce_vae(
 
 @command(data_app, show.sets, "list")
 def data_list() -> Result:
-    """The data sets by name, and which are here."""
+    """List the data sets and whether each is here."""
     from nicest.data.download import list_sets
 
     return {"sets": [row._asdict() for row in list_sets()]}
@@ -311,7 +321,7 @@ def data_list() -> Result:
 
 @command(data_app, lambda result: print(f"{result['name']} in {result['folder']}"), "get")
 def data_get(name: options.DataSet) -> Result:
-    """Fetch a data set and check it against its published checksums.
+    """Download a data set and verify its checksums.
 
     Example: nicest data get mnist
     """
@@ -322,7 +332,7 @@ def data_get(name: options.DataSet) -> Result:
 
 @command(data_app, show.check, "check", lambda result: int(any(each["status"] != "ok" for each in result["files"])))
 def data_check(name: options.DataSet) -> Result:
-    """Check the files of a data set against their published checksums."""
+    """Verify the checksums of a data set."""
     from nicest.data.download import check
 
     return {"name": name, "files": [{"file": file, "status": status} for file, status in check(name)]}

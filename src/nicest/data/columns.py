@@ -210,9 +210,9 @@ def columns_from_json(rows: Any, source: str) -> tuple[Column, ...]:
 def _require_sound(column: Column) -> None:
     numbers, kinds = (column.low, column.high, column.step, column.taken_off), {type(value) for value in column.values}
     if not (isinstance(column.name, str) and isinstance(column.type, str)):
-        raise ValueError("names or types are wanting")
+        raise ValueError("names or types are missing")
     if not all(isinstance(each, int | float) and math.isfinite(float(each)) for each in numbers):
-        raise ValueError("numbers are wanting")
+        raise ValueError("numbers are missing")
     if column.kind not in ("real", "steps", "values") or (column.step > 0) != column.discrete or column.step < 0:
         raise ValueError(f"no kind of column: {column.kind}")
     if bool(column.values) != (column.kind == "values") or column.low > column.high:

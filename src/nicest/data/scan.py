@@ -19,7 +19,7 @@ from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
 
-MOST_VALUES = 100  # different texts in a column
+MOST_VALUES = 100  # different strings in a column
 COMMON = 0.05  # share of the rows from which a number is a spike
 MOST_SPIKES = 8
 NEAR = 0.1  # see `Tally._ends_at`
@@ -149,15 +149,15 @@ class Tally:
         numbered = len(self.texts) > 2 and counted > len(self.texts) / 2
         written = "write numbers as 1234.5, without units, and dates as 2026-01-31, or " if numbered else ""
         where, example = f"{path}: column {shown(self.name)} holds", brief(self.example, 60)
-        what = f"more than {MOST_VALUES} different texts" if len(self.texts) > MOST_VALUES else ""
+        what = f"more than {MOST_VALUES} different strings" if len(self.texts) > MOST_VALUES else ""
         if what or max(map(len, self.texts)) > LONGEST:
-            what = what or f"texts of more than {LONGEST} characters"
+            what = what or f"strings of more than {LONGEST} characters"
             advice = f"{written}{leave_out(self.name)}"
-            raise NicestError(f"{where} {what}, such as {example!r}, of which no model is made; {advice}")
+            raise NicestError(f"{where} {what}, such as {example!r}, which cannot be modelled; {advice}")
         if numbered:
             warnings.warn(
-                f"{where} {len(self.texts)} different texts, such as {example!r}: they are taken as categories without"
-                f" order; {written}{leave_out(self.name)} where that is wrong",
+                f"{where} {len(self.texts)} different strings, such as {example!r}: they are treated as unordered"
+                f" categories; {written}{leave_out(self.name)} if that is wrong",
                 stacklevel=4,
             )
         values = tuple(sorted(self.texts))
@@ -190,7 +190,7 @@ def columns_of(
     for tally in tallies:
         if not family(tally.type):
             raise NicestError(
-                f"{path}: expected numbers or texts in column {shown(tally.name)}, got {brief(tally.type, 60)};"
+                f"{path}: expected numbers or strings in column {shown(tally.name)}, got {brief(tally.type, 60)};"
                 f" {leave_out(tally.name)}"
             )
     for batch in batches:

@@ -384,7 +384,7 @@ def _load_table(
     values, incomplete, columns = read_table(path, drop, bounds, target)
     targets = find_targets(columns, target, path)
     if len(columns) < 2:
-        commas = "; cells are divided by commas" if path.suffix.lower() == ".csv" else ""
+        commas = "; cells are separated by commas" if path.suffix.lower() == ".csv" else ""
         raise NicestError(
             f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
         )
@@ -401,7 +401,7 @@ def _load_table(
     if len(incomplete) and beside is None:
         share = f"{len(incomplete)} of {len(values) + len(incomplete)}"
         warnings.warn(
-            f"{path}: {share} rows have missing values and are not trained on, as in all tables of more than {WIDEST}"
+            f"{path}: {share} rows have missing values and are left out, as in all tables with more than {WIDEST}"
             " columns",
             stacklevel=2,
         )
@@ -476,11 +476,11 @@ def _read_idx(files: list[Path]) -> Rows:
     arrays = [images.read_idx(file) for file in files]
     for file, array in zip(files, arrays, strict=True):
         if array.ndim not in (2, 3):
-            raise NicestError(f"{file}: expected rows or images (rank 2 or 3), got rank {array.ndim}; is it of labels?")
+            raise NicestError(f"{file}: expected rows or images (rank 2 or 3), got rank {array.ndim}: labels?")
         if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
             raise NicestError(
                 f"expected idx files of one shape and type, got {files[0]} of {arrays[0].shape[1:]} {arrays[0].dtype} "
-                f"and {file} of {array.shape[1:]} {array.dtype}; keep them in folders of their own"
+                f"and {file} of {array.shape[1:]} {array.dtype}; keep them in separate folders"
             )
     values = np.concatenate(arrays)
     return as_rows(values if values.dtype == np.uint8 else values.astype(np.float32), str(files[0]))

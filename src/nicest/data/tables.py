@@ -90,7 +90,7 @@ class TableFile:
             )
         if b"," not in first and (other := [each for each in ";\t|" if each.encode() in first]):
             raise NicestError(
-                f"{self.path}: expected cells divided by commas, got {other[0]!r} between them; write it with commas"
+                f"{self.path}: expected cells separated by commas, got {other[0]!r} between them; write it with commas"
             )
         require_narrow(self.path, first.count(b","))
         parse = csv.ParseOptions(newlines_in_values=True)
@@ -157,7 +157,7 @@ def require_modest_parquet(path: Path, metadata: Any, most: int | None = None) -
     counts = tuple(group.num_rows for group in groups)
     sizes = [group.total_byte_size for group in groups]  # not of each column: of a damaged one Arrow ends the process
     if min((*counts, *sizes), default=0) < 0 or metadata.num_rows != sum(counts):
-        raise ValueError("it says of itself what cannot be")
+        raise ValueError("its metadata is inconsistent")
     require_modest(path, max(sum(sizes), sum(counts) * metadata.num_columns), REWRITE, most)
     return counts or (0,)
 
@@ -214,7 +214,7 @@ def _unpacked(message: Any, columns: int) -> int:
         record = follow(field(record, 1))
     rows = number("q", field(record, 0)) if field(record, 0) else 0
     if rows < 0:
-        raise ValueError("it says of itself what cannot be")
+        raise ValueError("its metadata is inconsistent")
     total = 0
     if field(record, 3):  # packed: every buffer begins with its size
         buffers = follow(field(record, 2))

@@ -246,7 +246,7 @@ def _partition(split: str, shape: tuple[int, ...], block: int) -> Partition:
     if split == "channels":
         count, height, width = _image(shape, f"block {block}: partition channels")
         if count < 2:
-            raise NicestError(f"block {block}: one channel cannot be split: squeeze first, or take a checkerboard")
+            raise NicestError(f"block {block}: one channel cannot be split: squeeze first, or use a checkerboard")
         return channels(count, height, width)
     dim = math.prod(shape)
     return halves(dim) if split == "halves" else odd_even(dim)

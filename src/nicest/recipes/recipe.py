@@ -57,26 +57,26 @@ SIZE = Rule(
 class DataSettings(Settings):
     """[data]: what is modelled."""
 
-    name: str = setting("digits", "a data set by name, or a path to a table, to idx, npy, npz or image files")
+    name: str = setting("digits", "the name of a data set, or the path to a table, an array or a folder of images")
     kind: Literal["auto", "images", "table"] = setting(
-        "auto", "what the data must be: a folder of images, a table, or whatever its name says"
+        "auto", "what the data must be: a folder of images, a table, or anything"
     )
-    crop: tuple[int, ...] = setting((), "height and width of the middle that is kept of every image of a folder", SIZE)
-    resize: tuple[int, ...] = setting((), "height and width to which images of a folder are then resized", SIZE)
+    crop: tuple[int, ...] = setting((), "crop the centre of every image in a folder: height, width", SIZE)
+    resize: tuple[int, ...] = setting((), "then resize the images: height, width", SIZE)
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     bounds: tuple[str, ...] = setting((), 'bounds of columns of a table, such as "0 <= age" or "0 <= share <= 1"')
     target: tuple[str, ...] = setting((), "columns of a table to predict from the others; none to model all of them")
     interval: tuple[float, ...] = setting(
         (0.0, 1.0),
-        "where dequantised pixels lie; nats are reported on it",
+        "the interval of dequantised pixels, on which nats are reported",
         Rule("two numbers, the first smaller", lambda pair: len(pair) == 2 and pair[0] < pair[1]),
     )
     valid: float = setting(
         0.1,
-        "share held out for validation, where the data set has no split of its own",
+        "fraction of validation rows, if the data set has no split",
         Rule("between 0 and 1", lambda share: 0 < share < 1),
     )
-    test: float = setting(0.1, "share held out for testing, where the data set has no split of its own")
+    test: float = setting(0.1, "fraction of test rows, if the data set has no split")
     seed: int = setting(0, "seed of that split", within(0, 10**12))
     shape: tuple[int, ...] = setting(
         (),
@@ -88,15 +88,13 @@ class DataSettings(Settings):
         "number of grey levels, 0 for continuous numbers; taken from the data unless given",
         Rule("0, or from 2 to 65536", lambda n: n == 0 or 2 <= n <= 65536),
     )
-    discrete: int = setting(0, "columns of a table that hold whole steps or few values; taken from the data")
-    atoms: int = setting(
-        0, "most values of a column that have a probability of their own: categories, spikes; taken from the data"
-    )
-    targets: tuple[int, ...] = setting((), "the places of the target columns; taken from the data")
+    discrete: int = setting(0, "number of discrete columns; taken from the data")
+    atoms: int = setting(0, "largest number of categories or spikes in a column; taken from the data")
+    targets: tuple[int, ...] = setting((), "indices of the target columns; taken from the data")
     categories: tuple[int, ...] = setting(
-        (), "beside targets, how many categories each column has that is given, 0 of numbers; taken from the data"
+        (), "with targets: number of categories of each other column, 0 for numbers; taken from the data"
     )
-    digest: str = setting("", "fingerprint of all rows and their split; taken from the data")
+    digest: str = setting("", "digest of all rows and their split; taken from the data")
 
     @property
     def dim(self) -> int:
@@ -120,41 +118,39 @@ class ModelSettings(Settings):
     """[model]: the flow. `blocks` lists its layers; without them, the other settings describe the paper's stack."""
 
     preprocess: Literal["none", "zca", "triangular", "logit"] = setting(
-        "none", "exact ZCA, approximate whitening (App. B, closed form), or logit, as a layer of the flow"
+        "none", "the first layer: exact ZCA whitening, triangular whitening (App. B, closed form), or logit"
     )
     shrinkage: float = setting(
-        0.0, "share of every correlation that whitening does not believe, against few rows", within(0, 1)
+        0.0, "how much whitening shrinks correlations: 0 not at all, 1 ignores them", within(0, 1)
     )
     marginals: Literal["none", "sinh-arcsinh"] = setting(
-        "none", "before the whitening, bend each column until its skew and tails are a Gaussian's, as a layer"
+        "none", "before whitening, transform each column towards the skew and tails of a Gaussian"
     )
-    elementwise: int = setting(0, "bins of a learned spline in every column, after the marginals; 0 for none", BINS)
+    elementwise: int = setting(0, "bins of a learned spline in every column, after `marginals`; 0 for none", BINS)
     mixing: bool = setting(False, "a learned linear layer before every coupling, and after the last")
-    couplings: int = setting(
-        4, "number of coupling layers; their roles alternate; none for a single column", within(0, 1000)
-    )
+    couplings: int = setting(4, "number of coupling layers, which take turns; 0 for a single column", within(0, 1000))
     partition: Literal["odd-even", "halves", "checkerboard"] = setting("odd-even", "how components are split")
     law: Literal["additive", "multiplicative", "affine", "spline", "affine-spline"] = setting(
         "additive", "the coupling law"
     )
     bound: float = setting(2.0, "largest absolute log-scale of the multiplicative and affine laws", POSITIVE)
     bins: int = setting(8, "bins of the spline laws", within(2, 256))
-    network: Literal["mlp", "residual"] = setting("mlp", "the coupling function: plain, or in residual blocks")
+    network: Literal["mlp", "residual"] = setting("mlp", "the network of each coupling: plain, or with residual blocks")
     hidden_layers: tuple[int, ...] = setting(
-        (5,), "hidden layers of each coupling function, or one number for all; a residual block has two"
+        (5,), "hidden layers of each network, or one number for all; a residual block has two"
     )
     width: int = setting(1000, "units of every hidden layer", within(1, 100_000))
     dropout: float = setting(0.0, "dropout after every rectifier", BELOW_ONE)
     initialisation: Literal["torch", "uniform", "zero-last", "whitened"] = setting(
         "torch",
-        "torch's own; weights U(-0.01, 0.01) and biases 0; torch's with the last layer 0; or that, and the scaling"
-        " such that whitened data has the variance of the prior",
+        "torch's default; weights U(-0.01, 0.01) and biases 0; last layer 0; or that, with the scaling set so that"
+        " whitened data has the variance of the prior",
     )
-    members: int = setting(1, "flows whose densities are averaged; more than one for data with targets", within(1, 100))
+    members: int = setting(1, "flows whose densities are averaged; more than 1 only with targets", within(1, 100))
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
-    learned_prior: bool = setting(False, "learn location and scale of the prior in every dimension")
+    learned_prior: bool = setting(False, "learn the location and scale of the prior in every dimension")
     blocks: tuple[Block, ...] = setting(
-        (), "the layers, listed as [[model.blocks]] in place of all settings above but the prior"
+        (), "the layers, as [[model.blocks]], instead of all settings above except the prior"
     )
 
     @property
@@ -223,19 +219,19 @@ SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in ("members",
 class AugmentSettings(Settings):
     """[augment]: how training images are varied."""
 
-    share: float = setting(0.0, "share of every batch that is warped; 0 for none", within(0, 1))
+    share: float = setting(0.0, "fraction of each batch that is warped; 0 for none", within(0, 1))
     rotation: float = setting(
         0.0, "largest rotation, in radians", Rule("from 0 to pi", lambda angle: 0 <= angle <= math.pi)
     )
     scale: float = setting(0.0, "largest absolute log-scale of each axis", within(0, 2))
-    shear: float = setting(0.0, "largest shear, in pixels to the side for each pixel down", within(0, 10_000))
+    shear: float = setting(0.0, "largest shear, in pixels sideways per pixel down", within(0, 10_000))
     shift: float = setting(0.0, "largest shift along each axis, in pixels", within(0, 10_000))
     elastic: float = setting(0.0, "standard deviation of the elastic displacements, in pixels", within(0, 10_000))
     grid: int = setting(5, "control points of the elastic displacements along each axis", within(2, 64))
     flip: bool = setting(False, "mirror left and right with probability 1/2")
     contrast: float = setting(
         1.0,
-        "factor of warped levels about the middle grey; above 1 undoes the blur of warping",
+        "contrast of warped images; above 1 counteracts the blur of warping",
         Rule("above 0, and at most 10000", lambda factor: 0 < factor <= 10_000),
     )
     padding: Literal["zeros", "border", "reflection"] = setting("zeros", "what lies outside the image")
@@ -246,43 +242,37 @@ class TrainSettings(Settings):
     """[train]: how it is trained."""
 
     epochs: int = setting(1500, "passes over the training data", at_least(1))
-    batch: int = setting(200, "examples in a step", at_least(1))
+    batch: int = setting(200, "examples per step", at_least(1))
     optimizer: Literal["adam", "rmsprop"] = setting("adam", "Adam, or the released code's RMSProp with momentum")
     lr: float = setting(1e-3, "learning rate", POSITIVE)
-    betas: tuple[float, ...] = setting((0.9, 0.99), "Adam's averaging factors, in today's notation", BETAS)
+    betas: tuple[float, ...] = setting((0.9, 0.99), "decay rates of Adam's averages", BETAS)
     eps: float = setting(1e-4, "Adam's epsilon", POSITIVE)
-    weight_decay: float = setting(0.0, "Adam's decoupled decay (AdamW), of weight matrices only", NOT_NEGATIVE)
+    weight_decay: float = setting(0.0, "decoupled weight decay (AdamW), of weight matrices only", NOT_NEGATIVE)
     schedule: Literal["constant", "cosine", "exponential"] = setting(
-        "constant", "the learning rate over the steps: as it is, to 0 by a cosine, or divided by lr_decay each step"
+        "constant", "learning rate: constant, down to 0 by a cosine, or divided by lr_decay at each step"
     )
     warmup: int = setting(0, "steps over which the learning rate rises from 0", NOT_NEGATIVE)
-    lr_decay: float = setting(1.0005, "exponential schedule: the divisor of each step", at_least(1))
-    lr_floor: float = setting(0.0, "exponential schedule: the least learning rate")
-    loss: Literal["nats", "nats-per-dim"] = setting(
-        "nats", "unit of the loss that is differentiated; Adam's eps and clip see it"
-    )
+    lr_decay: float = setting(1.0005, "exponential schedule: divisor per step", at_least(1))
+    lr_floor: float = setting(0.0, "exponential schedule: smallest learning rate")
+    loss: Literal["nats", "nats-per-dim"] = setting("nats", "unit of the loss; it matters for eps and clip")
     clip: float = setting(0.0, "largest norm of the gradient; 0 for no clipping", NOT_NEGATIVE)
     ema: float = setting(
-        0.0, "decay of the moving average of the weights that is evaluated and kept; 0 for none", BELOW_ONE
+        0.0, "decay of the average of the weights, which is then evaluated and kept; 0 for none", BELOW_ONE
     )
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "dtype inside the coupling functions; auto is bfloat16 on a GPU and float32 on a CPU"
     )
     sharding: Literal["none", "full"] = setting(
-        "none", "under torchrun: each process holds all weights, or, for models beyond one GPU, its part of them"
+        "none", "under torchrun: each process holds all weights, or a part of them"
     )
     effort: Literal["low", "medium", "high"] = setting(
-        "medium", "how much work goes into a table whose model is chosen for it: seconds, a minute, minutes"
+        "medium", "work for a table with `sized`: seconds, a minute, or minutes"
     )
-    evaluate_every: int = setting(
-        1, "epochs between two validations; the best model by validation is kept", at_least(1)
-    )
-    patience: int = setting(
-        0, "epochs without a better validation after which training stops; 0 to run them all", NOT_NEGATIVE
-    )
+    evaluate_every: int = setting(1, "epochs between validations; the best model is kept", at_least(1))
+    patience: int = setting(0, "stop after this many epochs without improvement; 0 for never", NOT_NEGATIVE)
     seed: int = setting(
         0,
-        "seed of the initialisation, the order of examples and the noise",
+        "seed of initialisation, order of examples and noise",
         Rule("from 0 to 10^12", lambda seed: 0 <= seed <= 10**12),
     )
 
@@ -296,15 +286,15 @@ class TrainSettings(Settings):
 class Recipe(Settings):
     """Everything needed to train one model."""
 
-    name: str = setting("", "the recipe's name")
-    title: str = setting("", "one line about it")
+    name: str = setting("", "the name of the recipe")
+    title: str = setting("", "a one-line description")
     reading: Literal["text", "released", "best", "ours"] = setting(
-        "ours", "which source it follows: the paper's text, the authors' released code, or neither"
+        "ours", "what it follows: the text of the paper, the authors' released code, or neither"
     )
     paper_nats: float | None = setting(None, "the paper's test log-likelihood for this data set")
-    expected_nats: float | None = setting(None, "what we measured on the test set with this recipe")
+    expected_nats: float | None = setting(None, "our test log-likelihood with this recipe")
     own_flow: bool = setting(False, "the flow was built by hand: [model] does not describe it")
-    sized: bool = setting(False, "choose model and train, but for what is set, from the rows and columns of the data")
+    sized: bool = setting(False, "choose the settings that are not set here from the size of the data")
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)

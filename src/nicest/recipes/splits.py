@@ -19,7 +19,7 @@ def load_splits(recipe: Recipe) -> Splits:
     """The data of a recipe; where a run was trained on it before, it must still be the same."""
     data = recipe.data
     if data.name == IN_MEMORY:
-        raise NicestError("this model was fitted to rows in memory, which a run does not keep: bring data")
+        raise NicestError("this model was fitted to rows in memory, which a run does not keep: provide the data")
     if not data.shape:  # nothing was trained yet
         _require_kind(data)
     elif data.name not in SETS and not (path := Path(data.name).expanduser()).exists():
@@ -34,12 +34,12 @@ def load_splits(recipe: Recipe) -> Splits:
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(
             f"{data.name}: expected {data.dim} features, shape {data.shape}, {data.levels} levels, as in training;"
-            f" got {splits.dim} features, shape {splits.shape}, {splits.levels or 0} levels: bring the same data"
+            f" got {splits.dim} features, shape {splits.shape}, {splits.levels or 0} levels: provide the same data"
         )
     if data.digest and splits.digest() != data.digest:
         raise NicestError(
             f"{data.name} has changed since the run was trained, and its split with it:"
-            " test rows of today may be training rows of then; bring the same data, or train again"
+            " test rows of today may be training rows of then; provide the same data, or train again"
         )
     return splits
 
@@ -48,14 +48,14 @@ def _require_kind(data: DataSettings) -> None:
     """Refuse data that is not of the kind the recipe is for."""
     path = Path(data.name).expanduser()
     if data.kind == "images" and is_table(path):
-        raise NicestError(f"{path} is a table, and the recipe is for folders of pictures: take the recipe `table`")
+        raise NicestError(f"{path} is a table, and the recipe is for folders of images: use the recipe `table`")
     if data.kind == "images" and not path.exists() and data.name not in SETS:
         raise NicestError(
-            f"found no folder {path}, looked from {Path.cwd()}; the recipe is for a folder of pictures of your own:"
+            f"found no folder {path}, looked from {Path.cwd()}; the recipe is for a folder of your own images:"
             " give its path as data"
         )
     if data.kind == "table" and path.is_dir():
-        raise NicestError(f"{path} is a folder, and the recipe is for tables: take the recipe `images`")
+        raise NicestError(f"{path} is a folder, and the recipe is for tables: use the recipe `images`")
 
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:

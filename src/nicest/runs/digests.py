@@ -46,7 +46,7 @@ def verify(path: Path, *, strict: bool = True) -> None:
             " moved; do without the check"
         )
     raise NicestError(
-        f"{path} has changed since it was written: expected SHA-256 {known[-1]}, got {found}: take a copy of it,"
+        f"{path} has changed since it was written: expected SHA-256 {known[-1]}, got {found}: restore a copy of it,"
         " or train again"
     )
 

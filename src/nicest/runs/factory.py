@@ -62,7 +62,7 @@ def from_factory(figures: Mapping[str, Any], trust: bool | str, source: str) -> 
     except (TypeError, ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise NicestError(f"{source}: expected the arguments of {shown(factory)} in JSON: take a copy of the file")
+        raise NicestError(f"{source}: expected the arguments of {shown(factory)} in JSON: restore a copy of the file")
     return built(str(factory), arguments, source)
 
 

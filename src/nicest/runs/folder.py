@@ -78,7 +78,7 @@ def read_tensors(path: Path) -> Saved:
         raise
     except Exception as error:  # broken bytes lead safetensors and torch to errors of every kind
         raise NicestError(
-            f"{path} is truncated or damaged: take a copy of it, or train again ({brief(error)})"
+            f"{path} is truncated or damaged: restore a copy of it, or train again ({brief(error)})"
         ) from error
     if not {"recipe", "figures"} <= metadata.keys():
         raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
@@ -117,9 +117,9 @@ def _figures(text: str, path: Path) -> dict[str, Any]:
     try:
         figures = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NicestError(f"{path}: expected figures in JSON, got {shown(text)}: take a copy of it") from error
+        raise NicestError(f"{path}: expected figures in JSON, got {shown(text)}: restore a copy of it") from error
     if not isinstance(figures, dict) or any(isinstance(each, list | dict) for each in figures.values()):
-        raise NicestError(f"{path}: expected a table of figures, got {shown(text)}: take a copy of it")
+        raise NicestError(f"{path}: expected a table of figures, got {shown(text)}: restore a copy of it")
     return figures
 
 
@@ -226,7 +226,9 @@ class RunFolder:
                 raise newer(f"{path}: unknown key {shown(unknown[0])}")
             return columns_from_json(rows, str(path))
         except (OSError, ValueError, RecursionError) as error:
-            raise NicestError(f"{path} cannot be read: take a copy of it, or train again ({brief(error)})") from error
+            raise NicestError(
+                f"{path} cannot be read: restore a copy of it, or train again ({brief(error)})"
+            ) from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with writing(self.path / METRICS), (self.path / METRICS).open("a") as file:
@@ -323,7 +325,7 @@ def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:
     for other in (*asked, trained):
         if out.is_file() and other.is_file() and out.samefile(other):
             what = "on which the run was trained" if other is trained else "which was asked about"
-            raise NicestError(f"expected a file of its own for the result, got {out}, {what}")
+            raise NicestError(f"expected a separate file for the result, got {out}, {what}")
         if not (other.is_dir() and (other.is_absolute() or other is not trained)):  # else it may be a data set's name
             continue
         if out.suffix.lower() in IMAGE_SUFFIXES and other.resolve() in out.resolve().parents:

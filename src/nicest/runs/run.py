@@ -81,7 +81,7 @@ class Run:
         modelled = [columns[i] for i in data.targets or range(len(columns)) if i < len(columns)]
         fits = len(columns) == data.dim and sum(column.discrete for column in modelled) == data.discrete
         if columns and not fits:
-            raise NicestError(f"{self.path}: {COLUMNS} is not of this model: take a copy of it, or train again")
+            raise NicestError(f"{self.path}: {COLUMNS} is not of this model: restore a copy of it, or train again")
         return columns
 
     def require_whole_rows(self) -> None:

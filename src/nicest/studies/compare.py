@@ -134,7 +134,7 @@ def compare(
                     last = now
                     bar.note(text)
         except KeyboardInterrupt:
-            kept = f", kept in {out}: the same command goes on" if out else ""
+            kept = f", kept in {out}: the same command resumes" if out else ""
             return so_far(unfinished=f"stopped after {len(trials)} of {len(keys)} results{kept}")
     failed = sorted({f"{name}: {method}" for (name, _, method), found in trials.items() if "failed" in found[0]})
     return so_far(failed=failed) if failed else so_far()

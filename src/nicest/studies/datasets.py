@@ -49,7 +49,7 @@ Read = Callable[[Generator], Table]
 def tables_in(folder: Path) -> dict[str, Path]:
     """The table files of a folder by name: that of the file without its ending, or all of it where two are alike."""
     if folder.is_file():
-        raise NicestError(f"expected a folder of tables, got the file {folder}: put it into a folder of its own")
+        raise NicestError(f"expected a folder of tables, got the file {folder}: put it into a separate folder")
     if not folder.is_dir():
         raise NicestError(f"expected a folder of tables, found no {folder}; looked from {Path.cwd()}")
     files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))

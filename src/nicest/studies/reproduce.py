@@ -41,7 +41,7 @@ PLAN = (
     Entry("mnist-plain", 3),
     Entry("mnist-affine"),
     Entry("mnist-fast"),
-    # the best by validation comes within the first tens of epochs; what follows only overfits
+    # the best epoch by validation is among the first tens; later epochs overfit
     Entry("cifar10", overrides=("train.patience=100",)),
     Entry("cifar10-released", overrides=("train.patience=100",)),
     Entry("cifar10-best", 3),
@@ -178,7 +178,7 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
     if (folder / DONE).exists():
         return ""
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
-        return f"{folder} was interrupted: the same command goes on with it"
+        return f"{folder} was interrupted: the same command resumes it"
     run = Run(folder, device=device)
     result, rows = evaluate(run), run.metrics
     environment = json.loads((folder / "environment.json").read_text())
@@ -248,10 +248,11 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         "# Results",
         "",
         "Written by `nicest reproduce table --page docs/results.md`. Test log-likelihood in nats on the interval of",
-        "the paper, mean over the test set, 8 draws of the noise and the seeds; ± is the standard deviation over",
-        "seeds, or, for one seed, the standard error over the test set. The model is the best by validation. `text`",
-        "and `released` are two readings of the paper: its text and the authors' released code. Rows marked",
-        f"augmented vary their training images. Raw figures: `{_link(Path(result['out']), folder)}`.",
+        "the paper: the mean over the test set, 8 draws of the noise and the seeds. ± is the standard deviation over",
+        "seeds, or, for one seed, the standard error over the test set. The model is the best epoch by validation.",
+        "The reading `text` follows the text of the paper, `released` the authors' released code; `best` is our own",
+        "recipe. Rows marked augmented vary their training images. Raw figures:",
+        f"`{_link(Path(result['out']), folder)}`.",
         "",
         "| recipe | reading | paper | ours | bits/dim | seeds | best epoch | of | minutes | device |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -281,7 +282,7 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         scores = [row["baselines"].get(name) for name in NAMES]
         cells = ["–" if score is None or math.isnan(score) else f"{score:.1f}" for score in scores]
         lines.append(f"| {dataset} | " + " | ".join(cells) + " |")
-    lines += ["", "## Published beside ours", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
+    lines += ["", "## Published results and ours", "", "| model | TFD | CIFAR-10 |", "|---|---|---|"]
     lines += ["| NICE, as published | 5514.71 | 5371.78 |"]
     for column, place in (("cifar10", "– | {:.2f}"), ("tfd", "{:.2f} | –")):
         measured = [row for row in rows if row["column"] == column and "runs" in row]
@@ -315,13 +316,13 @@ def vae_section(study: dict[str, Any]) -> list[str]:
     """The VAE study as a table."""
     lines = ["## A VAE as NICE, and NICE inside it (App. C, §6)", ""]
     lines += [f"`{study.get('command', 'nicest reproduce vae')}`: test bound in nats, {study['dataset']},"]
-    lines += [f"{study['steps']:,} steps of {study['batch']}, alike for all; {study['device']}.", ""]
+    lines += [f"{study['steps']:,} steps of {study['batch']} for every model; {study['device']}.", ""]
     lines += ["| model | parameters | bound | gain over plain |", "|---|---|---|---|"]
     for row in study["rows"]:
         test, gain = ("" if row[key] is None else f" ± {row[key]:.1f}" for key in ("test_sd", "gain_sd"))
         over = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{gain}"
         lines.append(f"| {row['model']} | {row['parameters']:,} | {row['test_nats']:.1f}{test} | {over} |")
-    wider = "`wider` is the plain VAE with as many parameters as the richest: what those are worth by themselves."
+    wider = "`wider` is the plain VAE with as many parameters as the largest model: what parameters alone are worth."
     return [*lines, "", wider, ""]
 
 

@@ -13,13 +13,12 @@ from nicest.runs.run import Run
 from nicest.tasks.baselines import baselines
 
 WHY_POSITIVE = (
-    "Nats are of a density on the interval the pixels lie in, not of a probability: where probability is packed into"
-    " a volume below 1 the density exceeds 1 and its logarithm is positive. Bits/dim do not depend on that unit."
+    "Nats are the logarithm of a density on the interval of the pixels, not of a probability. They are positive where"
+    " the density exceeds 1. Bits/dim do not depend on the interval."
 )
 WHY_POSITIVE_CONTINUOUS = (
-    "Nats are of a density in the units of the data, not of a probability: where probability is packed into a volume"
-    " below 1 the density exceeds 1 and its logarithm is positive. A column in other units, c times as large, takes"
-    " log c nats away; bits/dim change alike."
+    "Nats are the logarithm of a density in the units of the data, not of a probability. They are positive where the"
+    " density exceeds 1. If you multiply a column by c, they fall by log c."
 )
 
 

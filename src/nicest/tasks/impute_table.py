@@ -57,7 +57,7 @@ def impute_table(
         raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
     columns = run.columns
     if not columns:
-        raise NicestError(f"{run.path} is no model of a table: train one with the recipe `table`")
+        raise NicestError(f"{run.path} is not a model of a table: train one with the recipe `table`")
     for each in (path, *outputs):
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")

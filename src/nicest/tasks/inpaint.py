@@ -73,7 +73,7 @@ def inpaint(
         bounds = (lower, upper)
     looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
     if (numbers := len(x) * chains * data.dim * (2 + len(looks))) > LARGEST:
-        raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: take fewer images or chains")
+        raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: use fewer images or chains")
     with Bar("inpainting", 1000) as bar:
         filled = fill(
             flow,

@@ -30,7 +30,7 @@ from nicest.runs.folder import COLUMNS, require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 
-CAVEAT = "A high density is not typicality: in many dimensions the densest point is one that is never seen."
+CAVEAT = "A high density does not mean typical: in many dimensions the densest point is one that you never see."
 SCORES = {"train": "training-scores.npy", "valid": "validation-scores.npy"}
 SCHEMA = [("file", "string"), ("row", "int64"), ("log_density", "float64"), ("outlier_score", "float64")]
 QUANTILES = 1001  # of the log-densities of training, which outlier scores are read from
@@ -120,7 +120,7 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
                 )
             file, first = TableFile(path), 0
             if extra := require_columns(file, columns):
-                Bar("", 1).note(f"{path}: leaving aside {listed(extra)}, which training had not")
+                Bar("", 1).note(f"{path}: ignoring {listed(extra)}, which the training data did not have")
             for group in range(file.groups):
                 yield Part(i, path, file, group, first)
                 first += file.counts[group] or 0

@@ -146,7 +146,7 @@ def joined(name: str) -> Iterator[tuple[World, torch.device]]:
             raise SystemExit(1) from None
         sys.stderr = sys.__stderr__  # which the command line took from all but the first of a machine
         if lost:
-            raise NicestError("another process of this training was lost: what was saved last is kept") from error
+            raise NicestError("another process of this training died: the last saved state is kept") from error
         raise
     finally:
         if not (failed and backend == "nccl"):  # which may wait for the others: torchrun ends them

@@ -104,7 +104,7 @@ class Training:
             share = f"{len(self.cells.missing):,} of {len(self.rows):,}"
             self.note(f"{share} training rows have missing values, which are drawn from the model while it learns")
         if plain := self.step.plain_layers:
-            self.note(f"no fast form for {', '.join(plain)}: what has none runs as it was written")
+            self.note(f"no fast form for {', '.join(plain)}: these layers run as they are written")
 
     def note(self, text: str) -> None:
         for each in self.callbacks:

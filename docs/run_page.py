@@ -1,4 +1,8 @@
-"""Run the code of docs/tutorial-tables.md in a folder of its own; `--pictures` keeps what it draws."""
+"""Run the Python and shell blocks of a page of docs/ in a temporary folder.
+
+python docs/run_page.py tutorial-tables            # run it
+python docs/run_page.py gallery --pictures         # run it, and keep the pictures it draws in docs/images
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,19 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-PAGE = DOCS / "tutorial-tables.md"
 
 
-def blocks() -> list[tuple[str, str]]:
+def blocks(page: str) -> list[tuple[str, str]]:
     """The language and the code of every block that runs."""
-    return re.findall(r"^```(python|sh)\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M)
+    return re.findall(r"^```(python|sh)\n(.*?)^```$", page, re.S | re.M)
 
 
-def run() -> dict[str, Any]:
+def run(page: str) -> dict[str, Any]:
     """Run the blocks here; returns the names that the Python ones have defined."""
     names: dict[str, Any] = {}
-    for language, code in blocks():
+    for language, code in blocks(page):
         if language == "python":
-            exec(compile(code, PAGE.name, "exec"), names)
+            exec(compile(code, "page", "exec"), names)
         else:
             for line in code.replace("\\\n", " ").splitlines():
                 print(f"$ {line}", flush=True)
@@ -49,12 +52,14 @@ def main() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    keep = "--pictures" in sys.argv[1:]
+    name, *options = sys.argv[1:]
+    page = (DOCS / f"{name}.md").read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        run()
-        for picture in Path(folder).glob("tutorial-*.png") if keep else ():
-            shutil.copy(picture, DOCS / "images")
+        run(page)
+        if options == ["--pictures"]:
+            for picture in re.findall(r"\]\(images/([^)]+)\)", page):
+                shutil.copy(picture, DOCS / "images")
         os.chdir(DOCS)
 
 
