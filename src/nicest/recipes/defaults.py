@@ -17,7 +17,7 @@ WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than traini
 STEPS = {"low": 600, "medium": 1_800, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which splines have networks twice as wide
-MEMBERS = {"low": 2, "medium": 5, "high": 5}  # flows whose densities are averaged in a prediction
+MEMBERS = {"low": 2, "medium": 5, "high": 5}  # flows whose densities are averaged in a prediction, of few rows
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -99,6 +99,7 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
     """
     effort = Recipe().changed({"train": dict(given["train"])}, "NICE").train.effort
     bins = 8 if n < 500 else 16
+    members = 1 if targets > 4 else MEMBERS[effort] if n < 5_000 else 2  # of many rows, steps gain more than members
     model = {
         "law": "affine-spline",
         "bins": bins,
@@ -111,13 +112,13 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         "dropout": 0.2 if n < 5_000 else 0.1,
         "initialisation": "whitened",
         "prior": "logistic",
-        "members": MEMBERS[effort] if targets <= 4 else 1,
+        "members": members,
     }
     batch = min(256, max(16, 1 << round(math.log2(max(n, 2) / 8))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
         rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
-        steps = bounded(STEPS[effort], recipe, dim, effort)
+        steps = bounded(round(STEPS[effort] * max(1.0, MEMBERS[effort] / members)), recipe, dim, effort)
         rows = max(1, round(n * (1 - held_out(n, targets=True))))
         return rates | _steps(steps, rows, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
 
