@@ -86,7 +86,7 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1; auto uses a GPU if there is one.")]
-Run = Annotated[Path, given("A run folder.", show_default=False)]
+Run = Annotated[Path, given("A run folder, or a model that comes with nicest.", show_default=False)]
 Verify = Annotated[
     bool | None,
     typer.Option(

@@ -46,6 +46,41 @@ def recipes(
     return {"recipes": [{field: getattr(load_recipe(each), field) for field in fields} for each in names()]}
 
 
+@command(app, show.models)
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="A model whose card to print.", show_default="all, in a table")
+    ] = None,
+) -> Result:
+    """List the trained models that come with nicest; every command takes their names in place of a run folder.
+
+    Example: nicest models && nicest sample digits -n 100 --out grid.png
+    """
+    from nicest.messages import nearest
+    from nicest.runs.shipped import card, shipped
+
+    found = shipped()
+    if name is not None and name not in found:
+        raise NicestError(f"no model {name!r}{nearest(name, found)}; there are {', '.join(found) or 'none'}")
+    chosen = [name] if name else list(found)
+    return {"models": [{"name": each, **card(found[each])} for each in chosen], "whole": name is not None}
+
+
+@command(app, show.packed, targets=True)
+def pack(
+    run: Any,
+    out: Annotated[Path, options.out_folder("The folder of the copy.", show_default=False)],
+    about: Annotated[str, typer.Option(help="A line for the card.", show_default="the title of the recipe")] = "",
+) -> Result:
+    """Write a small copy of a model to hand on: networks in bfloat16, no training state, and a card with its figures.
+
+    Example: nicest pack runs/demo --out small
+    """
+    from nicest.tasks.pack import pack as run_packing
+
+    return run_packing(run, out, about=about)
+
+
 @command(app, show.training)
 def train(
     recipe: Annotated[str, options.given("The name of a recipe, or a .toml file.", str, show_default=False)],

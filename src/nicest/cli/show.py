@@ -39,6 +39,24 @@ def training(result: dict[str, Any]) -> None:
     return print(f"next: nicest evaluate {result['run']}")
 
 
+def models(result: dict[str, Any]) -> None:
+    if result["whole"]:
+        for name, value in result["models"][0].items():
+            print(f"{name.replace('_', ' ')}: {value}")
+        return
+    table = _table("model", "test nats", "bits/dim", "MB", "what it is")
+    for row in result["models"]:
+        nats = f"{row['test_nats']:.2f} ± {row['test_stderr']:.2f}"
+        table.add_row(row["name"], nats, f"{row['bits_per_dim']:.3f}", f"{row['bytes'] / 1e6:.1f}", row["about"])
+    _print(table)
+    print("nicest models NAME prints the card of one; nicest sample NAME, studio NAME and the others take the name")
+
+
+def packed(result: dict[str, Any]) -> None:
+    nats = f"{result['test_nats']:.2f} ± {result['test_stderr']:.2f} nats on {result['test_rows']:,} test rows"
+    print(f"{result['out']}: {result['bytes'] / 1e6:.1f} MB, {nats}")
+
+
 def scores(result: dict[str, Any]) -> None:
     others = " of the other rows" if result["missing"] or result["unknown"] else ""
     mean = "" if result["mean_nats"] is None else f"; mean log-density{others}: {result['mean_nats']:.3f} nats"

@@ -73,7 +73,7 @@ def read_tensors(path: Path) -> Saved:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             version = check_format(path, metadata.get("format", ""))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: _widened(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
     except NicestError:
         raise
     except Exception as error:  # broken bytes lead safetensors and torch to errors of every kind
@@ -91,6 +91,11 @@ def read_tensors(path: Path) -> Saved:
     if version == 1:
         tensors = upgraded(tensors, recipe)
     return Saved(tensors, recipe, _figures(metadata["figures"], path))
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """A tensor that was packed in bfloat16, as float32."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def upgraded(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from nicest.recipes.splits import load_splits
 from nicest.runs.factory import from_factory
 from nicest.runs.folder import COLUMNS, RunFolder, filled, restore_flow
 from nicest.runs.runtime import choose_device, rows_to
+from nicest.runs.shipped import fetched
 
 DRAWS = 8  # of the dequantisation noise, that a log-likelihood is the mean over
 
@@ -28,7 +29,7 @@ DRAWS = 8  # of the dequantisation noise, that a log-likelihood is the mean over
 class Run:
     """A trained model and what it was trained on, from a run folder or a model file alone; nothing in it is executed.
 
-        run = nicest.open("runs/mnist")
+        run = nicest.open("runs/mnist")        # or a model that comes with nicest: nicest.open("digits")
         run.flow.log_prob(x), run.engine.sample(100_000), run.splits.test, run.nats(x)
 
     The model is read once, the data when asked for, and hashed once. The model must be the file that training wrote,
@@ -48,7 +49,7 @@ class Run:
         trust: bool | str = False,
         data: str | None = None,
     ) -> None:
-        self.folder = RunFolder(path, verify=verify)
+        self.folder = RunFolder(fetched(path), verify=verify)
         self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
         self.tensors, self.recipe, self.figures = self.folder.read_model()
         if data is not None:

@@ -21,6 +21,7 @@ from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.runs.folder import RunFolder
 from nicest.runs.run import Run
+from nicest.runs.shipped import fetched
 from nicest.studio import limits
 from nicest.studio.messages import Metrics, Reference, ReferenceScores, RunInfo, Spectrum
 from nicest.tasks.latent import Model, principal
@@ -39,6 +40,7 @@ class Served:
     """A run folder, whose model is read when it is first asked for, and again when its file has changed."""
 
     def __init__(self, id: str, path: Path) -> None:
+        path = fetched(path)
         self.id, self.folder, self.name = id, RunFolder(path), path.resolve().name
         self.lock = threading.RLock()
         self.loaded: Loaded | None = None
