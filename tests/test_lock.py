@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-LATER = {"dist": "twine", "docs": "mkdocs", "sbi": "sbi"}  # extras that `make test` does without, and what tells that one is there
+LATER = {"dist": "twine", "docs": "mkdocs", "sbi": "sbi"}  # extras that `make test` does without; a module of each
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][0-9A-Za-z.]*)")
 
 
