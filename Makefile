@@ -88,7 +88,11 @@ $(VENV)/.dist: $(VENV)/.dev
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[dist]'
 	@touch $@
 
-lock: $(VENV)/.dev $(VENV)/.docs $(VENV)/.dist  ## pin what is installed now
+$(VENV)/.sbi: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[sbi]'
+	@touch $@
+
+lock: $(VENV)/.dev $(VENV)/.docs $(VENV)/.dist $(VENV)/.sbi  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > requirements.lock
 
 clean:  ## remove everything that was made

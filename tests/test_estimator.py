@@ -75,6 +75,19 @@ class TestDensity:
         assert model.recipe_.model.marginals == "sinh-arcsinh"
         assert model.score(x) == pytest.approx(stats.lognorm(1).logpdf(x).mean(), abs=0.05)
 
+    def test_samples_given_conditions_are_those_that_meet_them(self, fitted: NICE):
+        drawn = fitted.sample(40_000, random_state=0)
+        low, high = np.quantile(drawn[:, 0], [0.6, 0.8])
+        met = drawn[(drawn[:, 0] > low) & (drawn[:, 0] <= high)]
+        rows = fitted.sample(4000, random_state=0, where=f"x0 > {low} and x0 <= {high}")
+        assert ((rows[:, 0] > low) & (rows[:, 0] <= high)).all()
+        error = met.std(0) * np.sqrt(1 / len(met) + 1 / len(rows))
+        assert (np.abs(rows.mean(0) - met.mean(0)) < 4.5 * error).all()
+        given = fitted.sample(10, random_state=0, where="x1 = 0.3")
+        assert (given[:, 1] == 0.3).all()
+        with pytest.raises(ValueError, match="found no column 'x9'"):
+            fitted.sample(10, where="x9 = 0.3")
+
     def test_samples_have_the_moments_of_the_data(self, fitted: NICE):
         drawn, x = fitted.sample(20_000, random_state=0), gaussian_rows()
         assert drawn.shape == (20_000, 3)

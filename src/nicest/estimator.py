@@ -34,10 +34,12 @@ from nicest.data.cells import Batch, cell_values, codes_of, decode, encode, fami
 from nicest.data.columns import Column, columns_from_json, columns_to_json, with_bounds
 from nicest.data.scan import LARGEST, SMALLEST, Tally
 from nicest.data.tables import require_pyarrow
+from nicest.data.where import where as parsed
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.inference.calibration import Calibration
+from nicest.inference.conditional import Conditional
 from nicest.inference.engine import Engine
 from nicest.inference.impute import MIXED
 from nicest.messages import listed
@@ -112,6 +114,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         model = NICE(random_state=0).fit(X)
         model.score_samples(X)                # log-density of every row, nats in the units of X
         model.sample(100, random_state=1)     # new rows
+        model.sample(100, where="x0 > 2")     # new rows that meet conditions
         model.transform(X)                    # independent latent coordinates, and inverse_transform back
         model.predict(X)                      # -1 for outliers, +1 for inliers
         model.impute(X_with_nan)              # missing cells filled in
@@ -328,12 +331,31 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError("expected a row without NaN to score, got none: fill them in with impute")
         return float(np.nanmean(nats))
 
-    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> Any:
-        """New rows, (n_samples, D), in the units of the data; a data frame if X had columns that are not numbers."""
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+        *,
+        where: str | None = None,
+    ) -> Any:
+        """New rows, (n_samples, D), in the units of the data; a data frame if X had columns that are not numbers.
+
+        With `where`, such as `"age = 30 and income > 50000"`, rows that meet conditions on columns (x0, x1, ... of an
+        array), from the density given these; chains that do not agree are warned of.
+        """
         check_is_fitted(self)
         if n_samples < 1:
             raise ValueError(f"expected at least 1 sample, got n_samples={n_samples}")
-        return self._values(self._draw(n_samples, random_state))
+        if where is None:
+            return self._values(self._draw(n_samples, random_state))
+        with in_words_of_parameters():
+            asked = parsed(where, self.columns_)
+            seed = int(check_random_state(random_state).randint(2**31 - 1))
+            drawn = Conditional(self.flow_, asked.ranges, seed=seed)
+            rows = asked.clip(np.concatenate([each.cpu().numpy() for each in drawn.draws(n_samples)]))
+        if drawn.r_hat >= MIXED:
+            warnings.warn(f"the chains do not agree (R-hat {drawn.r_hat:.2f})", stacklevel=2)
+        return self._values(rows, asked.columns)
 
     def transform(self, X: ArrayLike) -> np.ndarray:
         """The latent coordinates h = f(x) of every row: independent, each of the law of the prior.
@@ -600,11 +622,12 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     def _run(self, method: str, rows: torch.Tensor, **options: bool) -> np.ndarray:
         return np.concatenate([part.cpu().numpy() for part in self._engine().each(method, rows, **options)])
 
-    def _values(self, codes: np.ndarray) -> Any:
+    def _values(self, codes: np.ndarray, columns: Sequence[Column] = ()) -> Any:
         """The model's numbers as rows like those of X."""
+        columns = columns or self.columns_
         if self._frame:
-            return Frame(self._frame, decode(codes, self.columns_)).back()
-        return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, self.columns_, strict=True)])
+            return Frame(self._frame, decode(codes, columns)).back()
+        return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, columns, strict=True)])
 
     def _engine(self) -> Engine:
         """One engine for as long as the flow is the same, since on a GPU each captures its own graphs."""

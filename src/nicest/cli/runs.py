@@ -169,10 +169,16 @@ def evaluate(
     return run_evaluation(run, split=split, draws=draws, seed=seed, with_baselines=baselines)
 
 
-@command(app, lambda result: print(f"{result['n']} samples in {result['out']}"))
+@command(app, show.samples)
 def sample(
     run: Any,
     n: Annotated[int, options.integer(1, 10**8, "Number of samples.", "-n")] = 100,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Conditions on columns of a table, joined by and: =, !=, <, <=, >, >=, in (...).", show_default=False
+        ),
+    ] = None,
     temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
     seed: options.Seed = 0,
     out: Annotated[
@@ -186,10 +192,12 @@ def sample(
     """Draw samples from a trained model.
 
     Example: nicest sample runs/demo -n 100 --out grid.png
+
+    Of a table: nicest sample runs/people -n 1000 --where 'age >= 30 and sex = "F" and income > 50000' --out rows.csv
     """
     from nicest.tasks.sample import sample as run_sampling
 
-    return run_sampling(run, n, temperature=temperature, seed=seed, out=out)
+    return run_sampling(run, n, where=where, temperature=temperature, seed=seed, out=out)
 
 
 @command(app, show.scores, targets=True)

@@ -71,6 +71,14 @@ def scores(result: dict[str, Any]) -> None:
     print(result["caveat"])
 
 
+def samples(result: dict[str, Any]) -> None:
+    print(f"{result['n']} samples in {result['out']}")
+    if result.get("share") is not None:
+        print(f"{result['share']:.2g} of the model's rows meet the conditions")
+    if "r_hat" in result and not result["mixed"]:
+        print(f"the chains do not agree (R-hat {result['r_hat']:.2f}): groups of rows may be too frequent or too rare")
+
+
 def imputation(result: dict[str, Any]) -> None:
     print(f"{result['filled']:,} cells of {result['rows_filled']:,} rows imputed in {result['out']}")
     if result["unknown"]:

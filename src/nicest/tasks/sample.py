@@ -10,10 +10,14 @@ import torch
 
 from nicest.data.cells import decode
 from nicest.data.tables import SUFFIXES as TABLES
-from nicest.data.tables import require_pyarrow, write_table
+from nicest.data.tables import require_pyarrow, write_table, writing
+from nicest.data.where import where as parsed
 from nicest.errors import NicestError
 from nicest.files import replacing
+from nicest.inference.conditional import Conditional
+from nicest.inference.impute import MIXED
 from nicest.plots import image_grid
+from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
@@ -24,12 +28,21 @@ SUFFIXES = (".png", ".npy", ".npz", *TABLES)
 
 
 def sample(
-    run: Run, n: int = 100, *, temperature: float = 1.0, seed: int = 0, out: str | Path | None = None
+    run: Run,
+    n: int = 100,
+    *,
+    where: str | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    out: str | Path | None = None,
 ) -> dict[str, Any]:
     """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table.
 
-    Unless told otherwise, images go to samples.png, tables to samples.csv and other rows to samples.npy.
+    Unless told otherwise, images go to samples.png, tables to samples.csv and other rows to samples.npy. Rows of a
+    table may be drawn `where` conditions on its columns hold, such as `age = 30 and income > 50000`.
     """
+    if where is not None and run.kind != "table":
+        raise NicestError("where: conditions are on the columns of a table, which this model is not of")
     path = Path(out or {"table": "samples.csv", "rows": "samples.npy", "images": "samples.png"}[run.kind])
     recipe, kind = run.recipe, path.suffix
     if kind not in SUFFIXES:
@@ -41,6 +54,12 @@ def sample(
     if kind in TABLES:
         require_pyarrow()
     require_own_file(path, recipe)
+    asked = {"n": n, "temperature": temperature, "seed": seed}
+    told = {"out": str(path), **asked, "shape": list(recipe.data.shape), "dataset": recipe.data.name}
+    if where is not None:
+        if kind not in TABLES or temperature != 1:
+            raise NicestError(f"where: expected a table ({', '.join(TABLES)}) as output, and temperature 1")
+        return told | sample_where(run, n, where, seed=seed, out=path)
     drawn = draw(run, n, temperature=temperature, seed=seed)
     if kind in TABLES:
         write_table(path, decode(drawn, run.columns))
@@ -51,8 +70,18 @@ def sample(
     else:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, drawn)
-    asked = {"n": n, "temperature": temperature, "seed": seed}
-    return {"out": str(path), **asked, "shape": list(recipe.data.shape), "dataset": recipe.data.name}
+    return told
+
+
+def sample_where(run: Run, n: int, where: str, *, seed: int, out: Path) -> dict[str, Any]:
+    """Write n rows that meet conditions, as they are drawn; returned are figures of the draws."""
+    asked = parsed(where, run.columns)
+    with Bar("sampling", n) as bar:
+        drawn = Conditional(run.flow, asked.ranges, seed=seed, watch=lambda rows, text: bar.update(int(rows), text))
+        with writing(out, decode(np.empty((0, len(run.columns))), asked.columns).schema) as write:
+            for rows in drawn.draws(n):
+                write(decode(asked.clip(rows.cpu().numpy()), asked.columns).columns)
+    return {"where": where, "share": drawn.share, "r_hat": drawn.r_hat, "mixed": drawn.r_hat < MIXED}
 
 
 def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0) -> np.ndarray:

@@ -1,0 +1,306 @@
+"""Draws of a flow given ranges of its columns: particles in latent space that close in on them, then chains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nicest.errors import NicestError
+from nicest.flows import Flow, PartPrior, Units
+from nicest.inference.engine import frozen
+from nicest.inference.impute import MIXED, split_r_hat
+from nicest.inference.langevin import half_square
+from nicest.lowering import lower
+
+Range = tuple[tuple[float, int], tuple[float, int]]  # from one end to the other: see `data.where.End`
+
+BATCH = 1000  # rows that are decoded at once, and chains
+POOL = 20 * BATCH  # draws of the model to start from
+COMMON = 0.01  # the share of draws in the ranges from which it is cheapest to draw until enough are
+KEEP = 0.25  # share of the particles that go on to the next level
+EVEN, VERY_EVEN = 0.5, 0.9  # the least effective share of particles that are weighted for all columns, and for one
+LEVELS, RAREST = 200, 1e-30
+MOVES, WARMUP = 10, 30  # of every particle on each level, and on the last
+ACCEPTANCE = 0.4
+SPREAD = 1.1  # of the Gaussian that moves are made by
+WIDEST = 1000  # columns of which it has a covariance
+SHORTEST, LONGEST = 40, 1280  # moves of the chains
+LOOKS, WATCHED = 20, 250  # states of each chain, and chains, that R-hat is computed from
+
+
+class Particles(NamedTuple):
+    """Latent coordinates h (B, D), their y, how far y lies from the ranges, (B,), and the logarithm of the density that
+    h is drawn from where it is on the level, (B,)."""
+
+    h: Tensor
+    y: Tensor
+    off: Tensor
+    nats: Tensor
+
+    @property
+    def n(self) -> int:
+        return len(self.h)
+
+    def pick(self, which: Tensor) -> Particles:
+        return Particles(*(each[which] for each in self))
+
+
+@dataclass
+class Kernel:
+    """A Gaussian N(m, L Lᵀ) that moves of h are made by, and the size β of their steps, from 0 to 1."""
+
+    centre: Tensor
+    factor: Tensor
+    beta: float
+
+
+class Region:
+    """Ranges of columns in the flow's space: a column lies in one of the pieces from `lower` to `upper`, (K, pieces).
+
+    A piece of no width is a number that is given for a continuous column.
+    """
+
+    def __init__(self, units: Units, ranges: Mapping[int, Sequence[Range]]) -> None:
+        self.columns, most = list(ranges), max(map(len, ranges.values()))
+        self.least, self.most = (end[0, self.columns, None] for end in units.box())  # of all y
+        self.lower = torch.full((len(ranges), most), torch.inf).to(units.scale)
+        self.upper = -self.lower
+        for k, (d, pieces) in enumerate(ranges.items()):
+            for i, (low, high) in enumerate(pieces):
+                self.lower[k, i] = edge(units, d, *low, first=True).clamp_min(self.least[k, 0])
+                self.upper[k, i] = edge(units, d, *high, first=False).clamp_max(self.most[k, 0])
+        self.has_points = bool((self.lower == self.upper).any())
+        self.size = torch.ones_like(self.least[:, 0])
+        self.reach = torch.zeros_like(self.size)  # how far beyond its pieces a column may lie
+        self.fixed = self.reach > 0  # columns for which that will not change any more
+
+    def measure(self, y: Tensor) -> None:
+        """Distances will be in units of the spread of rows y."""
+        ends = y[:, self.columns].quantile(torch.tensor([0.05, 0.95]).to(y), dim=0)
+        self.size = torch.where(ends[1] > ends[0], (ends[1] - ends[0]) / 3.3, 1.0)
+
+    def gaps(self, y: Tensor) -> Tensor:
+        """How far rows lie from each piece, (B, K, pieces)."""
+        at = y[:, self.columns, None]
+        return torch.maximum(self.lower - at, at - self.upper).clamp_min(0)
+
+    def off(self, y: Tensor) -> Tensor:
+        """How far rows lie from the ranges, in the column where that is farthest, (B,)."""
+        beyond = (self.gaps(y).amin(-1) - torch.where(self.fixed, self.reach, 0.0)).clamp_min(0)
+        return (beyond / self.size).amax(1).nan_to_num(torch.inf)
+
+    def moved_in(self, y: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Rows y within reach, taken into the ranges in all or some columns, and the log-slope of that map, (B,).
+
+        What is near to a piece is shrunk onto it, or shifted if the piece has one end; the slope is left out where it
+        is 0 for all rows, as the piece is a point.
+        """
+        piece = self.gaps(y).argmin(-1)[..., None]
+        lower, upper = (each.expand(len(y), -1, -1).gather(2, piece)[..., 0] for each in (self.lower, self.upper))
+        # pieces are apart: nearer to this one than half way to the next
+        between = torch.minimum((self.upper[:, :-1] + self.lower[:, 1:]) / 2, self.most)
+        edges = torch.cat((self.least, between, self.most), 1)
+        first, last = (edges[:, i:j].expand(len(y), -1, -1).gather(2, piece)[..., 0] for i, j in ((0, -1), (1, None)))
+        first, last = torch.maximum(first, lower - self.reach), torch.minimum(last, upper + self.reach)
+        at = y[:, self.columns]
+        two = lower.isfinite() & upper.isfinite()
+        slope = torch.where(two & (last > first), (upper - lower) / (last - first), 1.0)
+        from_end = torch.where(lower.isfinite(), lower - first, torch.where(upper.isfinite(), upper - last, 0.0))
+        inside = torch.where(two, lower + (at - first) * slope, at + from_end)
+        inside = torch.maximum(torch.minimum(inside, upper), lower)  # whatever the rounding
+        y, log_slope = y.clone(), torch.where(slope > 0, slope, 1.0).log()
+        if which is not None:
+            inside, log_slope = torch.where(which, inside, at), torch.where(which, log_slope, 0.0)
+        y[:, self.columns] = inside
+        return y, log_slope.sum(1)
+
+
+def edge(units: Units, column: int, number: float, side: int, *, first: bool) -> Tensor:
+    """The first or the last y of a range that ends at a number, just below it or just above it."""
+    if math.isinf(number):
+        return torch.tensor(number).to(units.scale)
+    row = torch.zeros(1, units.dim, dtype=torch.float64, device=units.scale.device)
+    row[0, column] = number
+    end = float(not first if side == 0 else first)  # which end of its interval, if the number is an atom or a step
+    y = units.enter(row, noise=torch.full_like(row, end).to(units.scale))[0, column]
+    return torch.nextafter(y, torch.full_like(y, side * torch.inf)) if side else y
+
+
+class Conditional:
+    """p(x | every given column lies in its ranges), by draws.
+
+    Where the ranges are common, `draws` are those draws of the model that lie in them: exact and independent. Otherwise
+    particles h of the prior close in on them, level by level (subset simulation, Au & Beck 2001): those nearest to the
+    ranges go on, and move by Metropolis steps that leave the prior on the level as it is. So a range may be as rare as
+    1e-20.
+
+    Particles need not go all the way, which to a number of a continuous column is infinitely far. A map T, by which
+    every column is shrunk or shifted, leads from a neighbourhood W of the ranges R onto R. If y has the density
+    p(T(y)) |dT/dy| on W, then T(y) has the density p on R: exactly, however wide W is; a wide one allows long steps.
+    A column stops closing in on its range where T changes the density of particles little. Once all have, chains go
+    on from them under p(T(y)) |dT/dy|, and T of their states are the draws.
+
+    `share` is the probability of the ranges, None if one is a number. `r_hat` is the worst split R-hat of the columns,
+    1 for independent draws.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        ranges: Mapping[int, Sequence[Range]],
+        *,
+        seed: int = 0,
+        watch: Callable[[float, str], None] = lambda rows, text: None,
+    ) -> None:
+        if isinstance(flow.prior, PartPrior):
+            raise NicestError(f"where: the model is conditional, {flow.prior.of}: expected one of all columns")
+        self.own, self.units, self.prior, self.watch = flow, flow.units, flow.prior, watch
+        self.generator = torch.Generator(flow.device).manual_seed(seed)
+        self.region = Region(flow.units, ranges)
+        spread = (flow.prior.standard_deviation * flow.prior.log_scale.detach().exp()).expand(flow.dim)
+        self.kernels = [Kernel(flow.prior.loc.detach().expand(flow.dim).to(spread), spread.diag(), 0.5)]
+        self.limit, self.weighted, self.length, self.r_hat = math.inf, False, 0, 1.0
+        with frozen(flow), torch.no_grad():
+            self.flow = lower(flow)
+            pool = self.pool(POOL)
+            self.region.measure(pool.y)
+            pool = pool._replace(off=self.region.off(pool.y))
+            share = float((pool.off == 0).double().mean())
+            self.independent = share >= COMMON and not self.region.has_points
+            self.share: float | None = share if self.independent else self.close_in(pool)
+
+    def draws(self, n: int) -> Iterator[Tensor]:
+        """n rows in the units of the model, in batches."""
+        done = 0
+        while done < n:
+            with frozen(self.own), torch.no_grad():
+                y = self.hits() if self.independent else self.walked(done, n)
+                rows = self.units.leave(y)[: n - done]
+            done += len(rows)
+            self.watch(done, "")
+            yield rows
+
+    def hits(self) -> Tensor:
+        """Draws of the model that lie in the ranges."""
+        drawn = self.pool(BATCH)
+        return drawn.y[drawn.off == 0]
+
+    def pool(self, n: int) -> Particles:
+        """Draws of the model."""
+        parts = [self.at(self.prior.rsample(BATCH, generator=self.generator)) for _ in range(n // BATCH)]
+        return Particles(*map(torch.cat, zip(*parts, strict=True)))
+
+    def at(self, h: Tensor) -> Particles:
+        if not self.weighted:
+            y = self.flow.chain.inverse(h)
+            return Particles(h, y, self.region.off(y), self.prior.log_prob(h))
+        y, log_det = self.flow.chain.inverse_and_log_det(h)  # log p(y) = log p_H(h) + log_det
+        inside, log_slope = self.region.moved_in(y)
+        return Particles(h, y, self.region.off(y), self.flow.log_density(inside) + log_slope - log_det)
+
+    def close_in(self, pool: Particles) -> float | None:
+        """Take particles level by level to the last one; the probability of the ranges."""
+        particles, share = pool, 1.0
+        for level in range(LEVELS):
+            limit = float(particles.off.kthvalue(int(KEEP * particles.n)).values)
+            near = particles.pick(particles.off <= limit)
+            share *= near.n / particles.n
+            if not limit < self.limit or share < RAREST:
+                break
+            self.limit = limit
+            self.fix_reach(near)
+            if bool(self.region.fixed.all()):
+                self.limit, self.weighted = 0.0, bool((self.region.reach > 0).any())
+                weights = self.weights(near.y)
+                self.particles = self.resampled(self.at(near.h), weights)
+                self.fit(self.particles)
+                for _ in range(WARMUP):
+                    self.particles = self.move(self.particles, adapt=True)
+                return None if self.region.has_points else share * float(weights.mean())
+            self.watch(0, f"level {level + 1}: {share:.1g} of all rows are as near")
+            particles = self.resampled(near, torch.ones_like(near.off))
+            self.fit(particles)
+            for _ in range(MOVES):
+                particles = self.move(particles, adapt=True)
+        raise NicestError("where: the model has no such rows, or none that can be found: ask for less")
+
+    def fix_reach(self, near: Particles) -> None:
+        """Let columns stay within their reach if T leaves the weights of particles even: all of them, or each alone."""
+        region = self.region
+        region.reach = torch.where(region.fixed, region.reach, self.limit * region.size)
+        each = torch.eye(len(region.fixed), dtype=torch.bool, device=near.y.device)[~region.fixed]
+        for which, enough in ((torch.ones_like(region.fixed), EVEN), *((one, VERY_EVEN) for one in each)):
+            weights = self.weights(near.y, which)
+            if float(weights.sum().square() / weights.square().sum()) >= enough * near.n:
+                region.fixed = region.fixed | which
+
+    def weights(self, y: Tensor, which: Tensor | None = None) -> Tensor:
+        """p(T(y)) |dT/dy| / p(y), (B,), of a T in all or some columns."""
+        inside, log_slope = self.region.moved_in(y, which)
+        before, after = (self.flow.log_density(each) for each in (y, inside))
+        return (after + log_slope - before).double().exp().nan_to_num(0.0, posinf=0.0)
+
+    def resampled(self, particles: Particles, weights: Tensor) -> Particles:
+        """As many particles as walk at once, each as often as it weighs."""
+        ends, n = weights.cumsum(0) / weights.sum(), BATCH
+        start = torch.rand((), generator=self.generator, dtype=ends.dtype, device=ends.device)
+        places = torch.searchsorted(ends, (torch.arange(n, device=ends.device) + start) / n).clamp_max(len(ends) - 1)
+        return particles.pick(places[torch.randperm(n, generator=self.generator, device=ends.device)])
+
+    def fit(self, particles: Particles) -> None:
+        """Make moves by the mean and the covariance of particles, beside those by the prior.
+
+        The covariance is shrunk to that of the prior, the more the fewer particles there are for a dimension.
+        """
+        h, prior = particles.h.double(), self.kernels[0].factor.double()
+        if len(prior) <= WIDEST:
+            trust = particles.n / (particles.n + 2 * len(prior))
+            covariance = trust * h.mT.cov().view_as(prior) + (1 - trust) * prior.square()
+            beta = self.kernels[-1].beta if len(self.kernels) > 1 else 1.0
+            factor = SPREAD * torch.linalg.cholesky(covariance)
+            self.kernels[1:] = [Kernel(h.mean(0).to(particles.h), factor.to(particles.h), beta)]
+
+    def move(self, at: Particles, *, adapt: bool = False) -> Particles:
+        """Move by each kernel, h = m + L w: w' = √(1 - β²) w + β ξ, ξ ~ N(0, I), is taken with the probability that
+        leaves the density on the level as it is, min(1, p(h') N(w) / p(h) N(w')).
+
+        By the prior's own Gaussian, β must be small where the ranges are rare; by that of the particles it may be
+        large, but not in their tails, which are heavier. Together they are good at both.
+        """
+        for kernel in self.kernels:
+            w = torch.linalg.solve_triangular(kernel.factor, (at.h - kernel.centre).mT, upper=False).mT
+            noise = torch.randn(w.shape, generator=self.generator, dtype=w.dtype, device=w.device)
+            to_w = math.sqrt(1 - kernel.beta**2) * w + kernel.beta * noise
+            to = self.at(kernel.centre + to_w @ kernel.factor.mT)
+            log_ratio = to.nats - at.nats + half_square(to_w) - half_square(w)
+            chance = log_ratio.clamp(max=0).exp().nan_to_num(0.0)
+            uniform = torch.rand(chance.shape, generator=self.generator, dtype=chance.dtype, device=chance.device)
+            go = (uniform < chance) & (to.off <= self.limit)
+            pairs = zip(to, at, strict=True)
+            at = Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
+            if adapt:  # after the warm-up the step stays as it is, else the chains would not be exact
+                kernel.beta = min(1.0, kernel.beta * math.exp(float(go.double().mean()) - ACCEPTANCE))
+        return at
+
+    def walked(self, done: int, n: int) -> Tensor:
+        """The states of all chains, so far from the last that they hardly depend on them."""
+        rows = min(BATCH, n - done)
+        length = self.length // 4 or SHORTEST
+        while True:
+            states = []
+            for i in range(length):
+                self.particles = self.move(self.particles)
+                if not self.length and (i + 1) % (length // LOOKS) == 0:
+                    states.append(self.region.moved_in(self.particles.y[:WATCHED])[0])
+                self.watch(done + rows * i / length, f"{length} moves of {BATCH} chains")
+            if states:
+                self.r_hat = float(split_r_hat(torch.stack(states, 1)[None].double()).max())
+            if self.length or self.r_hat < MIXED or length >= LONGEST:
+                self.length = self.length or length
+                return self.region.moved_in(self.particles.y)[0]
+            length *= 2
