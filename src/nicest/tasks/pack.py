@@ -25,7 +25,7 @@ LIMITS = "It knows what was in its training data and nothing else; a high likeli
 
 
 def pack(run: Run, out: str | Path, *, about: str = "", limits: str = LIMITS) -> dict[str, Any]:
-    """Write a run folder with the model alone: weights of coupling functions rounded to bfloat16, all else in float32.
+    """Write a run folder with the model alone, its coupling functions rounded to bfloat16.
 
     The card's nats are of the rounded weights, on the test split. Invertibility does not suffer: encoder and decoder
     use the same rounded networks.
@@ -68,6 +68,4 @@ def pack(run: Run, out: str | Path, *, about: str = "", limits: str = LIMITS) ->
 
 
 def _small(name: str, tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.to(torch.bfloat16 if ".network." in name and tensor.ndim > 1 else torch.float32)
+    return tensor.to(torch.bfloat16) if ".network." in name and tensor.ndim > 1 else tensor
