@@ -196,6 +196,9 @@ class TestRefused:
         (copy / COLUMNS).write_text(json.dumps([column]))
         newer = "unknown key 'unit': written by a newer nicest (this one reads up to format 2); upgrade nicest"
         assert refusal(RunFolder(copy).columns) == f"{copy / COLUMNS}: {newer}"
+        for text in ("3", "null", "true", '"text"', "[3]"):
+            (copy / COLUMNS).write_text(text)
+            assert "expected what nicest writes about columns" in refusal(RunFolder(copy).columns)
 
     def test_an_unknown_counter_of_the_state(self, refusal: Refusal, copy: Path):
         saved = read_tensors(copy / LAST)

@@ -227,7 +227,8 @@ class RunFolder:
         try:
             rows = json.loads(path.read_bytes())
             known = {each.name for each in fields(Column)}
-            if unknown := [key for row in rows if isinstance(row, dict) for key in row if key not in known]:
+            listed = rows if isinstance(rows, list) else []
+            if unknown := [key for row in listed if isinstance(row, dict) for key in row if key not in known]:
                 raise newer(f"{path}: unknown key {shown(unknown[0])}")
             return columns_from_json(rows, str(path))
         except (OSError, ValueError, RecursionError) as error:
