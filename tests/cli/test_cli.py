@@ -556,7 +556,7 @@ class TestVerify:
             for command in group.registered_commands
             if "run" in inspect.signature(command.callback).parameters
         ]
-        assert len(with_a_run) == 11
+        assert len(with_a_run) == 12
         assert all("verify" in inspect.signature(each).parameters for each in with_a_run)
 
     def test_a_changed_state_is_not_gone_on_with(self, nicest: Callable, digits: Path, tmp_path: Path):
