@@ -175,7 +175,7 @@ class TestDistribution:
     @members
     @pytest.mark.parametrize("kind", ["spike", "bounded spike"])
     def test_a_spike_has_a_probability_beside_the_density_of_the_rest(self, kind: str, members: int):
-        flow, ahead = make(kind, members)
+        _, ahead = make(kind, members)
         (spike,) = ATOMS[kind]["atoms"]
         share = ahead.probability(torch.tensor([spike, spike + 0.5]).double())
         assert bool((share[:, 0] > 0.01).all())
