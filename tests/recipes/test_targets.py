@@ -30,22 +30,22 @@ class TestSettings:
         "targets", [(3, 1), (1, 1), (4,), (-1,), (0, 1, 2, 3), (0, 10**18)], ids=["unsorted", "twice", *"beyond"[:4]]
     )
     def test_targets_that_cannot_be_are_refused(self, targets: tuple[int, ...], refusal: Refusal):
-        said = refusal(DataSettingsRecipe, **TWO | {"targets": targets})
+        said = refusal(with_data, **TWO | {"targets": targets})
         assert "data.targets must be places of some columns, sorted; got [" in said
 
     def test_targets_are_of_rows_not_of_images(self, refusal: Refusal):
-        assert "data.targets" in refusal(DataSettingsRecipe, shape=(2, 2), targets=(1,), categories=(0, 0, 3, 0))
+        assert "data.targets" in refusal(with_data, shape=(2, 2), targets=(1,), categories=(0, 0, 3, 0))
 
     @pytest.mark.parametrize("counts", [(), (0, 0, 3), (0, 0, 3, 0, 0), (0, 0, -1, 0), (0, 0, 10**9, 0), (0, 2, 3, 0)])
     def test_categories_that_cannot_be_are_refused(self, counts: tuple[int, ...], refusal: Refusal):
-        said = refusal(DataSettingsRecipe, **TWO | {"categories": counts})
+        said = refusal(with_data, **TWO | {"categories": counts})
         assert "data.categories must be a count for each column, from 0 to 65536, and 0 for targets; got [" in said
 
     def test_categories_come_with_targets_alone(self, refusal: Refusal):
-        assert "data.categories" in refusal(DataSettingsRecipe, shape=(4,), categories=(0, 0, 3, 0))
+        assert "data.categories" in refusal(with_data, shape=(4,), categories=(0, 0, 3, 0))
 
     def test_a_forged_shape_costs_no_memory(self, refusal: Refusal):
-        said = refusal(DataSettingsRecipe, shape=(2**62,), targets=(1, 3), categories=(0, 0, 3, 0))
+        said = refusal(with_data, shape=(2**62,), targets=(1, 3), categories=(0, 0, 3, 0))
         assert "data.categories" in said
 
     def test_are_written_and_read(self):
@@ -60,11 +60,11 @@ class TestSettings:
         assert parse(one.to_toml(), "x").data == data
 
     def test_members_are_for_targets(self):
-        with pytest.raises(NicestError, match="model.members is for data with targets: expected 1 without them, got 2"):
+        with pytest.raises(NicestError, match=r"model\.members is for data with targets: expected 1 without"):
             build(parse("model.members=2\ndata.shape=[4]", "x"))
 
 
-def DataSettingsRecipe(**data: object) -> Recipe:  # noqa: N802
+def with_data(**data: object) -> Recipe:
     return Recipe(data=DataSettings(**data))  # type: ignore[arg-type]
 
 
