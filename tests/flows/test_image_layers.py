@@ -144,14 +144,13 @@ class TestSeveralScales:
 
     def test_inner_couplings_are_fast_and_reduced_in_bfloat16(self):
         layer, x = flow_of_images().float(), rows((3, 4, 4)).float()
+        assert LoweredChain(layer, torch.bfloat16).plain_layers == []
         seen: list[torch.dtype] = []
         inner = [module for module in layer.modules() if isinstance(module, ConvNet)]
         for network in inner:
             network.first.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
-        fast = LoweredChain(layer, torch.bfloat16)
-        fast(x)
+        LoweredChain(layer, torch.bfloat16)(x)
         assert seen == [torch.bfloat16] * len(inner)
-        assert fast.plain_layers == []
 
     def test_channels_are_fitted_on_all_scales_in_one_pass(self):
         chain = flow_of_images().float()

@@ -6,19 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from nicest.flows import MLP, Units
-from nicest.flows.shares import Share, own, whole
+from nicest.flows import MLP, Features, Units
+from nicest.flows.shares import Share, once, own, repeated, whole
 from nicest.lowering.lower import FastMLP
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp
 
 ROWS = torch.randint(17, (7, 64), generator=torch.Generator().manual_seed(0))
 NETWORK = MLP(64, 64, (16, 16), dropout=0.3)
+FEATURES = Features([0, 17, 0])
 WARP = Warp((8, 8), 17, AugmentSettings(share=0.3, rotation=0.3, elastic=0.5))
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": Units.pixels(64, 17).enter,
     "dropout": lambda rows: NETWORK(rows.float()),
     "dropout in place": lambda rows: FastMLP(NETWORK, torch.float32).read(rows.float(), None)[1],
+    "hidden cells": lambda rows: FEATURES(rows[:, :3].float()),
     "warps": WARP,
 }
 
@@ -51,3 +53,34 @@ def test_a_share_is_held_inside_alone():
     assert whole(5) == 5
     with Share().of(10):  # all of it
         assert own(torch.arange(3)).tolist() == [0, 1, 2]
+
+
+class TestRepeated:
+    """What a coupling function reads comes several times in a row: it is computed once."""
+
+    @pytest.mark.parametrize("n", [1, 3])
+    @pytest.mark.parametrize("context", [False, True])
+    def test_is_the_plain_computation(self, n: int, context: bool):
+        seen: list[int] = []
+
+        def network(x: Tensor, *given: Tensor) -> Tensor:
+            seen.append(len(x))
+            return sum(given, 2 * x)
+
+        x, c = (torch.randn(4, 2).repeat_interleave(n, 0) for _ in range(2))
+        with repeated(n):
+            found = once(network, x, c if context else None)
+        assert torch.equal(found, once(network, x, c if context else None))
+        assert seen == [4, 4 * n]
+
+    def test_ends_with_its_block(self):
+        def broken(_: Tensor) -> Tensor:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), repeated(2):
+            once(broken, torch.zeros(4, 1), None)
+        assert len(once(lambda x: x, torch.zeros(4, 1), None)) == 4
+
+    def test_no_rows(self):
+        with repeated(3):
+            assert once(lambda x: x, torch.zeros(0, 2), None).shape == (0, 2)

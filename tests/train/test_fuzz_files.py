@@ -10,7 +10,7 @@ import torch
 import fuzz
 import nicest
 from nicest.recipes import Recipe, parse
-from nicest.recipes.recipe import LONGEST
+from nicest.recipes.recipe import DOTS, LONGEST
 from nicest.runs.folder import read_tensors
 from nicest.runs.sinks import Saved
 
@@ -92,8 +92,9 @@ def test_names_of_weights_are_no_terminal_codes(tmp_path: Path, refusal: Refusal
         ("train.lr = 0x" + "f" * 500, "train.lr must be a number below 2^63"),
         ("data.seed = " + "9" * 5000, "x is not valid TOML"),
         ("data = " + "[" * 3000, "x is not valid TOML"),
-        ("data.name" + ".a" * 3000 + " = 1", "data.name is of type str; got an oversized dict"),
-        ("a." * 9000 + "a = 1", f"x: expected a recipe of at most {LONGEST} characters, got 18005"),
+        ("data.name" + ".a" * 1500 + " = 1", "data.name is of type str; got an oversized dict"),
+        ("a." * 9000 + "a = 1", f"x: expected a recipe of at most {DOTS} dots in a line, got 9000"),
+        ("#" * 70_000, f"x: expected a recipe of at most {LONGEST} characters, got 70000"),
         ("data.shape = [4, -4]", "x: data.shape must be sizes of at least 1; got [4, -4]"),
         ("data.levels = -1", "x: data.levels must be 0, or from 2 to 65536; got -1"),
         ('name = "a\\nb"\ntrain.lr = -1', "a\\nb: train.lr must be positive"),

@@ -120,9 +120,10 @@ def evaluation(result: dict[str, Any]) -> None:
 
 def predictions(result: dict[str, Any]) -> None:
     print(f"{result['rows']:,} rows predicted in {result['out']}: {', '.join(map(printable, result['targets']))}")
-    if result["mean_nats"] is None:
-        return
-    print(f"the targets are there: mean log-density {result['mean_nats']:.3f} nats")
+    if result["mean_nats"] is not None:
+        print(f"observed targets: mean log-density {result['mean_nats']:.3f} nats")
+    if result["unknown"]:
+        print(f"{result['unknown']:,} rows hold a target value that training never saw, which that mean leaves out")
     for name, row in result["targets"].items():
         if "accuracy" in row:
             print(f"{printable(name)}: the most probable value is right in {row['accuracy']:.1%} of the rows")

@@ -18,7 +18,8 @@ ARRAY_KEYS = ("images", "x", "data", "X")
 class Rows(NamedTuple):
     """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous).
 
-    `steps` are of the columns of a table, 0 of those that are continuous; `names` are theirs.
+    `steps` are of the columns of a table, 0 of those that are continuous; `names` are theirs; `targets` are the columns
+    that are modelled, if not all are.
     """
 
     values: np.ndarray
@@ -26,6 +27,7 @@ class Rows(NamedTuple):
     levels: int | None
     steps: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
+    targets: tuple[int, ...] = ()
 
 
 def as_rows(array: np.ndarray, source: str) -> Rows:
@@ -93,8 +95,9 @@ def require_density(rows: Rows, source: str) -> None:
     """Refuse continuous columns that are constant, whose density is infinite, or too far from 0 for float32."""
     if rows.levels is not None:
         return
-    values, names = rows.values, rows.names or range(rows.values.shape[1])
-    continuous = np.array(rows.steps or [0.0] * len(names)) == 0
+    among = rows.targets or range(rows.values.shape[1])
+    values, names = rows.values[:, list(among)], [rows.names[i] if rows.names else i for i in among]
+    continuous = np.array([rows.steps[i] if rows.steps else 0.0 for i in among]) == 0
     constant = np.flatnonzero((np.nanmin(values, 0) == np.nanmax(values, 0)) & continuous)
     if constant.size:
         raise NicestError(

@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Tally:
     name: str
     type: Any
     by_type: bool = False
+    given: bool = False  # others are predicted from it: it needs no density
     seen: int = 0
     missing: int = 0
     low: float = math.inf
@@ -102,11 +103,11 @@ class Tally:
         floats = self.by_type and kind.startswith(("double", "float", "halffloat", "decimal"))
         if not floats and (column := self.discrete(kind)):
             return self.with_support(column)
-        if self.low == self.high:
+        if self.low == self.high and not self.given:
             raise NicestError(
                 f"{path}: {where} is constant, {self.low:g}: its density is infinite; {leave_out(self.name)}"
             )
-        if not SMALLEST < self.high - self.low < LARGEST:
+        if self.low < self.high and not SMALLEST < self.high - self.low < LARGEST:
             spread = f"has numbers from {self.low:g} to {self.high:g}, of which no density is made"
             raise NicestError(f"{path}: {where} {spread}; give it another unit, or {leave_out(self.name)}")
         column = Column(self.name, kind, "real", self.low, self.high)
@@ -164,8 +165,8 @@ class Tally:
         return Column(self.name, str(self.type), "values", 0, len(values) - 1, 1.0, values)
 
 
-def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
-    """What the columns of a table hold: one pass over the file."""
+def scan(path: Path, drop: Sequence[str] = (), target: Sequence[str] = ()) -> tuple[Column, ...]:
+    """What the columns of a table hold: one pass over the file. With a `target`, the other columns are given."""
     file, dropped = TableFile(path), set(drop)
     if absent := sorted(dropped - set(file.names)):
         raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
@@ -176,17 +177,18 @@ def scan(path: Path, drop: Sequence[str] = ()) -> tuple[Column, ...]:
             stacklevel=3,
         )
     kept = [file.schema.field(name) for name in file.names if name not in dropped]
-    return columns_of(kept, file.batches([each.name for each in kept]), path)
+    names = [each.name for each in kept]
+    return columns_of(kept, file.batches(names), path, given=set(names) - set(target) if target else ())
 
 
 def columns_of(
-    fields: Sequence[Any], batches: Iterable[Any], path: Path, *, by_type: bool = False
+    fields: Sequence[Any], batches: Iterable[Any], path: Path, *, by_type: bool = False, given: Collection[str] = ()
 ) -> tuple[Column, ...]:
     """What columns hold: Arrow's fields and all their record batches, looked at once.
 
-    With `by_type`, floats are continuous whatever they hold.
+    With `by_type`, floats are continuous whatever they hold. Columns that are `given` may be constant.
     """
-    tallies, rows = [Tally(each.name, each.type, by_type=by_type) for each in fields], 0
+    tallies, rows = [Tally(each.name, each.type, by_type=by_type, given=each.name in given) for each in fields], 0
     for tally in tallies:
         if not family(tally.type):
             raise NicestError(
@@ -236,7 +238,7 @@ def read_table(
 
     With `target` columns, which are to be predicted, the others are columns that are given.
     """
-    columns = with_bounds(scan(path, drop), parsed_bounds(bounds), path)
+    columns = with_bounds(scan(path, drop, target), parsed_bounds(bounds), path)
     if target:
         columns = tuple(column if column.name in target else as_given(column) for column in columns)
     none = np.empty((0, len(columns)), np.float32)

@@ -14,7 +14,7 @@ from nicest.data import copula, download, images
 from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_density
 from nicest.data.columns import Column, Support, leave_out, support
 from nicest.data.scan import read_table
-from nicest.data.tables import SUFFIXES, is_table
+from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
 from nicest.messages import listed, shown
 
@@ -140,10 +140,10 @@ def load(
 
     A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop`, with `bounds` of others, and
     maybe with `target` columns, which are to be predicted; a .npy, .npz or idx file; or a folder of idx files or of
-    images, which `fit` crops and resizes. Digits and own
-    data are split by a permutation from `seed`, with the fractions `valid` and `test`. The other sets, folders in
-    MNIST's layout and archives with the keys train, valid and test have a split of their own and ignore all three; an
-    archive without valid has that carved from its train. Nothing is downloaded.
+    images, which `fit` crops and resizes. Digits and own data are split by a permutation from `seed`, with the
+    fractions `valid` and `test`. The other sets, folders in MNIST's layout and archives with the keys train, valid and
+    test have a split of their own and ignore all three; an archive without valid has that carved from its train.
+    Nothing is downloaded.
     """
     if seed < 0:
         raise NicestError(f"expected a seed of 0 or more, got {seed}")
@@ -281,7 +281,8 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.nd
             )
     training = train if incomplete is None else train._replace(values=np.concatenate([train.values, incomplete]))
     require_density(training, name)
-    return Splits(name, train.values, valid.values, test.values, train.shape, train.levels, train.steps)
+    parts = (train.values, valid.values, test.values)
+    return Splits(name, *parts, train.shape, train.levels, train.steps, targets=train.targets)
 
 
 def _mnist() -> Splits:
@@ -381,8 +382,8 @@ def _load_table(
     target: Sequence[str] = (),
 ) -> Splits:
     """The rows of a table; incomplete ones train, never test, and validate only if there are few complete ones."""
+    targets = find_targets([name for name in TableFile(path).names if name not in drop], target, path)
     values, incomplete, columns = read_table(path, drop, bounds, target)
-    targets = find_targets(columns, target, path)
     if len(columns) < 2:
         commas = "; cells are separated by commas" if path.suffix.lower() == ".csv" else ""
         raise NicestError(
@@ -390,6 +391,9 @@ def _load_table(
         )
     if targets:
         values, incomplete = with_targets(np.concatenate([values, incomplete]), targets), incomplete[:0]
+        for i in targets:
+            if len(values) and (values[:, i] == values[0, i]).all():
+                raise NicestError(f"{path}: column {shown(columns[i].name)} is constant: there is nothing to predict")
     if len(values) < 3 and len(incomplete):
         worst = columns[int(np.isnan(incomplete).sum(0).argmax())].name
         raise NicestError(
@@ -406,28 +410,24 @@ def _load_table(
             stacklevel=2,
         )
     steps, names = zip(*((float(column.discrete), column.name) for column in columns), strict=True)
-    rows = Rows(values, (len(columns),), None, steps, names)
+    rows = Rows(values, (len(columns),), None, steps, names, targets)
     splits = by_seed(path.resolve().stem, rows, seed, valid, test, beside)
-    return replace(splits, columns=columns, targets=targets)
+    return replace(splits, columns=columns)
 
 
-def find_targets(columns: Sequence[Column], target: Sequence[str], source: Path | str) -> tuple[int, ...]:
+def find_targets(names: Sequence[str], target: Sequence[str], source: Path | str) -> tuple[int, ...]:
     """The places of the columns that are to be predicted, sorted."""
-    names = [column.name for column in columns]
     if absent := [name for name in target if name not in names]:
         raise NicestError(f"{source}: found no column {listed(absent)} to predict; it has {listed(names)}")
     if len(set(target)) < len(target):
         raise NicestError(f"{source}: expected every target once, got {listed(sorted(target))}")
     if target and len(target) == len(names):
         raise NicestError(f"{source}: expected a column beside {listed(target)} to predict from, got none")
-    for column in columns:
-        if column.name in target and column.low == column.high:
-            raise NicestError(f"{source}: column {shown(column.name)} is constant: there is nothing to predict")
     return tuple(sorted(names.index(name) for name in target))
 
 
 def with_targets(rows: np.ndarray, targets: Sequence[int]) -> np.ndarray:
-    """The rows whose targets are there; elsewhere NaN has many bit patterns, of which the digest sees one."""
+    """The rows that have all targets. NaN has many bit patterns: the digest sees one."""
     kept = rows[~np.isnan(rows[:, list(targets)]).any(1)]
     return np.where(np.isnan(kept), kept.dtype.type(np.nan), kept)
 

@@ -198,7 +198,8 @@ class MixedUnits(Units):
         ends = torch.where(self.line > 0, self.high + self.step + self._room.sum(1), 1.0)
         reach = torch.where(self.high.isfinite(), ends - self.low, mean - self.low)
         self.loc.copy_(torch.where(self.low.isfinite(), self.low, mean))
-        self.scale.copy_(torch.where(self.low.isfinite(), reach, variance.sqrt()))
+        spread = torch.where(variance > 0, variance.sqrt(), 1.0)  # a column that is given may be constant
+        self.scale.copy_(torch.where(self.low.isfinite(), reach, spread))
         self.loc[self.as_they_are], self.scale[self.as_they_are] = 0.0, 1.0
 
     def _fit_category(self, d: int, count: Tensor) -> None:

@@ -36,7 +36,8 @@ class Mixture(Flow):
             h, log_det = chain(y, context)
             found.append(self.prior.log_prob(h) + log_det)
         each = torch.stack(found)
-        return each.mean(0) if self.training else each.logsumexp(0) - math.log(len(found))
+        # the prior's mode, since a lowered flow shares the prior of the plain one, which is switched
+        return each.mean(0) if self.prior.training else each.logsumexp(0) - math.log(len(found))
 
     def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
         raise ValueError(f"a mixture of {len(self.chains)} flows has no latent coordinates: each of them has its own")

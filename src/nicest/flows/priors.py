@@ -43,19 +43,29 @@ class Prior(nn.Module, ABC):
         """Draws from p, in the dtype and on the device of the prior."""
 
     def standard_cdf(self, e: Tensor) -> Tensor:
-        """The share of p below e, of each number; needed for predictions alone."""
+        """P(E <= e) of each number, for E of the standard law; only predictions need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_cdf")
 
     def standard_quantile(self, share: Tensor) -> Tensor:
-        """Where so large a share of p lies below, of each number; needed for predictions alone."""
+        """The inverse of `standard_cdf`; only predictions need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_quantile")
 
     def cdf(self, h: Tensor) -> Tensor:
-        """The share of the draws of each component that lies below h, (..., D)."""
+        """P(H_d <= h_d) of each component, (..., D)."""
         return self.standard_cdf((h - self.loc) * torch.exp(-self.log_scale))
 
+    def between(self, low: Tensor, high: Tensor) -> Tensor:
+        """P(low_d < H_d <= high_d) of each component, (..., D).
+
+        The standard laws are symmetric: what lies above 0 is mirrored to below it, where the difference is exact.
+        """
+        low, high = ((h - self.loc) * torch.exp(-self.log_scale) for h in (low, high))
+        above = low > 0
+        low, high = torch.where(above, -high, low), torch.where(above, -low, high)
+        return self.standard_cdf(high) - self.standard_cdf(low)
+
     def quantile(self, share: Tensor) -> Tensor:
-        """The h, (..., D), below which so large a share of the draws of each component lies."""
+        """The inverse of `cdf`: h, (..., D), of shares between 0 and 1."""
         return self.loc + self.log_scale.exp() * self.standard_quantile(share)
 
     def log_prob(self, h: Tensor) -> Tensor:
@@ -91,7 +101,7 @@ class Gaussian(Prior):
         return torch.randn(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
 
     def standard_cdf(self, e: Tensor) -> Tensor:
-        return torch.special.ndtr(e)
+        return 0.5 * torch.special.erfc(-e / math.sqrt(2))  # torch's ndtr is 1 + erf, which rounds the tail away
 
     def standard_quantile(self, share: Tensor) -> Tensor:
         return torch.special.ndtri(share)

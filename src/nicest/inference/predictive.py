@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from nicest.flows import Flow
 from nicest.flows.shares import repeated
 from nicest.lowering import lower
 
-POINTS = 64  # of each member's distribution, that its mean is taken over
+POINTS = 64  # quantiles of each member, that a mean is taken over
 HALVINGS = 40  # of the interval in which a quantile lies
 ROWS = 1 << 17  # rows that a flow is given at once
 
@@ -19,8 +20,9 @@ ROWS = 1 << 17  # rows that a flow is given at once
 class Predictive:
     """p(x | c) of one target x for every row c of conditions, (N, C), in the numbers of the model.
 
-    All of it is exact: with one target, the flow is a distribution function of it, F(x | c) = 1/K Σ_k P(h_k(x; c)), P
-    that of the prior. A whole number, a category or a spike has the probability between the ends of its interval.
+    With one target, the flow is a distribution function of it: F(x | c) = 1/K Σ_k P(h_k(x; c)), P that of the prior. So
+    densities, probabilities and quantiles are exact; means are those of `points`. An integer, a category or a spike has
+    the probability between the ends of its interval.
     """
 
     def __init__(self, flow: Flow, given: Tensor) -> None:
@@ -36,9 +38,9 @@ class Predictive:
     def log_prob(self, x: Tensor) -> Tensor:
         """The log-density of targets (N,), or their log-probability where they are discrete."""
         low, high = self._ends(x[:, None])
-        density = self._each(x[:, None], self._log_density)[:, 0]
-        inside = (self._below(high) - self._below(low))[:, 0].clamp_min(torch.finfo(density.dtype).tiny).log()
-        return torch.where((high > low)[:, 0], inside, density)
+        density = self._each(x[:, None], lambda rows: self.fast.log_prob(rows, noise=False))
+        inside = self._between(low, high).clamp_min(torch.finfo(density.dtype).tiny).log()
+        return torch.where(high > low, inside, density)[:, 0]
 
     def cdf(self, x: Tensor) -> Tensor:
         """The probability that a target is x or less, for x (N,) or (N, L)."""
@@ -46,17 +48,16 @@ class Predictive:
         return self._below(self._ends(wide)[1]).reshape(x.shape)
 
     def quantile(self, share: Tensor) -> Tensor:
-        """The targets (N, L) below which shares (L,) of the distribution lie."""
+        """The targets (N, L) at which `cdf` comes to shares (L,)."""
         return self._leave(self._quantile(share))
 
     def probability(self, x: Tensor) -> Tensor:
-        """The probability of each of L values, (N, L), of which those that are not discrete have none."""
-        low, high = self._ends(x.expand(len(self), -1))
-        return (self._below(high) - self._below(low)).clamp_min(0)
+        """The probability of each of L values, (N, L): 0 of a continuous one."""
+        return self._between(*self._ends(x.expand(len(self), -1)))
 
     def points(self, count: int = POINTS) -> Tensor:
-        """Targets (N, K · count) that stand for the distribution: the middles of parts of equal probability of each
-        member's."""
+        """Targets (N, K · count) that stand for the distribution: of each member, the medians of `count` parts of equal
+        probability."""
         share = (torch.arange(count, device=self.given.device) + 0.5) / count
         return self._leave(self._members(share.to(self.flow.units.scale)).movedim(0, 1).flatten(1))
 
@@ -73,11 +74,11 @@ class Predictive:
         return self._leave(y.gather(0, k[None])[0])
 
     def _members(self, share: Tensor) -> Tensor:
-        """Where shares (L,) of each member's distribution end, in y, (K, N, L)."""
+        """The quantiles of each member at shares (L,), in y, (K, N, L)."""
         return self._inverse(self.prior.quantile(share).expand(len(self), -1))
 
     def _quantile(self, share: Tensor) -> Tensor:
-        """Where shares (L,) of the distribution end, in y: between the least and the largest of its members."""
+        """The quantiles at shares (L,), in y, (N, L), each between the least and the largest of the members."""
         share = share.to(self.flow.units.scale)
         ends = self._members(share)
         low, high = ends.amin(0), ends.amax(0)
@@ -89,12 +90,25 @@ class Predictive:
 
     def _below(self, y: Tensor) -> Tensor:
         """F at numbers y, (N, L)."""
+        return self.prior.cdf(self._latent(y)).mean(0)
 
-        def share(rows: Tensor) -> Tensor:
-            latent = (self.part.split(chain(rows)[0])[1] for chain in self.fast.chains)
-            return torch.stack([self.prior.cdf(h) for h in latent]).mean(0)[:, 0]
+    def _between(self, low: Tensor, high: Tensor) -> Tensor:
+        """The probability between numbers y, (N, L)."""
+        return self.prior.between(self._latent(low), self._latent(high)).mean(0)
 
-        return self._each(y, share, stored=False)
+    def _latent(self, y: Tensor) -> Tensor:
+        """The latent coordinates of numbers y, (N, L), in each member, (K, N, L).
+
+        They are infinite at the bounds of y, to which a chain only comes near.
+        """
+
+        def found(rows: Tensor) -> Tensor:
+            return torch.cat([self.part.split(chain(rows)[0])[1] for chain in self.fast.chains], 1)
+
+        h = self._each(y, found, stored=False).movedim(-1, 0)
+        low, high = (end[0, self.part.i2[0]] for end in self.flow.units.box())
+        h = torch.where(y <= low, -math.inf, h)
+        return torch.where(y >= torch.nextafter(high, -high.new_tensor(math.inf)), math.inf, h)
 
     def _inverse(self, h: Tensor) -> Tensor:
         """The y of each member, (K, N, L), whose latent coordinate is h, (N, L)."""
@@ -104,11 +118,8 @@ class Predictive:
 
         return self._each(h, found, stored=False).movedim(-1, 0)
 
-    def _log_density(self, rows: Tensor) -> Tensor:
-        return self.fast.log_prob(rows, noise=False)
-
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the interval of each target (N, L) begins and ends, in y; of a continuous one, where it lies, twice."""
+        """The ends of the interval of each target (N, L), in y; those of a continuous one are the same."""
 
         def found(noise: float) -> Tensor:
             level = torch.full((), noise).to(self.flow.units.scale)
@@ -123,8 +134,8 @@ class Predictive:
         return self._each(y, lambda rows: self._targets(self.flow.units.leave(rows)), stored=False)
 
     @torch.no_grad()
-    def _each(self, x: Tensor, function: object, *, stored: bool = True) -> Tensor:
-        """A function of rows [c | x], for x (N, L), (N, L, ...): c as it is `stored`, or as the chain sees it."""
+    def _each(self, x: Tensor, function: Callable[[Tensor], Tensor], *, stored: bool = True) -> Tensor:
+        """A function of rows [c | x], for x (N, L): (N, L, ...). c comes as it is `stored`, or as the chain sees it."""
         parts = []
         for given, some in self._batches(x):
             like = given.new_zeros(len(given), 1)
@@ -132,8 +143,8 @@ class Predictive:
             n = some.shape[1]
             rows = self.part.merge(c.repeat_interleave(n, 0), some.reshape(-1, 1).to(c.dtype))
             with repeated(n):
-                parts.append(function(rows).unflatten(0, (-1, n)))  # type: ignore[operator]
-        return torch.cat(parts) if parts else x.new_zeros(x.shape)
+                parts.append(function(rows).unflatten(0, (len(c), n)))
+        return torch.cat(parts)
 
     def _batches(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         size = max(1, ROWS // max(1, x.shape[1]))
@@ -141,9 +152,9 @@ class Predictive:
 
 
 def interval(level: float) -> tuple[float, float]:
-    """The shares below the ends of a central interval that holds so large a part of a distribution."""
+    """The shares below the ends of the central interval of a probability."""
     if not 0 < level < 1:
-        raise ValueError(f"expected a level between 0 and 1, got {level}")
+        raise ValueError(f"expected a probability between 0 and 1, got {level}")
     return (1 - level) / 2, (1 + level) / 2
 
 

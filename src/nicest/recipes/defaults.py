@@ -114,7 +114,7 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         "prior": "logistic",
         "members": members,
     }
-    batch = min(256, max(16, 1 << round(math.log2(max(n, 2) / 8))))
+    batch = min(256, max(16, 1 << round(math.log2(max(n, 8) / 8))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
         rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}

@@ -40,7 +40,8 @@ from nicest.recipes.blocks import (
 )
 
 TABLES = ("data", "model", "augment", "train")
-LONGEST = 1 << 13  # characters of a recipe: the time that tomllib takes grows with the square of a dotted key
+LONGEST = 1 << 16  # characters of a recipe
+DOTS = 2000  # in a line of it: the time that tomllib takes grows with the square of a dotted key
 
 
 BETAS = Rule(
@@ -102,15 +103,13 @@ class DataSettings(Settings):
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         yield "test", "between 0 and 1, with data.valid below 1 in all", 0 < self.test < 1 - self.valid
-        places = sorted({*self.targets, -1, self.dim})  # none twice, and one that is given
-        fits = len(places) == len(self.targets) + 2 and places[0] == -1 and places[-1] == self.dim > len(self.targets)
-        yield "targets", "places of some of the columns", not self.targets or (len(self.shape) == 1 and fits)
-        counts = self.categories
-        yield (
-            "categories",
-            "a count of each column beside targets",
-            min(counts, default=0) >= 0 and len(counts) == (self.dim if self.targets else 0),
-        )
+        targets, counts, dim = self.targets, self.categories, self.dim
+        some = list(targets) == sorted(set(targets)) and len(targets) < dim
+        some = some and len(self.shape) == 1 and 0 <= min(targets, default=0) <= max(targets, default=0) < dim
+        yield "targets", "places of some columns, sorted", some or not targets
+        sizes = len(counts) == (dim if targets else 0) and all(0 <= count <= 65536 for count in counts)
+        given = sizes and not any(counts[i] for i in targets)
+        yield "categories", "a count for each column, from 0 to 65536, and 0 for targets", given
 
 
 @dataclass(frozen=True)
@@ -308,8 +307,7 @@ class Recipe(Settings):
             whose = shown(self.name)[1:-1] or "recipe"
             got = shown(list(value) if isinstance(value, tuple) else value)
             raise NicestError(f"{whose}: {name} must be {expected}; got {got}")
-        if len(text := self.to_toml()) > LONGEST:
-            raise NicestError(f"expected a recipe of at most {LONGEST} characters, got {len(text)}: shorten its words")
+        _require_short(self.to_toml(), "recipe")
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         allowed = self.data.interval == (0.0, 1.0) or not isinstance(self.model.layers[0], LogitBlock)
@@ -325,7 +323,7 @@ class Recipe(Settings):
         table: dict[str, Any] = {}
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
-            if not equals or len(assignment) > LONGEST:
+            if not equals or len(assignment) > LONGEST or text.count(".") > DOTS:
                 raise NicestError(f"expected KEY=VALUE, such as train.epochs=50, got {shown(assignment)}")
             try:
                 value = tomllib.loads(f"value = {text}")["value"]
@@ -395,14 +393,21 @@ def load_recipe(name: str) -> Recipe:
 
 def parse(text: str, source: str) -> Recipe:
     """A recipe from the text of a TOML file; `source` is named in errors."""
-    if len(text) > LONGEST:
-        raise NicestError(f"{source}: expected a recipe of at most {LONGEST} characters, got {len(text)}: shorten it")
+    _require_short(text, source)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers of too many digits and lists in lists in lists
         raise NicestError(f"{source} is not valid TOML: {error}") from error
     table.setdefault("name", Path(source).stem)
     return _merge(Recipe(), table, source)
+
+
+def _require_short(text: str, source: str) -> None:
+    """Refuse a text that takes TOML long to read."""
+    dots = max(line.count(".") for line in text.split("\n"))
+    for most, what, got in ((LONGEST, "characters", len(text)), (DOTS, "dots in a line", dots)):
+        if got > most:
+            raise NicestError(f"{source}: expected a recipe of at most {most} {what}, got {got}: shorten it")
 
 
 def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") -> Any:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.data.cells import cell_values, decode, encode, is_moment
+from nicest.data.cells import as_in_training, decode, encode, is_moment
 from nicest.data.columns import Column, require_columns
 from nicest.data.tables import SUFFIXES, TableFile, require_pyarrow, writing
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.predictive import Predictive, interval
+from nicest.lowering import lower
+from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import DRAWS, Run
 
 JOINT_DRAWS = 500  # of several targets, whose means and intervals are those of draws
+JOINT_ROWS = 1 << 16  # draws of several targets that are made at once
 ROWS = 4096  # rows that are predicted at once
 DRAWN = 2000  # rows of a picture
 
@@ -42,23 +46,62 @@ class Prediction:
     pit: np.ndarray | None = None  # of one target that was observed, the probability of less than it or as much
 
 
+class Observed(NamedTuple):
+    """A target as it was observed: the model's numbers, which of them are values that training never saw, and, of a
+    column of numbers, those in its own unit."""
+
+    codes: np.ndarray
+    unknown: np.ndarray
+    values: np.ndarray
+
+
+class Mean:
+    """The mean of numbers that come some at a time; None before the first."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def add(self, numbers: np.ndarray) -> None:
+        self.total, self.count = self.total + float(numbers.sum()), self.count + numbers.size
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
 @dataclass
 class Tally:
-    """How good predictions are, of the rows whose targets are known."""
+    """How good predictions are, over the rows whose targets are known."""
 
     rows: int = 0
-    nats: list[float] = field(default_factory=list)
-    squares: dict[str, list[float]] = field(default_factory=dict)
-    hits: dict[str, list[float]] = field(default_factory=dict)
+    unknown: int = 0
+    nats: Mean = field(default_factory=Mean)
+    figures: dict[tuple[str, str], Mean] = field(default_factory=lambda: defaultdict(Mean))  # by target and name
+
+    def add(self, found: Prediction, observed: Sequence[Observed], targets: Sequence[Column]) -> None:
+        """Take note of how far predictions were from what was observed."""
+        assert found.log_density is not None
+        self.unknown += int(np.isneginf(found.log_density).sum())
+        self.nats.add(found.log_density[np.isfinite(found.log_density)])
+        for column, each, seen in zip(targets, found.targets, observed, strict=True):
+            if column.values:
+                right = (each["probabilities"].argmax(1) == seen.codes) & ~seen.unknown
+                self.figures[column.name, "accuracy"].add(right[~np.isnan(seen.codes)])
+                continue
+            there = np.isfinite(seen.values)
+            value = seen.values[there]
+            mean, low, high = (own_unit(each[name][there], column) for name in ("mean", "low", "high"))
+            slack = 1e-6 * (high - low)  # what rounding takes off the ends of an integer
+            self.figures[column.name, "squares"].add((mean - value) ** 2)
+            self.figures[column.name, "coverage"].add((value >= low - slack) & (value <= high + slack))
 
     def of(self, column: Column) -> dict[str, float]:
         """The figures of a target: accuracy of categories, RMSE and coverage of numbers; none where it is not known."""
-        squares, hits = self.squares.get(column.name), self.hits.get(column.name)
-        if not squares:
-            return {}
-        if column.values:
-            return {"accuracy": float(np.mean(squares))}
-        return {"rmse": math.sqrt(float(np.mean(squares))), "coverage": float(np.mean(hits or [math.nan]))}
+        found = {name: mean.value for (target, name), mean in self.figures.items() if target == column.name}
+        known = {name: value for name, value in found.items() if value is not None}
+        if "squares" in known:
+            return {"rmse": math.sqrt(known["squares"]), "coverage": known["coverage"]}
+        return known
 
 
 def predict(
@@ -86,8 +129,11 @@ def predict(
     for each in (path, target):
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
-    require_own_file(target, run.recipe, path)
-    shown: list[tuple[np.ndarray, ...]] = []
+    if not 0 < level < 1:
+        raise NicestError(f"expected a probability between 0 and 1 for the interval, got {level:g}")
+    for each in (target, *([Path(picture)] if picture else [])):
+        require_own_file(each, run.recipe, path)
+    drawn: list[tuple[np.ndarray, ...]] = []
     if picture and (len(places) > 1 or columns[places[0]].values or is_moment(columns[places[0]])):
         raise NicestError("a picture shows one target that is a number, and these are others: leave the picture out")
     require_pyarrow()
@@ -99,48 +145,75 @@ def predict(
     with ExitStack() as stack:
         write = stack.enter_context(writing(target, _schema(targets, draws, observed=observed), plain=True))
         bar = stack.enter_context(Bar("predicting", file.count or 0))
-        for batch in file.batches([column.name for column in (*given, *(targets if observed else ()))]):
-            for some in (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS)):
-                codes = given_codes(some, given, path)
-                truth = encode(some, targets, path) if observed else None
-                found = predictions(run.flow, codes, targets, level=level, draws=draws, seed=[seed, tally.rows])
-                if truth:
-                    found.log_density = log_densities(run.flow, codes, truth.rows, truth.unknown)
-                    if picture:
-                        shares = Predictive(run.flow, _tensor(run.flow, codes)).cdf(_tensor(run.flow, truth.rows[:, 0]))
-                        found.pit = shares.cpu().numpy()
-                    _judge(tally, found, truth.rows, targets)
-                write(_cells(found, targets, tally.rows))
-                if picture and tally.rows < DRAWN:
-                    ends = [own_unit(found.targets[0][name], targets[0]) for name in ("median", "low", "high")]
-                    seen = [cell_values(truth.rows[:, 0], targets[0]), found.pit] if truth else []
-                    shown.append((*ends, *seen))  # type: ignore[arg-type]
-                tally.rows += some.num_rows
-                bar.update(tally.rows)
-    if not tally.rows:
-        raise NicestError(f"{path}: expected rows to predict, got none beside the names of its columns")
+        names = [column.name for column in (*given, *(targets if observed else ()))]
+        for some in blocks(file.batches(names)):
+            codes = given_codes(some, given, path)
+            how = {"seed": [seed, tally.rows]}  # so draws depend on the row, and not on the format of the file
+            found = predictions(run.flow, codes, targets, level=level, draws=draws, **how)
+            if observed:
+                seen = [_observed(some, column, path) for column in targets]
+                truth = np.column_stack([each.codes for each in seen])
+                unknown = np.any([each.unknown for each in seen], axis=0)
+                found.log_density = log_densities(run.flow, codes, truth, unknown, **how)
+                if picture:
+                    shares = Predictive(run.flow, _tensor(run.flow, codes)).cdf(_tensor(run.flow, truth[:, 0]))
+                    found.pit = np.where(unknown, np.nan, shares.cpu().numpy())
+                tally.add(found, seen, targets)
+            write(_cells(found, targets, tally.rows))
+            if picture and tally.rows < DRAWN:
+                ends = [own_unit(found.targets[0][name], targets[0]) for name in ("median", "low", "high")]
+                drawn.append((*ends, *([seen[0].values, found.pit] if observed else [])))  # type: ignore[arg-type]
+            tally.rows += some.num_rows
+            bar.update(tally.rows)
+        if not tally.rows:
+            raise NicestError(f"{path}: expected rows to predict, got none beside the names of its columns")
     if picture:
-        _draw(Path(picture), shown, targets[0].name, level, f"{path.name}, predicted by {run.path.name}")
+        _draw(Path(picture), drawn, targets[0].name, level, f"{path.name}, predicted by {run.path.name}")
     return {
         "out": str(target),
         "picture": str(picture) if picture else None,
         "rows": tally.rows,
         "level": level,
         "targets": {column.name: tally.of(column) for column in targets},
-        "mean_nats": float(np.mean(tally.nats)) if tally.nats else None,
+        "mean_nats": tally.nats.value,
+        "unknown": tally.unknown,
         "seed": seed,
     }
 
 
-def _draw(out: Path, shown: Sequence[tuple[np.ndarray, ...]], name: str, level: float, title: str) -> None:
+def _draw(out: Path, drawn: Sequence[tuple[np.ndarray, ...]], name: str, level: float, title: str) -> None:
     """A picture of the first rows."""
     from nicest.plots import prediction_figure, save_figure
 
-    median, low, high, *seen = (np.concatenate(each)[:DRAWN] for each in zip(*shown, strict=True))
+    median, low, high, *seen = (np.concatenate(each)[:DRAWN] for each in zip(*drawn, strict=True))
     observed, pit = seen or (None, None)
+    pit = pit if pit is None else pit[~np.isnan(pit)]
     save_figure(
         prediction_figure(median, low, high, name=name, level=level, observed=observed, pit=pit, title=title), out
     )
+
+
+def blocks(batches: Iterable[Any]) -> Iterator[Any]:
+    """The rows of record batches as tables of ROWS rows each, the last of fewer."""
+    import pyarrow as pa
+
+    kept: list[Any] = []
+    for batch in batches:
+        while batch.num_rows:
+            part = batch.slice(0, ROWS - sum(each.num_rows for each in kept))
+            kept.append(part)
+            batch = batch.slice(part.num_rows)
+            if sum(each.num_rows for each in kept) == ROWS:
+                yield pa.Table.from_batches(kept)
+                kept = []
+    if kept:
+        yield pa.Table.from_batches(kept)
+
+
+def _observed(table: Any, column: Column, path: Path) -> Observed:
+    codes, unknown = encode(table, [column], path)
+    numbers = np.empty(0) if column.values else as_in_training(table.column(column.name).combine_chunks(), column)
+    return Observed(codes[:, 0], unknown, numbers)
 
 
 def given_codes(table: Any, columns: Sequence[Column], source: Path | str) -> np.ndarray:
@@ -162,12 +235,14 @@ def predictions(
     seed: int | list[int] = 0,
 ) -> Prediction:
     """What a flow of targets predicts for rows of given columns, in the numbers of the model."""
-    c, generator = _tensor(flow, given), torch.Generator(flow.device)
-    generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) >> 1)
+    c, generator = _tensor(flow, given), _generator(flow, seed)
     if len(targets) > 1:
-        drawn = _joint(flow, c, max(draws, JOINT_DRAWS), generator)
-        each = [_of_draws(drawn[:, :, i], column, level) for i, column in enumerate(targets)]
-        return Prediction(each, drawn[:, :draws].cpu().numpy())
+        n, fast = max(draws, JOINT_DRAWS), lower(flow)
+        parts = [_joint(fast, some, n, generator) for some in c.split(max(1, JOINT_ROWS // n))]
+        each = [
+            _joined([_of_draws(part[:, :, i], column, level) for part in parts]) for i, column in enumerate(targets)
+        ]
+        return Prediction(each, torch.cat([part[:, :draws] for part in parts]).cpu().numpy())
     ahead, column = Predictive(flow, c), targets[0]
     kept = ahead.sample(draws, generator)[..., None].cpu().numpy() if draws else np.empty((len(given), 0, 1))
     if column.values:
@@ -180,15 +255,24 @@ def predictions(
 
 
 @torch.no_grad()
-def log_densities(flow: Flow, given: np.ndarray, targets: np.ndarray, unknown: np.ndarray | bool = False) -> np.ndarray:
+def log_densities(
+    flow: Flow,
+    given: np.ndarray,
+    targets: np.ndarray,
+    unknown: np.ndarray | bool = False,
+    *,
+    seed: int | list[int] = 0,
+) -> np.ndarray:
     """The log-density of targets (N, T), or, as far as they are discrete, their log-probability; of several discrete
-    ones from below."""
-    c, x = _tensor(flow, given), _tensor(flow, targets)
+    ones from below, by draws of the dequantisation noise."""
+    c, x, units = _tensor(flow, given), _tensor(flow, targets), flow.units
     if targets.shape[1] == 1:
         nats = Predictive(flow, c).log_prob(x[:, 0])
     else:
-        each = [flow.log_prob(x, given=c) for _ in range(DRAWS if flow.units.discrete else 1)]
-        nats = torch.stack(each).logsumexp(0) - math.log(len(each))
+        rows, fast, generator = flow.beside(c, x), lower(flow), _generator(flow, seed)
+        drawn = [units.enter(rows, generator=generator) for _ in range(DRAWS if units.discrete else 1)]
+        each = [fast.log_density(y) + units.local(y, flow.prior.scored) for y in drawn]
+        nats = torch.stack(each).logsumexp(0) - math.log(len(each)) + flow.units_log_det
     found = nats.double().cpu().numpy()
     return np.where(np.isnan(targets).any(1), np.nan, np.where(unknown, -np.inf, found))
 
@@ -196,6 +280,11 @@ def log_densities(flow: Flow, given: np.ndarray, targets: np.ndarray, unknown: n
 def own_unit(codes: np.ndarray, column: Column) -> np.ndarray:
     """The model's numbers of a column of numbers in its own unit, as real numbers: means lie between whole steps."""
     return codes.astype(np.float64) * (column.step or 1.0) + column.taken_off
+
+
+def _generator(flow: Flow, seed: int | list[int]) -> torch.Generator:
+    state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+    return torch.Generator(flow.device).manual_seed(int(state) >> 1)
 
 
 def _joint(flow: Flow, given: Tensor, draws: int, generator: torch.Generator) -> Tensor:
@@ -209,8 +298,13 @@ def _of_draws(drawn: Tensor, column: Column, level: float) -> dict[str, np.ndarr
         values = torch.arange(len(column.values)).to(drawn)
         return {"probabilities": (drawn[..., None] == values).double().mean(1).cpu().numpy()}
     shares = torch.tensor([0.5, *interval(level)]).to(drawn)
-    numbers = dict(zip(("median", "low", "high"), torch.quantile(drawn, shares, dim=1), strict=True))
+    ends = torch.quantile(drawn, shares, dim=1, interpolation="nearest")
+    numbers = dict(zip(("median", "low", "high"), ends, strict=True))
     return {"mean": drawn.mean(1).cpu().numpy()} | {name: each.cpu().numpy() for name, each in numbers.items()}
+
+
+def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _tensor(flow: Flow, rows: np.ndarray) -> Tensor:
@@ -230,7 +324,10 @@ def _schema(targets: Sequence[Column], draws: int, *, observed: bool) -> Any:
             fields += [(f"{column.name}_{name}", number) for name in ("mean", "median", "low", "high")]
     kinds = [(column.name, decode(np.zeros((1, 1)), [column]).schema.field(0).type) for column in targets]
     fields += [(f"{name}_draw{i + 1}", kind) for i in range(draws) for name, kind in kinds]
-    return pa.schema(fields + ([("log_density", pa.float64())] if observed else []))
+    fields += [("log_density", pa.float64())] if observed else []
+    if twice := [name for name, count in Counter(name for name, _ in fields).items() if count > 1]:
+        raise NicestError(f"the predictions would have two columns called {shown(twice[0])}: rename the target")
+    return pa.schema(fields)
 
 
 def _cells(found: Prediction, targets: Sequence[Column], first_row: int) -> list[Any]:
@@ -257,21 +354,3 @@ def _cells(found: Prediction, targets: Sequence[Column], first_row: int) -> list
 
 def _decoded(codes: np.ndarray, column: Column) -> Any:
     return decode(codes[:, None], [column]).column(0).combine_chunks()
-
-
-def _judge(tally: Tally, found: Prediction, truth: np.ndarray, targets: Sequence[Column]) -> None:
-    """Take note of how far predictions were from what was observed."""
-    assert found.log_density is not None
-    tally.nats += found.log_density[np.isfinite(found.log_density)].tolist()
-    for i, (column, each) in enumerate(zip(targets, found.targets, strict=True)):
-        there = ~np.isnan(truth[:, i])
-        observed = truth[there, i].astype(np.float64)
-        if column.values:
-            right = each["probabilities"].argmax(1)[there] == observed
-            tally.squares.setdefault(column.name, []).extend(right.astype(float).tolist())
-            continue
-        value = cell_values(observed, column)
-        off = own_unit(each["mean"][there], column) - value
-        tally.squares.setdefault(column.name, []).extend((off**2).tolist())
-        inside = (observed >= each["low"][there] - 1e-6) & (observed <= each["high"][there] + 1e-6)
-        tally.hits.setdefault(column.name, []).extend(inside.astype(float).tolist())
