@@ -479,6 +479,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         recipe, file = run.recipe, run.path / FILE
         if recipe.data.levels or len(recipe.data.shape) != 1:
             raise NicestError(f"{path}: expected a model of continuous rows, got {recipe.data.name}: use nicest.load")
+        run.require_whole_rows()
         kept: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {"params": _params_of(recipe)}
         if unknown := kept["params"].keys() - cls().get_params().keys():
             raise newer(f"{file}: unknown parameter {min(unknown)!r}")

@@ -127,6 +127,16 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture(scope="session")
+def height(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that predicts a column of people.csv, in a folder beside it; for reading only."""
+    folder = tmp_path_factory.mktemp("cli")
+    data = small_runs.people(folder / "people.csv")
+    asked = ["--target", "height", "--out", folder / "run", "--device", "cpu", "--set=train.effort=low"]
+    assert call("train", "table", "--data", data, *asked, *TINY) == 0
+    return folder / "run"
+
+
 @pytest.fixture
 def own_table(table: Path, tmp_path: Path, nicest: Callable[..., Outcome]) -> Path:
     """A run whose data and files the test may change: run/ and rows.npy in one folder."""

@@ -29,6 +29,7 @@ from pyarrow import parquet
 
 import nicest
 from nicest.data.columns import Column
+from nicest.recipes import load_recipe
 from nicest.studio import endpoints, images, limits
 from nicest.studio.films import Film
 from nicest.studio.guard import HEADERS, PATIENCE, Guard
@@ -40,6 +41,7 @@ from nicest.studio.server import PAGE, bind, create_app, is_loopback, make_serve
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import Model
 from nicest.tasks.score import keep_quantiles
+from nicest.train.fit import train
 from studio.conftest import asking
 
 Ask = Callable[..., httpx.Response]
@@ -101,6 +103,16 @@ class TestRuns:
             "best_epoch": None,
             "finished": False,
         }
+
+    def test_one_that_predicts_columns_from_the_others_says_so(self, table: Path, tmp_path: Path):
+        data = f'data.name="{table.parent / "people.csv"}"'
+        small = ("train.effort=low", "train.epochs=1", "model.width=4", "model.members=1")
+        train(load_recipe("table"), tmp_path / "run", overrides=(data, 'data.target=["height"]', *small), device="cpu")
+        ask = asking(create_app([tmp_path / "run"]))
+        answer = ask("GET", "/api/runs/run/samples")
+        assert answer.status_code == 409
+        assert "is a model of 'height' given the other columns" in answer.json()["error"]
+        assert "use `nicest predict`" in ask("GET", "/api/runs").json()["runs"][0]["why"]
 
     def test_one_that_is_damaged_replaced_or_deleted_says_so(self, digits: Path, table: Path, tmp_path: Path):
         run = Path(shutil.copytree(digits, tmp_path / "run"))
