@@ -282,7 +282,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             where = f"row {int(unknown.argmax())}"
             raise ValueError(f"expected values that the first fit saw, got others in {where}: fit without warm_start")
         had = _params_of(self.recipe_) if warm else {}
-        if ignored := [name for name in MODEL if warm and _plain(getattr(self, name)) not in (None, had[name])]:
+        if ignored := [name for name in MODEL if warm and python_number(getattr(self, name)) not in (None, had[name])]:
             warnings.warn(f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2)
         unit = extremes(codes)
         columns = tuple(
@@ -519,7 +519,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     def _given(self, names: dict[str, str]) -> dict[str, Any]:
         """The parameters that are not None, by their names in the recipe."""
-        values = {name: _plain(getattr(self, ours)) for ours, name in names.items()}
+        values = {name: python_number(getattr(self, ours)) for ours, name in names.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def _names(self, dim: int) -> Sequence[str]:
@@ -533,11 +533,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError(f"expected values up to {FARTHEST:g}, got {largest:g}: rescale that column")
 
     def _check_shares(self) -> None:
-        outliers, held_out = self.contamination, self.validation_fraction
+        check_validation_fraction(self.validation_fraction)
+        outliers = self.contamination
         if outliers != "auto" and not (isinstance(outliers, Real) and 0 < outliers <= 0.5):
             raise ValueError(f"contamination is 'auto' or in (0, 0.5], got {outliers!r}")
-        if held_out is not None and not (isinstance(held_out, Real) and 0 <= held_out <= 0.9):
-            raise ValueError(f"validation_fraction is None or from 0 to 0.9, got {held_out!r}")
         if self.discrete not in ("types", "values"):
             raise ValueError(f"discrete is 'types' or 'values', got {self.discrete!r}")
 
@@ -647,9 +646,14 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     def _plain_params(self) -> dict[str, Any]:
         """The parameters as JSON has them; a generator of random numbers is not kept."""
-        plain = {name: _plain(value) for name, value in self.get_params().items()}
+        plain = {name: python_number(value) for name, value in self.get_params().items()}
         plain["bounds"] = {name: list(pair) for name, pair in self._named_bounds(self.columns_).items()} or None
         return plain if isinstance(plain["random_state"], int) else plain | {"random_state": None}
+
+
+def check_validation_fraction(share: float | None) -> None:
+    if share is not None and not (isinstance(share, Real) and 0 <= share <= 0.9):
+        raise ValueError(f"validation_fraction is None or from 0 to 0.9, got {share!r}")
 
 
 def whole_columns(X: Any, dim: int) -> list[bool]:
@@ -724,7 +728,7 @@ def in_words_of_parameters() -> Iterator[None]:
         raise ValueError(text) from error
 
 
-def _plain(value: Any) -> Any:
+def python_number(value: Any) -> Any:
     """A number of numpy's as one of Python's."""
     return value.item() if isinstance(value, np.generic) else value
 

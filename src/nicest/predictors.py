@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,17 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _check_y,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 
 from nicest.data import scan
 from nicest.data.arrays import widened
@@ -24,11 +33,13 @@ from nicest.estimator import (
     SOURCE,
     TRAIN,
     Frame,
+    check_validation_fraction,
     columns_of,
     encoded,
     extremes,
     hypercube,
     in_words_of_parameters,
+    python_number,
     repetitions,
     rescaled,
 )
@@ -36,7 +47,7 @@ from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.inference.predictive import Predictive, interval
-from nicest.messages import listed
+from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe
 from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, FORMAT, RunFolder, newer
@@ -47,7 +58,9 @@ from nicest.tasks.predict import given_codes, own_unit
 from nicest.train.fit_table import fit_table
 
 MODEL = {name: name for name in ("members", "couplings", "hidden_layers", "width", "bins", "dropout")}
+FILE = "predictor.json"
 TARGET = "y"
+FINE = 512  # points of a distribution for its standard deviation: 64 miss a fiftieth of it, in the tails
 
 
 class Predictor(BaseEstimator):
@@ -99,6 +112,7 @@ class Predictor(BaseEstimator):
         self, codes: np.ndarray, columns: Sequence[Column], targets: Sequence[int], weight: ArrayLike | None, seed: int
     ) -> None:
         """Fit a flow of some columns given the others to rows of the model's numbers."""
+        check_validation_fraction(self.validation_fraction)
         copies = None
         if weight is not None:
             found = _check_sample_weight(weight, codes, dtype=np.float64, ensure_non_negative=True)
@@ -107,10 +121,12 @@ class Predictor(BaseEstimator):
         if len(codes) < 2:
             raise ValueError(f"expected 2 rows or more, got n_samples = {len(codes)}")
         unit = extremes(codes)
-        names = {**MODEL, **TRAIN}
-        given = {ours: getattr(self, ours) for ours in names if hasattr(self, ours)}
         settings = {
-            table: {name: given[ours] for ours, name in among.items() if given.get(ours) is not None}
+            table: {
+                name: python_number(getattr(self, ours))
+                for ours, name in among.items()
+                if getattr(self, ours) is not None
+            }
             for table, among in (("model", MODEL), ("train", TRAIN))
         }
         with in_words_of_parameters():
@@ -125,8 +141,11 @@ class Predictor(BaseEstimator):
                 copies=copies,
                 targets=targets,
             )
-        self.flow_, self.recipe_ = rescaled(fitted.flow, unit), fitted.recipe
-        self.columns_, self.history_ = tuple(columns), fitted.metrics
+        self.flow_, self.recipe_, self.columns_ = rescaled(fitted.flow, unit), fitted.recipe, tuple(columns)
+        off = float(np.log(unit[list(targets)]).sum())
+        self.history_ = [
+            row | {name: row[name] - off for name in ("train_nats", "valid_nats")} for row in fitted.metrics
+        ]
         self.n_epochs_ = int(fitted.figures["epoch"])
 
     def _read(self, X: Any, y: Any = None, **options: Any) -> tuple[Any, Any]:
@@ -141,15 +160,20 @@ class Predictor(BaseEstimator):
         if y is None:
             raise ValueError("expected y beside X, got None")
         check_consistent_length(X, y)
-        return frame, y
+        return frame, _check_y(y, y_numeric=options.get("y_numeric", False), estimator=self)
 
     def _given_columns(self, X: Any) -> tuple[tuple[Column, ...], np.ndarray]:
         """What the columns of X hold, as columns that are given, and their numbers."""
         if isinstance(X, Frame):
             with in_words_of_parameters():
-                found = scan.columns_of(X.table.schema, X.table.to_batches(), SOURCE)
+                table, names = X.table, X.table.column_names
+                found = scan.columns_of(table.schema, table.to_batches(), SOURCE, given=names)
                 columns = tuple(as_given(column) for column in found)
-                return columns, given_codes(X.table, columns, SOURCE)
+                return columns, given_codes(table, columns, SOURCE)
+        if (empty := np.flatnonzero(np.isnan(X).all(0))).size:
+            raise ValueError(
+                f"expected a number in every column of X, got only NaN in {self._names(X.shape[1])[empty[0]]}"
+            )
         columns = columns_of(X, self._names(X.shape[1]), [False] * X.shape[1], by_values=False)
         return columns, encoded(X, columns)[0]
 
@@ -180,14 +204,12 @@ class Predictor(BaseEstimator):
         return list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(dim)]))
 
     def save(self, path: str | Path) -> None:
-        """Write a run folder, as `nicest train` does: `nicest predict` takes it; no pickle."""
+        """Write a run folder, as `nicest train` does, without pickle; `nicest predict` takes that of a regressor."""
         check_is_fitted(self)
         run = RunFolder(path)
         if run.model.exists():
             raise NicestError(f"{path} holds a run already: choose another folder")
-        params = {
-            name: value.item() if isinstance(value, np.generic) else value for name, value in self.get_params().items()
-        }
+        params = {name: python_number(value) for name, value in self.get_params().items()}
         if not isinstance(params["random_state"], int):
             params["random_state"] = None
         kept = {"kind": type(self).__name__, "frame": self._frame, "params": params, **self._kept()}
@@ -197,7 +219,7 @@ class Predictor(BaseEstimator):
             made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
             write_text(run.path / ENVIRONMENT, to_json(made))
             write_text(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history_))
-            write_text(run.path / "predictor.json", to_json(kept))
+            write_text(run.path / FILE, to_json(kept))
             write_text(run.path / COLUMNS, to_json(columns_to_json(self.columns_)))
             run.save_model(Saved(self.flow_.state_dict(), self.recipe_, {"epoch": self.n_epochs_}))
 
@@ -205,12 +227,20 @@ class Predictor(BaseEstimator):
     def load(cls, path: str | Path) -> Self:
         """The estimator that `save` wrote."""
         run = Run(path, dtype=torch.float64)
-        file = run.path / "predictor.json"
+        file = run.path / FILE
         if not file.is_file():
             raise NicestError(f"{path}: expected what {cls.__name__}.save wrote, found no {file.name}")
-        kept = json.loads(file.read_text("utf-8"))
-        if kept.get("kind") != cls.__name__:
-            raise NicestError(f"{path}: expected a {cls.__name__}, got a {kept.get('kind')}")
+        try:
+            kept = json.loads(file.read_text("utf-8"))
+            if kept["kind"] == cls.__name__:
+                return cls._loaded(run, kept)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NicestError(f"{file} is damaged: take a copy of it, or fit again ({brief(error)})") from error
+        raise NicestError(f"{path}: expected a {cls.__name__}, got a {brief(kept['kind'], 60)}")
+
+    @classmethod
+    def _loaded(cls, run: Run, kept: dict[str, Any]) -> Self:
+        file = run.path / FILE
         if unknown := kept["params"].keys() - cls().get_params().keys():
             raise newer(f"{file}: unknown parameter {min(unknown)!r}")
         model = cls(**kept["params"])
@@ -229,6 +259,12 @@ class Predictor(BaseEstimator):
 
     def _restore(self, kept: dict[str, Any]) -> None:
         """Take up what `_kept` gave."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if "flow_" in state:  # any machine may read it
+            state = state | {"flow_": copy.deepcopy(state["flow_"]).cpu()}
+        return state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -281,11 +317,13 @@ class NICERegressor(RegressorMixin, Predictor):
         target = column_or_1d(target, warn=True).astype(np.float64)
         if not np.isfinite(target).all():
             raise ValueError("expected finite numbers in y, got NaN or infinity")
+        if (target == target[0]).all():
+            raise ValueError(f"expected y that varies, got {target[0]:g} in all {len(target)} rows")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         columns, codes = self._given_columns(rows)
         if TARGET in (names := {column.name for column in columns}):
             raise ValueError(f"expected no column called {TARGET!r} in X, got {listed(sorted(names))}")
-        values = widened(target[:, None], seed)
+        values = widened(target[:, None], seed)  # which may vary by no more than rounding
         own = columns_of(values, [TARGET], [False], by_values=False)
         both = np.column_stack([codes, encoded(values, own)[0]])
         self._fit(both, (*columns, *own), [len(columns)], sample_weight, seed)
@@ -336,6 +374,8 @@ class PredictiveDistribution:
 
     def sample(self, n: int, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """n draws for every row, (N, n)."""
+        if n < 1:
+            raise ValueError(f"expected at least 1 draw for every row, got n={n}")
         generator = torch.Generator(self._of.given.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
         return self._values(self._of.sample(n, generator))
@@ -344,7 +384,7 @@ class PredictiveDistribution:
         return self._values(self._of.mean())
 
     def std(self) -> np.ndarray:
-        return self._of.points().std(1, correction=0).cpu().numpy()
+        return self._of.points(FINE).std(1, correction=0).cpu().numpy()
 
     def points(self) -> np.ndarray:
         """Values (N, M) of equal weight that stand for each distribution."""
@@ -387,10 +427,9 @@ class NICEClassifier(ClassifierMixin, Predictor):
         self.classes_, codes = np.unique(target, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least 2 classes, got 1 class: {self.classes_[0]}")
-        weight = np.ones(len(codes)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        share = np.bincount(codes, weight, len(self.classes_))
-        with np.errstate(divide="ignore"):
-            self.class_log_prior_ = np.log(share / share.sum())
+        count = np.bincount(codes)
+        if (single := self.classes_[count == 1]).size:
+            warnings.warn(f"one row has the class {shown(single.tolist()[0])}: too few to learn from", stacklevel=2)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         columns, cells = self._target_columns(rows, seed)
         kinds = tuple(f"{each}" for each in range(len(self.classes_)))
@@ -398,6 +437,9 @@ class NICEClassifier(ClassifierMixin, Predictor):
         both = np.column_stack([codes.astype(np.float64), cells])
         places = range(1, 1 + len(columns))
         self._fit(both, (of_class, *columns), places, sample_weight, seed)
+        share = count if sample_weight is None else np.bincount(codes, np.asarray(sample_weight, dtype=np.float64))
+        with np.errstate(divide="ignore"):
+            self.class_log_prior_ = np.log(share / share.sum())
         return self
 
     def log_likelihood(self, X: ArrayLike) -> np.ndarray:
@@ -421,9 +463,11 @@ class NICEClassifier(ClassifierMixin, Predictor):
         return np.where(unknown[:, None] | np.isnan(nats), -np.inf, nats)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
+        """The log-probability of each class, (N, classes), in the order of `classes_`."""
         joint = self.log_likelihood(X) + self.class_log_prior_
         joint = np.where(np.isneginf(joint).all(1, keepdims=True), self.class_log_prior_, joint)  # nothing is known
-        return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
+        found: np.ndarray = log_softmax(joint, axis=1)
+        return found
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """The probability of each class, (N, classes), in the order of `classes_`."""
@@ -431,7 +475,8 @@ class NICEClassifier(ClassifierMixin, Predictor):
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The most probable class of every row."""
-        return self.classes_[self.predict_log_proba(X).argmax(1)]
+        likeliest = self.predict_log_proba(X).argmax(1)
+        return self.classes_[likeliest]
 
     def _target_columns(self, rows: Any, seed: int) -> tuple[tuple[Column, ...], np.ndarray]:
         """What the columns of X hold, as columns that are modelled, and their numbers."""
