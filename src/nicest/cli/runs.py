@@ -250,7 +250,7 @@ def score(
     return run_scoring(run, files, out=out, draws=draws, seed=seed)
 
 
-@command(app, show.imputation)
+@command(app, show.imputation, also=("labels",))
 def impute(
     run: Any,
     table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
@@ -271,7 +271,7 @@ def impute(
     return impute_table(run, table, out=out, cells=cells, **how)
 
 
-@command(app, show.predictions, also=("targets",))
+@command(app, show.predictions, also=("targets", "labels"))
 def predict(
     run: Any,
     table: Annotated[Path, options.given("A table with the columns to predict from.", show_default=False)],
