@@ -17,6 +17,7 @@ COMMANDS = [
     ["train"],
     ["evaluate"],
     ["sample"],
+    ["classify"],
     ["score"],
     ["impute"],
     ["predict"],

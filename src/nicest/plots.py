@@ -349,6 +349,31 @@ def prediction_figure(
     return figure
 
 
+def classification_figure(
+    confusion: np.ndarray, confidence: np.ndarray, right: np.ndarray, share: np.ndarray, *, title: str
+) -> Figure:
+    """How often images of each label, by row, are given each label; and, in bins of the probability of the answer, how
+    often it is right: on the diagonal, if the probabilities are."""
+    figure, n = Figure(figsize=(9, 4.2), layout="constrained"), len(confusion)
+    left, ax = figure.subplots(1, 2)
+    shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
+    left.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for i, j in zip(*np.nonzero(confusion), strict=True):
+        colour = "white" if shares[i, j] > 0.5 else INK
+        left.text(j, i, str(confusion[i, j]), ha="center", va="center", color=colour, fontsize=8 if n <= 10 else 5)
+    left.set(xlabel="most probable label", ylabel="label")
+    if n <= 10:
+        left.set(xticks=range(n), yticks=range(n))
+    ax.plot([0, 1], [0, 1], color=QUIET, linewidth=1)
+    ax.scatter(confidence, right, s=20 + 400 * share, color=ACCENT, alpha=0.8, label="area: images")
+    ax.set(
+        xlabel="probability of the most probable label", ylabel="how often it is right", xlim=(0, 1.05), ylim=(0, 1.05)
+    )
+    ax.grid(alpha=0.25)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
     write_bytes(path, animation(frames))
 

@@ -19,6 +19,7 @@ from published import (
     write_svhn,
     write_tfd,
 )
+from sklearn.datasets import load_digits
 
 from nicest.data import Splits, download, load
 from nicest.data.splits import in_memory
@@ -198,6 +199,49 @@ def test_absent_sets(home: Path, refusal: Refusal, name: str, file: str, advice:
     message = refusal(load, name)
     for part in (file, str(home / name), advice):
         assert part in message
+
+
+class TestLabels:
+    def test_of_digits_are_those_of_scikit_learn_and_the_split_stays(self) -> None:
+        plain, splits, digits = load("digits"), load("digits", labels=True), load_digits()
+        label = {image.tobytes(): int(t) for image, t in zip(digits.data.astype(np.uint8), digits.target, strict=True)}
+        for part in PARTS:
+            rows = splits.split(part)
+            np.testing.assert_array_equal(rows[:, :-1], plain.split(part))
+            assert rows[:, -1].tolist() == [label[image.tobytes()] for image in plain.split(part)]
+        assert splits.classes == tuple(np.bincount(splits.train[:, -1]))
+        assert (splits.shape, splits.levels, plain.classes) == ((8, 8), 17, ())
+        assert splits.digest() != plain.digest()
+
+    def test_of_the_mnist_layout(self, home: Path) -> None:
+        train, test = write_mnist(home / "mnist")
+        labels = np.arange(12, dtype=np.uint8) % 3
+        write_idx(home / "mnist" / "train-labels-idx1-ubyte.gz", labels)
+        for name in ("mnist", str(home / "mnist")):
+            splits = load(name, labels=True)
+            assert splits.classes == (4, 3, 3)
+            np.testing.assert_array_equal(splits.train, np.column_stack((train.reshape(12, -1), labels))[:10])
+            np.testing.assert_array_equal(splits.test[:, :-1], test.reshape(4, -1))
+            assert splits.test[:, -1].tolist() == [0] * 4
+
+    def test_that_do_not_fit_or_are_not_there_are_refused(self, tmp_path: Path, refusal: Refusal) -> None:
+        folder = tmp_path / "layout"
+        write_mnist(folder)
+        file = folder / "train-labels-idx1-ubyte.gz"
+        write_idx(file, np.zeros(11, np.uint8))
+        assert "expected 12 labels, integers from 0 to 255; got uint8 of shape (11,)" in refusal(
+            load, str(folder), labels=True
+        )
+        write_idx(file, np.full(12, -1, np.int8))
+        assert "got int8 of shape (12,), -1 to -1" in refusal(load, str(folder), labels=True)
+        write_idx(file, np.full(12, 2, np.uint8))
+        assert "training images of every label 0 to 2, got none of 0" in refusal(load, str(folder), labels=True)
+        file.unlink()
+        assert "expected train-labels* and t10k-labels*" in refusal(load, str(folder), labels=True)
+        np.save(tmp_path / "images.npy", np.zeros((9, 4, 4), np.uint8))
+        for name in ("cifar10", str(tmp_path / "images.npy")):
+            assert "expected data with labels, which are digits, mnist" in refusal(load, name, labels=True)
+        assert "unknown data set 'mnits'" in refusal(load, "mnits", labels=True)
 
 
 def test_unknown_names_and_missing_paths(tmp_path: Path, refusal: Refusal) -> None:

@@ -19,6 +19,7 @@ from nicest.flows import (
     Additive,
     Affine,
     AffineSpline,
+    At,
     Bijection,
     Bounded,
     Chain,
@@ -168,6 +169,11 @@ def conditional(dim: int) -> Within:
     return Within(halves(dim), couplings(dim // 2, Affine(), 2, context_dim=3), network)
 
 
+def given_last(dim: int, last: Partition) -> Within:
+    """Couplings of all components but the last, which is their context."""
+    return Within(last, couplings(dim, Affine(), 2, context_dim=1), nn.Identity())
+
+
 ZOO: dict[str, Callable[[int], Bijection]] = {
     **{
         f"{law}-{partition}": lambda dim, law=law, partition=partition: coupling(PARTITIONS[partition](dim), LAWS[law])
@@ -198,6 +204,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "logit-bounded": lambda dim: Bounded([(2, 1, 0)[d % 3] for d in range(dim)]),
     "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), scaling(dim)),
     "standardise": lambda dim: coupling(halves(dim), Standardise()),
+    "at": lambda dim: At(last := Partition([dim], dim + 1), given_last(dim, last), torch.tensor([0.7])),
     "within": lambda dim: Within(irregular(dim), scaling(dim // 2)),
     "within-conditional": conditional,
     "chain-empty": lambda dim: Chain(),

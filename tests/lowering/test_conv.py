@@ -15,8 +15,10 @@ from nicest.lowering.conv import FastConv, deterministic
 SHAPES = {"wide": (2, 3, 4), "one channel": (1, 2, 2), "one pixel": (3, 1, 1)}
 
 
-def network(shape: tuple[int, int, int], law: Law, blocks: int = 2, dropout: float = 0.0) -> ConvNet:
-    made = ConvNet(shape, 2, law, 5, blocks, dropout=dropout).double()
+def network(
+    shape: tuple[int, int, int], law: Law, blocks: int = 2, dropout: float = 0.0, context_dim: int = 0
+) -> ConvNet:
+    made = ConvNet(shape, 2, law, 5, blocks, dropout=dropout, context_dim=context_dim).double()
     for p in made.parameters():
         nn.init.normal_(p, std=0.3)
     return made
@@ -37,6 +39,22 @@ def test_in_float64_it_is_the_network_itself(shape: tuple[int, int, int], blocks
     x = torch.randn(3, 2 * m.place[0].numel() * shape[0], dtype=torch.float64)[:, ::2].requires_grad_()  # strided
     found, expected = FastConv(m, torch.float64).read(x), m(x)
     assert_close(found, expected, rtol=0, atol=1e-12)
+    for ours, autograds in zip(gradients(found, x, m), gradients(expected, x, m), strict=True):
+        assert_close(ours, autograds, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_a_context_is_read_as_the_network_reads_it(shape: tuple[int, int, int], blocks: int):
+    torch.manual_seed(0)
+    m = network(shape, Affine(), blocks, context_dim=10)
+    x = torch.randn(3, m.place[0].numel() * shape[0], dtype=torch.float64, requires_grad=True)
+    context = torch.eye(10, dtype=torch.float64)[[3, 0, 9]]
+    fast = FastConv.of(m, torch.float64)
+    assert fast
+    found, expected = fast.read(x, context), m(x, context)
+    assert_close(found, expected, rtol=0, atol=1e-12)
+    assert (expected - m(x, context.roll(1, 0))).abs().max() > 0.01
     for ours, autograds in zip(gradients(found, x, m), gradients(expected, x, m), strict=True):
         assert_close(ours, autograds, rtol=1e-10, atol=1e-12)
 
@@ -82,7 +100,7 @@ def test_only_the_network_that_was_made_has_this_form():
     assert FastConv.of(network((2, 2, 2), Affine()), torch.bfloat16)
     other = network((2, 2, 2), Affine())
     other.blocks[0].inner = nn.Conv2d(5, 5, 3, padding=1, padding_mode="circular")
-    for each in (other, nn.Conv2d(1, 1, 1), ConvNet((2, 2, 2), 2, Affine(), context_dim=3)):
+    for each in (other, nn.Conv2d(1, 1, 1)):
         assert FastConv.of(each, torch.bfloat16) is None
 
 
@@ -90,18 +108,23 @@ def test_only_the_network_that_was_made_has_this_form():
 class TestOnAGPU:
     @pytest.mark.parametrize("shape", [*SHAPES.values(), (3, 9, 14)], ids=str)
     @pytest.mark.parametrize("width", [5, 48, 128])
-    @pytest.mark.parametrize("dropout", [0.0, 0.2])
+    @pytest.mark.parametrize(("dropout", "context_dim"), [(0.0, 0), (0.2, 0), (0.0, 10)])
     def test_kernels_compute_what_torch_does(
-        self, shape: tuple[int, int, int], width: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+        self,
+        shape: tuple[int, int, int],
+        width: int,
+        dropout: float,
+        context_dim: int,
+        monkeypatch: pytest.MonkeyPatch,
     ):
-        m = ConvNet(shape, 2, AffineSpline(), width, 2, dropout=dropout)
+        m = ConvNet(shape, 2, AffineSpline(), width, 2, dropout=dropout, context_dim=context_dim)
         for p in m.parameters():
             nn.init.normal_(p, std=0.1)
         m, x = m.cuda(), torch.randn(7, 2 * m.place[0].numel() * shape[0], device="cuda")[:, ::2].requires_grad_()
         fast, found = FastConv(m, torch.float32), []
         for _ in range(2):
             torch.manual_seed(0)
-            b = fast.read(x)
+            b = fast.read(x, torch.eye(10, device="cuda")[:7] if context_dim else None)
             found.append([b, *gradients(b, x, m)])
             monkeypatch.setattr(conv, "kernels_for", lambda _: None)
         for ours, torchs in zip(*found, strict=True):

@@ -48,13 +48,14 @@ TEXT = [name for name in COLUMNS if not name.endswith("-released")]
 RELEASED = [name for name in COLUMNS if name.endswith("-released")]
 
 
+LABELLED = ("digits-labels", "mnist-labels")
 CONVOLUTIONAL = ("cifar10-conv", "digits-conv", "mnist-conv", "svhn-conv")
 BEST = ("cifar10-best", "fer2013", "fer2013-tfd", "mnist-affine", "mnist-best", "mnist-fast", "mnist-plain")
 
 
 class TestShipped:
     def test_there_are_two_readings_of_four_columns_ours_and_digits(self):
-        assert set(names()) == {*COLUMNS, *BEST, *CONVOLUTIONAL, "digits", "images", "table"}
+        assert set(names()) == {*COLUMNS, *BEST, *CONVOLUTIONAL, *LABELLED, "digits", "images", "table"}
 
     @pytest.mark.parametrize("name", sorted({*BEST} - {"fer2013", "fer2013-tfd"}))
     def test_better_training_keeps_the_papers_data_and_architecture(self, name: str):
@@ -71,6 +72,13 @@ class TestShipped:
         assert {block.kind for block in recipe.model.blocks} - {"logit"} == {"coupling", "squeeze", "factor-out"}
         assert all(block.network.kind == "conv" for block in recipe.model.blocks if block.kind == "coupling")
         assert recipe.augment.flip == (name == "cifar10-conv") == ("mirrored" in recipe.title)
+
+    def test_labelled_recipes_are_of_known_architectures(self):
+        for name, like in (("digits-labels", "digits"), ("mnist-labels", "mnist-conv")):
+            recipe, plain = load_recipe(name), load_recipe(like)
+            assert recipe.data == replace(plain.data, labels=True)
+            assert recipe.model == plain.model
+            assert (recipe.reading, recipe.paper_nats) == ("ours", None)
 
     def test_fer2013_is_the_tfd_columns_architecture_on_other_faces(self):
         recipe, tfd = load_recipe("fer2013-tfd"), load_recipe("tfd")

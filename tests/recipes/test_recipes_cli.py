@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar10_rows, write_cifar10, write_fer2013, write_mnist, write_svhn, write_tfd
+import torch
+from published import cifar10_rows, write_cifar10, write_fer2013, write_idx, write_mnist, write_svhn, write_tfd
 from typer.testing import CliRunner
 
 import nicest
@@ -18,6 +19,7 @@ from nicest.recipes import load_recipe, names
 ONE_STEP = ("train.epochs=1", "train.batch=100")
 NARROW = ("--set", "model.width=8")
 CONVOLUTIONAL = {name for name in names() if name.endswith("-conv")}
+LABELLED = {name for name in names() if name.endswith("-labels")}
 EXACT_ZCA = ("svhn", "cifar10", "cifar10-best")
 SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "fer2013": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
 
@@ -54,7 +56,9 @@ def train_and_load(name: str, out: Path, *arguments: str) -> tuple[nicest.Flow, 
     return run.flow, run.recipe
 
 
-@pytest.mark.parametrize("name", sorted({*names()} - CONVOLUTIONAL - {"digits", *EXACT_ZCA, "images", "table"}))
+@pytest.mark.parametrize(
+    "name", sorted({*names()} - CONVOLUTIONAL - LABELLED - {"digits", *EXACT_ZCA, "images", "table"})
+)
 def test_recipe_on_its_published_layout(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NICEST_DATA", str(home))
     flow, recipe = train_and_load(name, tmp_path / "run", *NARROW)
@@ -85,6 +89,18 @@ def test_convolutional_recipe_on_smaller_images(name: str, tmp_path: Path):
     while "rest" in layers:  # half of the channels go no further
         layers, left = layers["rest"].inner.layers, left // 2
     assert (layers["coupling1"].partition.dim, left) == (left, flow.dim // (4 if len(shape) == 3 else 2))
+
+
+@pytest.mark.parametrize("name", sorted(LABELLED))
+def test_labelled_recipe_on_smaller_images_in_the_layout_of_mnist(name: str, tmp_path: Path):
+    rng, folder = np.random.default_rng(0), tmp_path / "images"
+    for part, n in (("train", 12), ("t10k", 4)):
+        write_idx(folder / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (n, 4, 8), np.uint8))
+        write_idx(folder / f"{part}-labels-idx1-ubyte", np.arange(n, dtype=np.uint8) % 3)
+    flow, recipe = train_and_load(name, tmp_path / "run", "--data", str(folder))
+    assert (recipe.data.classes, recipe.data.shape, flow.dim) == ((4, 3, 3), (4, 8), 33)
+    assert recipe.model == load_recipe(name).model
+    assert flow.sample(2, given=torch.tensor([[0.0], [2.0]])).shape == (2, 32)
 
 
 def test_digits_by_the_installed_command(tmp_path: Path):

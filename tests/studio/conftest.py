@@ -30,6 +30,15 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits given their labels."""
+    out = tmp_path_factory.mktemp("studio") / "labelled"
+    own = ("model.width=128", "train.epochs=20", "train.weight_decay=0.1", "train.ema=0.95", "train.evaluate_every=5")
+    train(load_recipe("digits-labels"), out, overrides=(*TINY, "train.batch=100", *own), device="cpu")
+    return out
+
+
+@pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("studio")
     rng = np.random.default_rng(0)

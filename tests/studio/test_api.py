@@ -26,6 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 
 import nicest
 from nicest.data.columns import Column
@@ -87,6 +89,25 @@ class TestRuns:
 
     def test_two_of_one_name_are_told_apart(self, digits: Path):
         assert list(name_runs([digits, digits, digits])) == ["digits", "digits-2", "digits-3"]
+
+    def test_every_label_of_a_run_is_one(self, labelled: Path, digits: Path):
+        """Samples of each are what another classifier takes them for."""
+        found = name_runs([labelled, digits, labelled])
+        assert list(found) == [
+            *(f"labelled-label-{k}" for k in range(10)),
+            "digits",
+            *(f"labelled-2-label-{k}" for k in range(10)),
+        ]
+        sklearn = load_digits()
+        judge = LogisticRegression(max_iter=2000).fit(sklearn.data, sklearn.target)
+        ask = asking(create_app([labelled], desk=Desk(jobs=2)))
+        runs = ask("GET", "/api/runs").json()["runs"]
+        assert [run["name"] for run in runs] == [f"labelled, label {k}" for k in range(10)]
+        assert all(run["ready"] and run["dim"] == 64 for run in runs)
+        for label in (0, 3):
+            given = ask("GET", f"/api/runs/labelled-label-{label}/samples", params={"n": 30}).json()["pictures"]
+            rows = np.array([levels(each).flatten() for each in given])
+            assert (judge.predict(rows) == label).mean() > 0.6
 
     def test_a_run_that_is_not_there_is_refused_before_serving(self, refusal: Callable[..., str], tmp_path: Path):
         assert "found no" in refusal(create_app, [tmp_path / "none"])

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nicest.data import load
 from nicest.recipes import load_recipe
 from nicest.train.fit import train
 from studio.conftest import TINY
@@ -612,6 +613,24 @@ def test_an_upload_is_inverted_afterwards_and_photos_of_any_size_are_taken(visit
         page.set_input_files("#upload-file", str(tmp_path / name))
         page.wait_for_selector(f"#choices-note:has-text('{name}, as the model sees it')")
         assert abs(visit.levels("#original").mean() - 8) < 1
+
+
+def test_the_label_is_chosen_where_the_run_is(chromium: Any, labelled: Path):
+    """Of each label another picture comes first, one of the test images that have it."""
+    splits = load("digits", labels=True)
+    with studio(labelled) as (url, _):
+        visit = Visit(chromium, url)
+        for label in (0, 7):
+            visit.page.select_option("#run", f"labelled-label-{label}")
+            visit.page.wait_for_function(
+                "id => location.href.includes(id) && document.querySelector('#choices canvas')", arg=f"label-{label}"
+            )
+            visit.page.wait_for_timeout(500)
+            first = visit.levels("#choices canvas")
+            found = splits.test[(splits.test[:, :-1] == first).all(1), -1]
+            assert set(found.tolist()) == {label}
+        assert visit.wrong == []
+        visit.context.close()
 
 
 def test_labels_of_axes(visit: Visit):

@@ -83,6 +83,14 @@ class TestUntouched:
         out = Warp((28, 28), 256, AugmentSettings(share=share, rotation=0.1, elastic=0.5))(rows)
         assert (out != rows).any(1).tolist() == [True] * warped + [False] * (10 - warped)
 
+    def test_labels_after_the_pixels(self):
+        rows, label = random_rows(10, (9, 9)), torch.arange(10, dtype=torch.uint8)[:, None]
+        torch.manual_seed(5)
+        alone = Warp((9, 9), 256, LAB)(rows)
+        torch.manual_seed(5)
+        assert torch.equal(Warp((9, 9), 256, LAB)(torch.cat((rows, label), 1)), torch.cat((alone, label), 1))
+        assert not torch.equal(alone, rows)
+
     def test_the_batch_itself(self):
         rows = random_rows(10, (9, 9))
         before = rows.clone()

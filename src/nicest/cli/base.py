@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,12 +66,13 @@ def command(
     name: str | None = None,
     code: Callable[[Any], int] = outcome,
     *,
-    targets: bool = False,
+    also: Sequence[str] = (),
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Register a command whose result is printed: as one JSON object with --json, else by `show`.
 
-    A command with a parameter `run` takes a run folder, --device, --verify and, if it says so, --data; what it gets
-    is the opened run: of a model of whole rows, unless the command is also for models that predict `targets`.
+    A command with a parameter `run` takes a run folder, --device, --verify and, if it says so, --data and --label; what
+    it gets is the opened run: of a model of whole rows, unless the command is `also` for models that predict "targets"
+    or that are given "labels".
     """
 
     def register(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -86,9 +87,9 @@ def command(
         @functools.wraps(function)
         def called(*, as_json: bool, **asked: Any) -> None:
             if "run" in asked:
-                asked["run"] = opened(*(asked.pop(each, None) for each in ("run", "device", "verify", "data")))
-                if not targets:
-                    asked["run"].require_whole_rows()
+                how = ("run", "device", "verify", "data", "label")
+                asked["run"] = opened(*(asked.pop(each, None) for each in how))
+                asked["run"].require_whole_rows(but=also)
             result = function(**asked)
             emit(result, as_json, show)
             raise typer.Exit(code(result))
@@ -103,8 +104,10 @@ def command(
     return register
 
 
-def opened(run: Path, device: str, verify: bool | None = None, data: str | None = None) -> Any:
-    """The run in a folder, on a device; its data may have moved.
+def opened(
+    run: Path, device: str, verify: bool | None = None, data: str | None = None, label: int | None = None
+) -> Any:
+    """The run in a folder, on a device; its data may have moved; of one label, where it is given.
 
     Under torchrun every process of a machine takes a GPU of its own, where there are some.
     """
@@ -114,7 +117,7 @@ def opened(run: Path, device: str, verify: bool | None = None, data: str | None 
 
     if device == "auto" and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-    return Run(run, device=device, verify=verify, data=data if data is None else located(data))
+    return Run(run, device=device, verify=verify, data=data if data is None else located(data), label=label)
 
 
 def located(data: str) -> str:

@@ -101,6 +101,10 @@ Moved = Annotated[
         "--data", parser=to_read, help="Where the data of the run is now, if it has moved.", show_default=False
     ),
 ]
+Label = Annotated[
+    int | None,
+    integer(0, 255, "The label, for a model of images given their labels.", show_default=False),
+]
 Seed = Annotated[int, integer(0, 10**12, "Random seed.")]
 Draws = Annotated[int, integer(1, 1000, "Average over this many draws of the dequantisation noise.")]
 Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which split of the data.")]

@@ -66,7 +66,7 @@ def models(
     return {"models": [{"name": each, **card(found[each])} for each in chosen], "whole": name is not None}
 
 
-@command(app, show.packed, targets=True)
+@command(app, show.packed, also=("targets", "labels"))
 def pack(
     run: Any,
     out: Annotated[Path, options.out_folder("The folder of the copy.", show_default=False)],
@@ -151,12 +151,13 @@ def train(
     return result
 
 
-@command(app, show.evaluation, targets=True)
+@command(app, show.evaluation, also=("targets", "labels"))
 def evaluate(
     run: Any,
     split: options.Split = "test",
     draws: options.Draws = 8,
     baselines: Annotated[bool, typer.Option(help="Fit linear baselines and score them, too.")] = True,
+    label: options.Label = None,
     data: options.Moved = None,
     seed: options.Seed = 0,
 ) -> Result:
@@ -169,7 +170,7 @@ def evaluate(
     return run_evaluation(run, split=split, draws=draws, seed=seed, with_baselines=baselines)
 
 
-@command(app, show.samples)
+@command(app, show.samples, also=("labels",))
 def sample(
     run: Any,
     n: Annotated[int, options.integer(1, 10**8, "Number of samples.", "-n")] = 100,
@@ -180,6 +181,7 @@ def sample(
         ),
     ] = None,
     temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior.")] = 1.0,
+    label: options.Label = None,
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
@@ -200,11 +202,42 @@ def sample(
     return run_sampling(run, n, where=where, temperature=temperature, seed=seed, out=out)
 
 
-@command(app, show.scores, targets=True)
+@command(app, show.classification, also=("labels",))
+def classify(
+    run: Any,
+    files: Annotated[
+        list[Path] | None,
+        options.given(
+            "Arrays, images or folders of images.", show_default="a split of the run, whose labels are known"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        options.out_file(
+            "A line per image (.csv, .parquet), or a figure (.png, .svg, .pdf) for a split.",
+            show_default="classes.csv, or RUN/figures/classify.png",
+        ),
+    ] = None,
+    split: options.Split = "test",
+    draws: options.Draws = 8,
+    data: options.Moved = None,
+    seed: options.Seed = 0,
+) -> Result:
+    """Classify images by Bayes' rule, from their exact log-likelihood under each label.
+
+    Example: nicest train digits-labels && nicest classify runs/digits-labels
+    """
+    from nicest.tasks.classify import classify as run_classification
+
+    return run_classification(run, files or (), out=out, split=split, draws=draws, seed=seed)
+
+
+@command(app, show.scores, also=("targets",))
 def score(
     run: Any,
     files: Annotated[list[Path], options.given("Tables, arrays, images or folders of images.", show_default=False)],
     out: Annotated[Path, options.out_file("The scores: .csv or .parquet.")] = Path("scores.csv"),
+    label: options.Label = None,
     draws: options.Draws = 8,
     seed: options.Seed = 0,
 ) -> Result:
@@ -217,7 +250,7 @@ def score(
     return run_scoring(run, files, out=out, draws=draws, seed=seed)
 
 
-@command(app, show.imputation)
+@command(app, show.imputation, also=("labels",))
 def impute(
     run: Any,
     table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
@@ -238,7 +271,7 @@ def impute(
     return impute_table(run, table, out=out, cells=cells, **how)
 
 
-@command(app, show.predictions, targets=True)
+@command(app, show.predictions, also=("targets", "labels"))
 def predict(
     run: Any,
     table: Annotated[Path, options.given("A table with the columns to predict from.", show_default=False)],
@@ -276,6 +309,7 @@ def calibrate(
     cells: Annotated[int, options.integer(0, 1_000_000, "How many cells to hide and check.")] = 1000,
     draws: Annotated[int, options.integer(16, 100_000, "Draws per cell, a multiple of 4.")] = 100,
     steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four MCMC chains of a cell.")] = 200,
+    label: options.Label = None,
     seed: options.Seed = 0,
 ) -> Result:
     """Check on held-out rows whether the credible intervals of a model hold the share of values they claim.
@@ -287,7 +321,7 @@ def calibrate(
     return run_calibration(run, table, out=out, cells=cells, draws=draws, steps=steps, seed=seed)
 
 
-@command(app, show.certificate)
+@command(app, show.certificate, also=("labels",))
 def certify(
     run: Any,
     n: Annotated[int, options.integer(2, 10_000, "Examples for the round trip: half data, half samples.", "-n")] = 200,
@@ -331,6 +365,7 @@ def inpaint(
     noise: Annotated[
         float | None, options.real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
     ] = None,
+    label: options.Label = None,
     split: options.Split = "test",
     data: options.Moved = None,
     seed: options.Seed = 0,

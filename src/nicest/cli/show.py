@@ -132,6 +132,13 @@ def predictions(result: dict[str, Any]) -> None:
             print(f"{printable(name)}: RMSE of the mean {row['rmse']:.4g}; {held}")
 
 
+def classification(result: dict[str, Any]) -> None:
+    print(f"{result['n']:,} images classified in {result['out']}")
+    if "accuracy" in result:
+        figures = f"negative log-likelihood {result['nll']:.3f} nats, calibration error {result['ece']:.3f}"
+        print(f"accuracy {result['accuracy']:.2%}, {figures} ({result['split']} split)")
+
+
 def calibration(result: dict[str, Any]) -> None:
     from rich.markup import escape
 

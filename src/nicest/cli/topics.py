@@ -17,6 +17,7 @@ from nicest.errors import NicestError
 @command(latent_app, lambda result: print(f"spectrum in {result['out']}"))
 def spectrum(
     run: Any,
+    label: options.Label = None,
     pca: Annotated[bool, typer.Option(help="Show the spectrum of a PCA of the training data, too.")] = True,
     data: options.Moved = None,
     out: Annotated[Path | None, options.figure("spectrum")] = None,
@@ -34,6 +35,7 @@ def spectrum(
 @command(latent_app, lambda result: print(f"sphere of radius {result['radius']:.2f} in {result['out']}"))
 def sphere(
     run: Any,
+    label: options.Label = None,
     basis: Annotated[
         options.Basis, typer.Option(help="Random axes, or the three components with the largest sigma_d.")
     ] = "random",
@@ -56,6 +58,7 @@ def sphere(
 @command(latent_app, lambda result: print(f"{len(result['pairs'])} interpolations in {result['out']}"))
 def interpolate(
     run: Any,
+    label: options.Label = None,
     start: Annotated[
         list[int] | None,
         options.integer(
@@ -91,6 +94,7 @@ def interpolate(
 @command(latent_app, show.truncation)
 def truncate(
     run: Any,
+    label: options.Label = None,
     n: Annotated[int, options.integer(1, 1000, "Images in the figure.", "-n")] = 8,
     keep: Annotated[
         list[int] | None,

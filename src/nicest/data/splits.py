@@ -37,6 +37,8 @@ class Splits:
 
     With `targets`, columns that a model predicts from the others, rows are complete that have these: in the other
     columns, which are given, NaN are cells like any other.
+
+    With `classes`, how many training images have each label, a row ends with its label, after an image of `shape`.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Splits:
     incomplete: np.ndarray | None = None
     n_incomplete_valid: int = 0
     targets: tuple[int, ...] = ()
+    classes: tuple[int, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -118,6 +121,13 @@ class Splits:
         """How many values are observed in the column of the training rows that has the fewest."""
         return self.n_training - int(self.missing.sum(0).max())
 
+    def of_label(self, label: int) -> "Splits":
+        """The images of one label alone, without it."""
+        rows = {part: self.split(part)[self.split(part)[:, -1] == label, :-1] for part in PARTS}
+        if empty := [part for part in PARTS if not len(rows[part])]:
+            raise NicestError(f"{self.name}: expected images of label {label} in every split, got none in {empty[0]}")
+        return replace(self, **rows, classes=())  # type: ignore[arg-type]
+
     def split(self, name: str) -> np.ndarray:
         if name not in PARTS:
             raise NicestError(f"expected a split of {', '.join(PARTS)}, got '{name}'")
@@ -134,6 +144,7 @@ def load(
     drop: Sequence[str] = (),
     bounds: Sequence[str] = (),
     target: Sequence[str] = (),
+    labels: bool = False,
     fit: images.Fit = images.Fit(),  # noqa: B008
 ) -> Splits:
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
@@ -143,7 +154,8 @@ def load(
     images, which `fit` crops and resizes. Digits and own data are split by a permutation from `seed`, with the
     fractions `valid` and `test`. The other sets, folders in MNIST's layout and archives with the keys train, valid and
     test have a split of their own and ignore all three; an archive without valid has that carved from its train.
-    Nothing is downloaded.
+    Nothing is downloaded. With `labels`, which digits, MNIST and folders in its layout have, every row ends with its
+    label.
     """
     if seed < 0:
         raise NicestError(f"expected a seed of 0 or more, got {seed}")
@@ -153,17 +165,28 @@ def load(
         if name_or_path == "digits":
             from sklearn.datasets import load_digits
 
-            digits = as_rows(load_digits().images.astype(np.uint8), "digits")._replace(levels=17)
-            return by_seed("digits", digits, seed, valid, test)
+            found = load_digits()
+            digits = as_rows(found.images.astype(np.uint8), "digits")._replace(levels=17)
+            if not labels:
+                return by_seed("digits", digits, seed, valid, test)
+            return _counted(by_seed("digits", _labelled(digits, found.target, "digits"), seed, valid, test))
+        path = Path(name_or_path).expanduser()
+        in_layout = name_or_path == "mnist" or (path.is_dir() and all(_mnist_files(path, "images")))
+        if labels and not in_layout and (name_or_path in PUBLISHED or path.exists()):
+            raise NicestError(
+                f"{name_or_path}: expected data with labels, which are digits, mnist and folders in MNIST's layout:"
+                " set data.labels=false"
+            )
+        if name_or_path == "mnist":
+            return _mnist(labels=labels)
         if name_or_path in PUBLISHED:
             return PUBLISHED[name_or_path]()
-        path = Path(name_or_path).expanduser()
         if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
                 return _load_table(path, seed, valid, test, drop, bounds, target)
             if target:
                 raise NicestError(f"{path}: a target is a column of a table, and this is none")
-            return _load_path(path, seed, valid, test, fit)
+            return _load_path(path, seed, valid, test, fit, labels=labels)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
     raise download.unknown(name_or_path)
@@ -254,8 +277,9 @@ def _require_stored(rows: np.ndarray, name: str, levels: int, steps: Sequence[fl
         raise NicestError(f"expected numbers in every column of the {name} rows, got only NaN in column {empty[0]}")
     if np.isinf(rows).any() or (name == "validation" and np.isnan(rows).any()):
         raise NicestError(f"expected finite numbers in the {name} rows, got inf or NaN")
-    if levels and not ((rows >= 0) & (rows < levels) & (rows == np.floor(rows)) | np.isnan(rows)).all():
-        got = f"{np.nanmin(rows):g} to {np.nanmax(rows):g}"
+    pixels = rows[:, np.array(steps) > 0] if levels else rows
+    if levels and not ((pixels >= 0) & (pixels < levels) & (pixels == np.floor(pixels)) | np.isnan(pixels)).all():
+        got = f"{np.nanmin(pixels):g} to {np.nanmax(pixels):g}"
         raise NicestError(f"expected whole levels 0 to {levels - 1} in the {name} rows, got numbers from {got}")
     if not levels and any(steps):
         count = rows / np.array([step or 1.0 for step in steps])
@@ -285,18 +309,52 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.nd
     return Splits(name, *parts, train.shape, train.levels, train.steps, targets=train.targets)
 
 
-def _mnist() -> Splits:
+def _mnist(*, labels: bool = False) -> Splits:
     """MNIST, 50,000 / 10,000 / 10,000."""
     paths = download.locate("mnist", ["train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"])
-    splits = _mnist_layout("mnist", *paths)
+    names = ["train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"] if labels else []
+    splits = _mnist_layout("mnist", paths, download.locate("mnist", names))
     if splits.shape != (28, 28):
         raise NicestError(f"{paths[0]}: expected images of 28 x 28, got {splits.shape}: not MNIST")
     return splits
 
 
-def _mnist_layout(name: str, train_file: Path, test_file: Path) -> Splits:
-    """A training file whose last sixth validates, and a test file."""
-    return _last_validates(name, _read_idx([train_file]), _read_idx([test_file]), 6)
+def _mnist_layout(name: str, files: Sequence[Path], labels: Sequence[Path] = ()) -> Splits:
+    """A training file whose last sixth validates, and a test file; maybe files of their labels."""
+    train, test = (_read_idx([file]) for file in files)
+    if not labels:
+        return _last_validates(name, train, test, 6)
+    train, test = (_labelled(r, images.read_idx(f), str(f)) for r, f in zip((train, test), labels, strict=True))
+    return _counted(_last_validates(name, train, test, 6))
+
+
+def _mnist_files(folder: Path, what: str) -> list[Path | None]:
+    """The files of a folder in MNIST's layout, of training and test, that hold images or labels."""
+    found = (sorted(filter(Path.is_file, folder.glob(f"{part}-{what}*"))) for part in ("train", "t10k"))
+    return [files[0] if files else None for files in found]
+
+
+def _labelled(rows: Rows, labels: np.ndarray, source: str) -> Rows:
+    """Images with their labels as the last column."""
+    if not rows.levels:
+        raise NicestError(f"{source}: expected labels of images with grey levels, got those of continuous numbers")
+    if (
+        labels.shape != (len(rows.values),)
+        or labels.dtype.kind not in "iu"
+        or not 0 <= labels.min() <= labels.max() < 256
+    ):
+        got = f"{labels.dtype} of shape {labels.shape}, {labels.min()} to {labels.max()}"
+        raise NicestError(f"{source}: expected {len(rows.values)} labels, integers from 0 to 255; got {got}")
+    return rows._replace(values=np.column_stack((rows.values, labels.astype(rows.values.dtype))))
+
+
+def _counted(splits: Splits) -> Splits:
+    """The splits with the number of training images of each label."""
+    most = max(int(splits.split(part)[:, -1].max()) for part in PARTS)
+    counts = np.bincount(splits.train[:, -1], minlength=most + 1)
+    if (none := np.flatnonzero(counts == 0)).size:
+        raise NicestError(f"{splits.name}: expected training images of every label 0 to {most}, got none of {none[0]}")
+    return replace(splits, classes=tuple(counts.tolist()))
 
 
 def _last_validates(name: str, train: Rows, test: Rows, parts: int) -> Splits:
@@ -342,7 +400,6 @@ def _fer2013() -> Splits:
 
 
 PUBLISHED: dict[str, Callable[[], Splits]] = {
-    "mnist": _mnist,
     "cifar10": _cifar10,
     "svhn": _svhn,
     "tfd": _tfd,
@@ -350,15 +407,20 @@ PUBLISHED: dict[str, Callable[[], Splits]] = {
 }
 
 
-def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit) -> Splits:
+def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit, *, labels: bool = False) -> Splits:
     """Own data: in the split it comes with, or split by the seed."""
     if not path.exists():
         raise NicestError(f"expected a file or folder of data, found no {path}; looked from {Path.cwd()}")
     name = path.resolve().stem
     if path.is_dir():
-        found = [sorted(filter(Path.is_file, path.glob(f"{part}-images*"))) for part in ("train", "t10k")]
-        if all(found):
-            return _mnist_layout(name, *(files[0] for files in found))
+        found = [file for file in _mnist_files(path, "images") if file]
+        beside = [file for file in _mnist_files(path, "labels") if file] if labels else []
+        if labels and len(beside) < 2:
+            raise NicestError(
+                f"{path}: expected train-labels* and t10k-labels* beside the images, as in MNIST's layout"
+            )
+        if len(found) == 2:
+            return _mnist_layout(name, found, beside)
     if path.suffix != ".npz":
         return by_seed(name, read_rows(path, fit), seed, valid, test)
     parts = {part: as_rows(array, f"{path} [{part}]") for part, array in read_npz(path).items()}

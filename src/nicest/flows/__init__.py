@@ -11,11 +11,11 @@ from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, 
 from nicest.flows.marginals import Bounded, Elementwise, Logit, SinhArcsinh
 from nicest.flows.mixed_units import MixedUnits
 from nicest.flows.mixture import Mixture
-from nicest.flows.networks import MLP, ResidualMLP
+from nicest.flows.networks import MLP, OneHot, ResidualMLP
 from nicest.flows.priors import Gaussian, Logistic, PartPrior, Prior
 from nicest.flows.units import Units, bits_per_dim
 from nicest.flows.vae import VAE, Standardise
-from nicest.flows.within import Within
+from nicest.flows.within import At, Within
 
 __all__ = [
     "LAWS",
@@ -25,6 +25,7 @@ __all__ = [
     "Additive",
     "Affine",
     "AffineSpline",
+    "At",
     "Bijection",
     "Bounded",
     "Chain",
@@ -44,6 +45,7 @@ __all__ = [
     "Mixing",
     "Mixture",
     "Multiplicative",
+    "OneHot",
     "PartPrior",
     "Partition",
     "Prior",

@@ -155,17 +155,28 @@ class Flow(nn.Module):
         A condition that is `given` is one for all draws, (C,), or one for each, (n, C). Discrete data comes in whole
         steps, through which no gradient flows.
         """
+        h = self.draw_latent(n, temperature=temperature, generator=generator, given=given)
+        x = self.drawn(h, context, generator)
+        return x if given is None else self.conditional_prior.partition.split(x)[1]
+
+    def draw_latent(
+        self,
+        n: int,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """n draws h ~ p_H, (n, D), beside the condition that is `given`, if any."""
         if given is None:
-            h = self.prior.rsample(n, temperature=temperature, generator=generator)
-            return self.drawn(h, context, generator)
+            return self.prior.rsample(n, temperature=temperature, generator=generator)
         if given.shape[:-1] not in ((), (1,), (n,)):
             raise ValueError(f"expected one condition, or one for each of {n} draws; got {tuple(given.shape[:-1])}")
         prior, part = self.conditional_prior.prior, self.conditional_prior.partition
         x = given.new_zeros(n, len(part.i2))  # nobody looks at it
         y = self.units.enter(self.beside(given, x), generator=generator)
         h = prior.rsample(n, temperature=temperature, generator=generator)
-        h = part.merge(part.split(y)[0], h)
-        return part.split(self.drawn(h, context, generator))[1]
+        return part.merge(part.split(y)[0], h)
 
     def drawn(self, h: Tensor, context: Tensor | None, generator: torch.Generator | None) -> Tensor:
         """The x of a draw h; a `Mixture` draws whose it is."""

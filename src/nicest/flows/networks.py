@@ -82,6 +82,22 @@ class ResidualMLP(nn.Module):
         return b
 
 
+class OneHot(nn.Module):
+    """Labels (B, 1), of 0..classes-1, as rows (B, classes) of zeros with a one: the context of a label."""
+
+    values: Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.arange(float(classes)), persistent=False)
+
+    def forward(self, label: Tensor) -> Tensor:
+        return (label == self.values).to(label.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.values)} labels"
+
+
 def _initialise(network: nn.Module, last: nn.Linear, initialisation: Initialisation) -> None:
     if initialisation not in get_args(Initialisation):
         raise ValueError(f"initialisation is one of {get_args(Initialisation)}, got {initialisation!r}")

@@ -52,18 +52,27 @@ class Units(nn.Module):
             "loc": torch.full((self.dim,), -low * width if levels else 0.0),
             "scale": torch.full((self.dim,), width),
         }
+        constants["loc"][self.as_they_are], constants["scale"][self.as_they_are] = 0.0, 1.0
         for name, values in constants.items():  # stored where they come from data, and not from what is given above
             self.register_buffer(name, values, persistent=standardise)
 
     @classmethod
-    def pixels(cls, dim: int, levels: int = 256, interval: tuple[float, float] = (0.0, 1.0)) -> Units:
-        """Grey levels 0..levels-1, dequantised onto an interval."""
+    def pixels(
+        cls,
+        dim: int,
+        levels: int = 256,
+        interval: tuple[float, float] = (0.0, 1.0),
+        *,
+        as_they_are: Sequence[int] = (),
+    ) -> Units:
+        """Grey levels 0..levels-1, dequantised onto an interval; dimensions `as_they_are`, such as labels, are not."""
         if levels < 2:
             raise ValueError(f"expected at least 2 levels, got {levels}")
         low, high = interval
         if not (low < high and 1e-30 < high - low < 1e30 and max(-low, high) < 1e6 * (high - low)):
             raise ValueError(f"expected an interval from low to high, such as (-1, 1), got {interval}")
-        return cls([1.0] * dim, levels=levels, interval=interval)
+        steps = [float(i not in as_they_are) for i in range(dim)]
+        return cls(steps, levels=levels, interval=interval, as_they_are=as_they_are)
 
     @classmethod
     def columns(cls, step: Sequence[float] | Tensor, *, as_they_are: Sequence[int] = ()) -> Units:
@@ -91,7 +100,7 @@ class Units(nn.Module):
         count = (x.detach() / self._unit).round()
         low, high = self.place(count * self._unit), self.place((count + 1) * self._unit)
         inside = torch.maximum(torch.minimum(y, torch.nextafter(high, torch.full_like(high, -math.inf))), low)
-        return inside if self.levels else torch.where(self.step > 0, inside, self.place(stored))
+        return inside if self.only_pixels else torch.where(self.step > 0, inside, self.place(stored))
 
     def place(self, x: Tensor) -> Tensor:
         """Real numbers in the units of the data as y; a step x has its edges at x and x + step."""
@@ -110,17 +119,22 @@ class Units(nn.Module):
         # where rounding took y across the edge of a step, y itself says on which side it lies
         count = count + (self.place((count + 1) * unit) <= y).to(y) - (self.place(count * unit) > y).to(y)
         if self.levels:
-            return count.clamp(0, self.levels - 1)
-        return torch.where(self.step > 0, count * unit, x)
+            count = count.clamp(0, self.levels - 1)
+        return count if self.only_pixels else torch.where(self.step > 0, count * unit, x)
+
+    @property
+    def only_pixels(self) -> bool:
+        """Whether every dimension holds grey levels."""
+        return bool(self.levels) and not self.as_they_are
 
     def terms(self, scored: Sequence[int] | None = None) -> dict[str, Tensor | float]:
         """What the change of units adds to the log-likelihood of every row, by name, of all dimensions or of those
         that a prior scores; for a discrete dimension it turns the density of y into a probability of x."""
         terms: dict[str, Tensor | float] = {}
         among = slice(None) if scored is None else list(scored)
-        count = self.dim if scored is None else len(scored)
         if self.levels:
             low, high = self.interval
+            count = len(set(range(self.dim) if scored is None else scored) - set(self.as_they_are))
             terms["dequantise"] = -count * math.log(self.levels)
             if high - low != 1 or low:
                 terms["interval"] = count * math.log(high - low)
@@ -160,7 +174,7 @@ class Units(nn.Module):
         A level has volume 1 among levels and (high - low)/levels on the interval.
         """
         low, high = self.interval
-        return self.dim * math.log(self.levels / (high - low)) if self.levels else 0.0
+        return (self.dim - len(self.as_they_are)) * math.log(self.levels / (high - low)) if self.levels else 0.0
 
     @property
     def support(self) -> constraints.Constraint:

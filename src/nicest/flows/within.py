@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection
+from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.coupling import Partition
 
 
@@ -55,3 +55,41 @@ class Within(Bijection):
             return context
         found: Tensor = self.network(x1) if context is None else self.network(x1, context)
         return found
+
+
+class At(Bijection):
+    """A bijection f that keeps I1, at one value c of x_I1: a bijection of x_I2 alone.
+
+        y_I2 = f(c, x_I2)_I2,   log |det dy_I2/dx_I2| = log |det df/dx|
+
+    `given` is c, (C,). Of a flow of x given a condition it makes one of x.
+    """
+
+    given: Tensor
+
+    def __init__(self, partition: Partition, inner: Bijection, given: Tensor) -> None:
+        super().__init__()
+        if given.shape != (len(partition.i1),):
+            raise ValueError(f"expected {len(partition.i1)} numbers that are given, got shape {tuple(given.shape)}")
+        self.partition, self.inner = partition, inner
+        self.register_buffer("given", given)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, log_det = self.inner(self.beside(x), context)
+        return self.partition.split(y)[1], log_det
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.partition.split(self.inner.inverse(self.beside(y), context))[1]
+
+    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, log_det = self.inner.inverse_and_log_det(self.beside(y), context)
+        return self.partition.split(x)[1], log_det
+
+    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        y, terms = self.inner.walk(self.beside(x), context)
+        return self.partition.split(y)[1], terms
+
+    def beside(self, x: Tensor) -> Tensor:
+        """Rows of which x is I2, beside c."""
+        check_features(x, len(self.partition.i2))
+        return self.partition.merge(self.given.to(x).expand(len(x), -1), x)

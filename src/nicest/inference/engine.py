@@ -64,12 +64,20 @@ class Engine:
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
     @torch.no_grad()
-    def draws(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Iterator[Tensor]:
-        """n draws in batches, each to be used before the next is asked for."""
+    def draws(
+        self,
+        n: int,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+        given: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """n draws in batches, each to be used before the next is asked for; beside the conditions `given`, (n, C)."""
         rows = self.batch  # of which memory may want fewer on the way
         for start in range(0, n, rows):
             size = min(rows, n - start)
-            h = self.flow.prior.rsample(size, temperature=temperature, generator=generator)
+            some = given if given is None else given[start : start + size]
+            h = self.flow.draw_latent(size, temperature=temperature, generator=generator, given=some)
             yield from self.each("decode", h, batch=self._size(n))
 
     @torch.no_grad()

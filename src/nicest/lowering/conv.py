@@ -32,11 +32,12 @@ class FastConv:
 
     @staticmethod
     def of(network: nn.Module, dtype: torch.dtype) -> FastConv | None:
-        """The fast form of a network, None where it has none: one without a context, of the parts it was made with."""
-        if type(network) is not ConvNet or network.context is not None:
+        """The fast form of a network, None where it has none: one of the parts it was made with."""
+        if type(network) is not ConvNet:
             return None
         block = [GatedBlock, nn.Conv2d, Dropout, nn.Conv2d, nn.Linear]
-        made = [ConvNet, nn.Conv2d, nn.ModuleList, *block * len(network.blocks), nn.Conv2d]
+        given = [nn.Linear] if network.context_dim else []
+        made = [ConvNet, nn.Conv2d, *given, nn.ModuleList, *block * len(network.blocks), nn.Conv2d]
         if [type(each) for each in network.modules()] != made:
             return None
         fast, width = FastConv(network, dtype), len(network.place)
@@ -52,19 +53,23 @@ class FastConv:
         read, given = channels * height * width, network.last.out_channels * height * width
         return network.law == law and read == len(partition.i1) and given == law.size * len(partition.i2)
 
-    def planes(self, x1: Tensor) -> Tensor:
+    def planes(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """m(x_I1) in `dtype`, (B, H · W, n): at every pixel what `Law.from_planes` takes, and zeros after it."""
         network, blocks = self.network, self.blocks
+        of_context = (
+            network.place.new_zeros(len(network.place), 0) if network.context is None else network.context.weight
+        )
+        context = x1.new_zeros(len(x1), 0) if context is None else context
         return _Conv.apply(
-            x1, self.dtype, network.inputs, self.rate, network.first.weight, network.first.bias, network.place,
-            network.last.weight, network.last.bias, *(block.inner.weight for block in blocks),
+            x1, context, self.dtype, network.inputs, self.rate, network.first.weight, of_context, network.first.bias,
+            network.place, network.last.weight, network.last.bias, *(block.inner.weight for block in blocks),
             *(block.inner.bias for block in blocks), *(block.outer.weight for block in blocks),
             *(block.outer.bias for block in blocks), *(block.pooled.weight for block in blocks),
         )  # fmt: skip
 
-    def read(self, x1: Tensor) -> Tensor:
+    def read(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """m(x_I1) in the dtype of x_I1, as the network gives it."""
-        planes = self.planes(x1)[..., : self.network.last.out_channels]
+        planes = self.planes(x1, context)[..., : self.network.last.out_channels]
         images = planes.mT.unflatten(-1, self.network.inputs[1:])
         return self.network.law.from_planes(images).to(x1.dtype)
 
@@ -80,12 +85,21 @@ class _Pass:
 
     Block k takes h[k] and s[k] = silu(h[k]). c[k] = W₁ * s[k] is its convolution; u[k] is as in `GatedBlock`, and
     mean[k] its means over pixels; ag[k] = W₂ u[k] and lift[k] = V mean[k] are the gates, without their bias.
+    A context stands beside what the first convolution sees at every pixel.
     """
 
-    def __init__(self, x: Tensor, dtype: torch.dtype, shape: Shape, rate: float, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        context: Tensor,
+        dtype: torch.dtype,
+        shape: Shape,
+        rate: float,
+        parameters: Sequence[Tensor],
+    ) -> None:
         self.dtype, self.shape, self.rate, self.images = dtype, shape, rate, len(x)
         self.shapes = [p.shape for p in parameters]
-        first, first_bias, place, last, self.last_bias, *of_blocks = (p.detach() for p in parameters)
+        first, of_context, first_bias, place, last, self.last_bias, *of_blocks = (p.detach() for p in parameters)
         self.n, self.width, self.pixels = len(of_blocks) // 5, len(place), shape[1] * shape[2]
         inner, self.inner_bias, outer, self.outer_bias, pooled = _by_kind(of_blocks)
 
@@ -97,7 +111,9 @@ class _Pass:
         flat = torch.cat([w.reshape(-1) for w in (place.new_empty(0), *outer, *pooled)]).to(dtype)
         outers, pools = flat.tensor_split((2 * n * width**2,))
         self.outer, self.pooled = outers.view(n, 2 * width, width), pools.view(n, width, width)
-        self.first = functional.pad(first.flatten(1).to(dtype), (0, _eights(9 * shape[0]) - 9 * shape[0]))
+        read = torch.cat((first.flatten(1), of_context), 1).to(dtype)
+        self.seen, self.read = 9 * shape[0], read.shape[1]
+        self.first = functional.pad(read, (0, _eights(self.read) - self.read))
         self.place = (place.flatten(1) + first_bias[:, None]).mT.contiguous()
         self.kept: Tensor | None = None
         if rate and n:
@@ -105,6 +121,8 @@ class _Pass:
                 drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
                 self.kept = own(drawn.bernoulli_(1 - rate))
         self.x = _patches(x, shape, self.first.shape[1], dtype)
+        if context.shape[1]:
+            self.x.unflatten(0, (len(x), -1))[..., self.seen : self.read] = context[:, None]
 
     def run(self) -> Tensor:
         n, width, new = self.n, self.width, self.x.new_empty
@@ -161,7 +179,7 @@ class _Pass:
         if not to_weights:
             return gx, [None] * len(self.shapes)
 
-        first = (gh.mT @ self.x)[:, : 9 * self.shape[0]].to(accurate)
+        first, of_context = (gh.mT @ self.x)[:, : self.read].to(accurate).tensor_split((self.seen,), 1)
         place = _over_images(gh, images, accurate).mT.contiguous()
         pooled = torch.bmm(g_lift.mT, self.mean).to(accurate)
         of_gates, of_c = sums.sum(1).split([2 * width, width], -1)
@@ -171,7 +189,7 @@ class _Pass:
         inner_and_last = flat.new_empty(used, width, 9, dtype=accurate).copy_(flat[:used].mT)
         *inner, last = inner_and_last.split([width] * n + [len(self.last_bias)])
         outers = outer.sum(1, dtype=accurate)
-        grads = [first, place.sum(1), place, last, last_bias, *inner, *of_c, *outers, *of_gates, *pooled]
+        grads = [first, of_context, place.sum(1), place, last, last_bias, *inner, *of_c, *outers, *of_gates, *pooled]
         return gx, [g.view(size) for g, size in zip(grads, self.shapes, strict=True)]
 
     def _kept(self, k: int) -> Tensor | None:
@@ -204,15 +222,17 @@ class _Pass:
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, shape: Shape, rate: float, *parameters: Tensor) -> Tensor:
-        ctx.made = _Pass(x, dtype, shape, rate, parameters)
+    def forward(
+        ctx: Any, x: Tensor, context: Tensor, dtype: torch.dtype, shape: Shape, rate: float, *parameters: Tensor
+    ) -> Tensor:
+        ctx.made = _Pass(x, context, dtype, shape, rate, parameters)
         return ctx.made.run()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gx, grads = ctx.made.back(gradient, ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:]))
-        return gx, None, None, None, *grads
+        gx, grads = ctx.made.back(gradient, ctx.needs_input_grad[0], any(ctx.needs_input_grad[5:]))
+        return gx, None, None, None, None, *grads
 
 
 @contextmanager

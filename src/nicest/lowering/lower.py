@@ -58,7 +58,7 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     twin.chain = LoweredChain(flow.chain, dtype or flow.units.scale.dtype)
     if isinstance(flow, Mixture):
         twin.others = nn.ModuleList(LoweredChain(each, twin.chain.dtype) for each in flow.chains[1:])
-    if type(flow.units) is Units and flow.units.levels and not _hooked(flow.units):
+    if type(flow.units) is Units and flow.units.only_pixels and not _hooked(flow.units):
         twin.units = LoweredUnits(flow.units)  # type: ignore[assignment]
     return twin
 
@@ -226,13 +226,17 @@ class FastCoupling:
         )
 
     def convolves(self, x1: Tensor, context: Tensor | None) -> bool:
-        """Whether the fast form of a convolutional network is for this x_I1: on a GPU, in reduced precision."""
-        return context is None and x1.dtype == torch.float32 != self.dtype and kernels_for(x1) is not None
+        """Whether the fast form of a convolutional network is for this x_I1: on a GPU, in reduced precision, and
+        without a gradient in its context."""
+        if self.conv is None or (0 if context is None else context.shape[-1]) != self.conv.network.context_dim:
+            return False
+        fits = context is None or not context.requires_grad
+        return fits and x1.dtype == torch.float32 != self.dtype and kernels_for(x1) is not None
 
     def couple(self, x1: Tensor, x2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """y_I1, y_I2 and the log-det, None where it is 0."""
         if self.conv and isinstance(self.law, FastAffineSpline) and self.convolves(x1, context):
-            return x1, *self.law.at_pixels(x2, self.conv.planes(x1))
+            return x1, *self.law.at_pixels(x2, self.conv.planes(x1, context))
         x1, b = self.read(x1, context)
         if self.additive:
             return x1, x2 + b, None
@@ -246,7 +250,7 @@ class FastCoupling:
         if self.network is not None and self.features is None:
             return self.network.read(x1, context)
         if self.conv is not None and self.convolves(x1, context):
-            return x1, self.layer.checked(x1, self.conv.read(x1))
+            return x1, self.layer.checked(x1, self.conv.read(x1, context))
         if self.network is None and self.residual is None:
             with reduced(x1, self.dtype):
                 return x1, self.layer.checked(x1, once(self.layer.network, x1, context))

@@ -34,6 +34,7 @@ from nicest.flows import (
     MixedUnits,
     Mixing,
     Mixture,
+    OneHot,
     Partition,
     PartPrior,
     Prior,
@@ -84,6 +85,9 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     dim = len(part.i2) if part else data.dim
     prior: Prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](dim, learned=model.learned_prior)
     units = units_of(data, splits)
+    if part and data.classes:
+        within = _chain(recipe, prior, enumerate(model.layers, 1), data.shape)
+        return Flow(units, Within(part, within, OneHot(len(data.classes))), PartPrior(prior, part))
 
     def chain() -> Chain:
         shape = (dim,) if part else data.shape
@@ -98,7 +102,9 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
 
 
 def _given(data: DataSettings) -> Partition | None:
-    """The columns that are given, and those to predict; None where all are modelled."""
+    """The columns that are given, or the label, and what is modelled; None where all is."""
+    if data.classes:
+        return Partition([data.dim], data.row_dim)
     return Partition(set(range(data.dim)) - set(data.targets), data.dim) if data.targets else None
 
 
@@ -107,7 +113,7 @@ def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
     if data.levels:
         low, high = data.interval
         try:
-            return Units.pixels(data.dim, data.levels, (low, high))
+            return Units.pixels(data.row_dim, data.levels, (low, high), as_they_are=range(data.dim, data.row_dim))
         except ValueError as error:
             raise NicestError(f"data.interval: {error}") from error
     dim = data.dim
@@ -188,7 +194,8 @@ def _layers(
                     if mixing:
                         yield "mixing", ChannelMixing(_image(shape, f"block {i}: mixing"))
                     pixels = _pixels(split, shape) if isinstance(network, ConvNetwork) else None
-                    m = NETWORKS[network.kind](network, len(partition.i1), len(partition.i2), law, pixels)
+                    sizes = (len(partition.i1), len(partition.i2), len(data.classes))
+                    m = NETWORKS[network.kind](network, *sizes, law, pixels)
                     yield "coupling", Coupling(partition, law, m)
             case ElementwiseBlock(law_settings):
                 yield "elementwise", Elementwise(_law(law_settings, f"model.blocks, block {i}: law"), dim)
@@ -225,7 +232,7 @@ def _coupling_with_given(
     partition = Partition(set(range(data.dim)) - changed, data.dim)
     features = Features([data.categories[i] for i in partition.i1], [i in part.i1 for i in partition.i1])
     make = NETWORKS[network.kind]
-    m = FeatureNetwork(features, lambda inputs: make(network, inputs, len(changed), law, None))
+    m = FeatureNetwork(features, lambda inputs: make(network, inputs, len(changed), 0, law, None))
     return Coupling(partition, law, m)
 
 
@@ -272,26 +279,28 @@ def _pixels(split: str, shape: tuple[int, ...]) -> tuple[int, int]:
     raise NicestError(f"network conv takes {wanted}; got {got}")
 
 
-def _mlp(settings: MLPNetwork, inputs: int, changed: int, law: Law, _: Pixels) -> nn.Module:
+def _mlp(settings: MLPNetwork, inputs: int, changed: int, context: int, law: Law, _: Pixels) -> nn.Module:
     hidden, outputs = (settings.width,) * settings.hidden_layers, law.size * changed
-    return MLP(inputs, outputs, hidden, dropout=settings.dropout, initialisation=settings.initialisation)
-
-
-def _residual(settings: ResidualNetwork, inputs: int, changed: int, law: Law, _: Pixels) -> nn.Module:
     options = {"dropout": settings.dropout, "initialisation": settings.initialisation}
+    return MLP(inputs, outputs, hidden, context_dim=context, **options)  # type: ignore[arg-type]
+
+
+def _residual(settings: ResidualNetwork, inputs: int, changed: int, context: int, law: Law, _: Pixels) -> nn.Module:
+    options = {"context_dim": context, "dropout": settings.dropout, "initialisation": settings.initialisation}
     return ResidualMLP(inputs, law.size * changed, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
 
 
-def _conv(settings: ConvNetwork, inputs: int, changed: int, law: Law, pixels: Pixels) -> nn.Module:
+def _conv(settings: ConvNetwork, inputs: int, changed: int, context: int, law: Law, pixels: Pixels) -> nn.Module:
     if pixels is None:
         raise NicestError("network conv is for images; these are columns of a table")
     area = math.prod(pixels)
     shape = (inputs // area, *pixels)
-    return ConvNet(shape, changed // area, law, settings.width, settings.blocks, dropout=settings.dropout)
+    options = {"context_dim": context, "dropout": settings.dropout}
+    return ConvNet(shape, changed // area, law, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
 
 
-# coupling functions: of so many numbers, to what the law takes for those that are changed
-NETWORKS: dict[str, Callable[[Any, int, int, Law, Pixels], nn.Module]] = {
+# coupling functions: of so many numbers, to what the law takes for those that are changed, with a context of so many
+NETWORKS: dict[str, Callable[[Any, int, int, int, Law, Pixels], nn.Module]] = {
     "mlp": _mlp,
     "residual": _residual,
     "conv": _conv,

@@ -67,6 +67,7 @@ class DataSettings(Settings):
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     bounds: tuple[str, ...] = setting((), 'bounds of columns of a table, such as "0 <= age" or "0 <= share <= 1"')
     target: tuple[str, ...] = setting((), "columns of a table to predict from the others; none to model all of them")
+    labels: bool = setting(False, "model images given their labels; of digits, mnist and folders in MNIST's layout")
     interval: tuple[float, ...] = setting(
         (0.0, 1.0),
         "the interval of dequantised pixels, on which nats are reported",
@@ -95,11 +96,17 @@ class DataSettings(Settings):
     categories: tuple[int, ...] = setting(
         (), "with targets: number of categories of each other column, 0 for numbers; taken from the data"
     )
+    classes: tuple[int, ...] = setting((), "with labels: training images of each label; taken from the data")
     digest: str = setting("", "digest of all rows and their split; taken from the data")
 
     @property
     def dim(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers in a stored row: an example, and its label where it has one."""
+        return self.dim + bool(self.classes)
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         yield "test", "between 0 and 1, with data.valid below 1 in all", 0 < self.test < 1 - self.valid
@@ -110,6 +117,8 @@ class DataSettings(Settings):
         sizes = len(counts) == (dim if targets else 0) and all(0 <= count <= 65536 for count in counts)
         given = sizes and not any(counts[i] for i in targets)
         yield "categories", "a count for each column, from 0 to 65536, and 0 for targets", given
+        classes = not self.classes or (self.labels and min(self.classes) > 0 and len(self.classes) <= 256)
+        yield "classes", "at most 256 counts of at least 1, with data.labels", classes
 
 
 @dataclass(frozen=True)
@@ -313,6 +322,11 @@ class Recipe(Settings):
         allowed = self.data.interval == (0.0, 1.0) or not isinstance(self.model.layers[0], LogitBlock)
         name, what = ("blocks", "free of logit") if self.model.blocks else ("preprocess", "not logit")
         yield f"model.{name}", f"{what} unless data.interval is [0, 1]", allowed
+        yield (
+            "data.labels",
+            "false where the settings are chosen from the size of the data",
+            not (self.sized and self.data.labels),
+        )
 
     def changed(self, table: Mapping[str, Any], source: str) -> Recipe:
         """The recipe with the settings of a table of tables, such as {"train": {"epochs": 50}}, checked."""
@@ -337,10 +351,11 @@ class Recipe(Settings):
                     raise NicestError(f"{shown(name)} is set twice, once as a table: {shown(assignment)}")
             inner[last] = value
         changed = _merge(self, table, "settings")
-        if (changed.data.name, changed.data.interval) == (self.data.name, self.data.interval):
+        before, after = ((each.name, each.interval, each.labels) for each in (self.data, changed.data))
+        if before == after:
             return changed
         # figures and title were of the data the recipe came with
-        title = f"recipe {self.name} on {Path(changed.data.name).name}"
+        title = f"recipe {self.name} on {Path(changed.data.name).name}{' with labels' * changed.data.labels}"
         return replace(changed, title=title, reading="ours", paper_nats=None, expected_nats=None)
 
     def located(self, folder: Path) -> Recipe:

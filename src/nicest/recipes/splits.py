@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def load_splits(recipe: Recipe) -> Splits:
         raise NicestError(f"found no {path}, which the run was trained on: put it back, or give its new path as data")
     fit = Fit(data.crop, data.resize)
     how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
-    how["target"] = data.target
+    how |= {"target": data.target, "labels": data.labels}
     found = load(data.name, fit=fit, **how)  # type: ignore[arg-type]
     if data.target and not found.targets:
         raise NicestError(f"{data.name} is no table: expected no target, got {listed(data.target)}")
@@ -68,6 +69,7 @@ def describe(recipe: Recipe, splits: Splits) -> Recipe:
         targets=splits.targets,
         categories=splits.categories if splits.targets else (),
         atoms=splits.support.most_atoms if splits.support else 0,
+        classes=splits.classes,
         digest=splits.digest(),
     )
     return replace(recipe, data=data)
@@ -77,7 +79,8 @@ def _with_levels(splits: Splits, data: DataSettings) -> Splits:
     """The splits with the number of levels the recipe asks for, where the data allows it."""
     if not data.levels or data.levels == splits.levels:
         return splits
-    largest = max(int(rows.max()) for rows in (splits.train, splits.valid, splits.test))
+    pixels = math.prod(splits.shape)
+    largest = max(int(rows[:, :pixels].max()) for rows in (splits.train, splits.valid, splits.test))
     if splits.levels and largest < data.levels:
         return replace(splits, levels=data.levels)
     if data.shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,10 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.data.columns import Column
 from nicest.errors import NicestError
-from nicest.flows import Flow
+from nicest.flows import At, Flow
 from nicest.inference.engine import Engine
 from nicest.messages import listed
+from nicest.recipes.build import units_of
 from nicest.recipes.splits import load_splits
 from nicest.runs.factory import from_factory
 from nicest.runs.folder import COLUMNS, RunFolder, filled, restore_flow
@@ -35,7 +37,8 @@ class Run:
     The model is read once, the data when asked for, and hashed once. The model must be the file that training wrote,
     by its SHA-256 in environment.json: see `RunFolder` for `verify`. A run of a flow that you built yourself needs that
     `flow`, built again, to put the stored weights into; one that `nicest.save` wrote is built by the function that it
-    names, once `trust` is that name. `data` says where the data is now, if it was moved.
+    names, once `trust` is that name. `data` says where the data is now, if it was moved. A model of images given
+    labels, opened with a `label`, is one of the images of that label.
     """
 
     def __init__(
@@ -48,12 +51,17 @@ class Run:
         flow: Flow | None = None,
         trust: bool | str = False,
         data: str | None = None,
+        label: int | None = None,
     ) -> None:
         self.folder = RunFolder(fetched(path), verify=verify)
         self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
-        self.tensors, self.recipe, self.figures = self.folder.read_model()
+        self.tensors, self.trained, self.figures = self.folder.read_model()
         if data is not None:
-            self.recipe = replace(self.recipe, data=replace(self.recipe.data, name=data))
+            self.trained = replace(self.trained, data=replace(self.trained.data, name=data))
+        self.recipe, self.label = self.trained, label
+        if label is not None:
+            self.require_label(label)
+            self.recipe = replace(self.trained, data=replace(self.trained.data, labels=False, classes=()))
         self.own = from_factory(self.figures, trust, str(path)) if flow is None else flow
         self.flow = self.flow_in(dtype)
 
@@ -61,9 +69,13 @@ class Run:
         """The trained flow in another dtype, from the numbers that were stored."""
         source = str(self.folder.asked)
         if self.own is None:
-            flow = restore_flow(self.recipe, self.tensors, source)
+            flow = restore_flow(self.trained, self.tensors, source)
         else:
             flow = filled(copy.deepcopy(self.own).double(), self.tensors, source)
+        if self.label is not None:
+            prior = flow.conditional_prior
+            chain = At(prior.partition, flow.chain, torch.tensor([float(self.label)]))
+            flow = Flow(units_of(self.recipe.data), chain, prior.prior)
         return flow.to(device=self.device, dtype=dtype).eval()
 
     @functools.cached_property
@@ -72,8 +84,9 @@ class Run:
 
     @functools.cached_property
     def splits(self) -> Splits:
-        """The data of the run, which must be what it was trained on."""
-        return load_splits(self.recipe)
+        """The data of the run, which must be what it was trained on; with a label, its images alone."""
+        splits = load_splits(self.trained)
+        return splits if self.label is None else splits.of_label(self.label)
 
     @functools.cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -85,15 +98,28 @@ class Run:
             raise NicestError(f"{self.path}: {COLUMNS} is not of this model: restore a copy of it, or train again")
         return columns
 
-    def require_whole_rows(self) -> None:
-        """Refuse a model of some columns given the others."""
-        if self.recipe.data.targets:
+    def require_whole_rows(self, but: Sequence[str] = ()) -> None:
+        """Refuse a model of some columns given the others, and one of images given labels; `but` allows "targets" or
+        "labels"."""
+        if self.recipe.data.classes and "labels" not in but:
+            raise NicestError(
+                f"{self.path} is a model of images given their labels, 0 to {len(self.recipe.data.classes) - 1}: say"
+                " which by --label, or in Python nicest.open(path, label=3)"
+            )
+        if self.recipe.data.targets and "targets" not in but:
             columns = self.columns
             names = listed([columns[i].name for i in self.recipe.data.targets]) if columns else "some columns"
             raise NicestError(
                 f"{self.path} is a model of {names} given the other columns, and this needs one of whole rows: use"
                 " `nicest predict`, or train without a target"
             )
+
+    def require_label(self, label: int) -> None:
+        count = len(self.trained.data.classes)
+        if not count:
+            raise NicestError(f"{self.path} is a model without labels: leave the label out, or train with data.labels")
+        if not 0 <= label < count:
+            raise NicestError(f"expected a label from 0 to {count - 1}, got {label}")
 
     @property
     def kind(self) -> Literal["table", "rows", "images"]:

@@ -19,7 +19,8 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
-from nicest.runs.folder import RunFolder
+from nicest.recipes import load_recipe
+from nicest.runs.folder import RECIPE, RunFolder
 from nicest.runs.run import Run
 from nicest.runs.shipped import fetched
 from nicest.studio import limits
@@ -37,11 +38,15 @@ class Unready(NicestError):
 
 
 class Served:
-    """A run folder, whose model is read when it is first asked for, and again when its file has changed."""
+    """A run folder, whose model is read when it is first asked for, and again when its file has changed.
 
-    def __init__(self, id: str, path: Path) -> None:
+    A model of images given labels is served as one of the images of a `label`.
+    """
+
+    def __init__(self, id: str, path: Path, label: int | None = None) -> None:
         path = fetched(path)
-        self.id, self.folder, self.name = id, RunFolder(path), path.resolve().name
+        self.id, self.folder, self.label = id, RunFolder(path), label
+        self.name = path.resolve().name + ("" if label is None else f", label {label}")
         self.lock = threading.RLock()
         self.loaded: Loaded | None = None
         self.was_ready = False
@@ -52,7 +57,7 @@ class Served:
             if self.loaded is None or self.loaded.stamp != stamp:
                 self.close()
                 try:
-                    self.loaded = Loaded(self.folder, stamp)
+                    self.loaded = Loaded(self.folder, stamp, self.label)
                 except NicestError as error:
                     raise Unready(self.absent() or str(error)) from error
                 self.was_ready = True
@@ -106,9 +111,9 @@ class Served:
 class Loaded:
     """The model of a run, ready for any number of threads."""
 
-    def __init__(self, folder: RunFolder, stamp: tuple[int, ...]) -> None:
+    def __init__(self, folder: RunFolder, stamp: tuple[int, ...], label: int | None = None) -> None:
         self.stamp = stamp
-        self.run = Run(folder.model)
+        self.run = Run(folder.model, label=label)
         self.run.require_whole_rows()
         self.run.flow.requires_grad_(False)
         self.model, self.engine = Model(self.run), self.run.engine
@@ -247,6 +252,13 @@ class Patient(Engine):
             if self.closed.is_set():
                 raise Closed
             yield result
+
+
+def labels_of(path: Path) -> range:
+    """The labels of a run by its recipe; none where its images have none, or where it cannot be read."""
+    with suppress(NicestError):
+        return range(len(load_recipe(str(RunFolder(fetched(path)).path / RECIPE)).data.classes))
+    return range(0)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

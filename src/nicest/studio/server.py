@@ -32,7 +32,7 @@ from nicest.studio.endpoints import add_endpoints
 from nicest.studio.guard import LOOPBACK, Guard
 from nicest.studio.limits import Busy, Desk
 from nicest.studio.messages import Problem
-from nicest.studio.served import Served, Unready
+from nicest.studio.served import Served, Unready, labels_of
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -86,7 +86,8 @@ def create_app(
 
 
 def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
-    """Every run under a name that is safe in an address, made from that of its folder."""
+    """Every run under a name that is safe in an address, made from that of its folder; and every label of a run of
+    images given labels, beside each other."""
     served: dict[str, Served] = {}
     for path in paths:
         if not path.exists():
@@ -94,9 +95,11 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
                 f"expected a run folder, found no {path}: train one with `nicest train`, or `nicest demo`"
             )
         plain = re.sub(r"[^a-z0-9]+", "-", path.resolve().name.lower()).strip("-") or "run"
-        number = sum(re.fullmatch(rf"{plain}(-\d+)?", id) is not None for id in served)
+        number = sum(re.fullmatch(rf"{plain}(-\d+)?(-label-0)?", id) is not None for id in served)
         id = f"{plain}-{number + 1}" if number else plain
-        served[id] = Served(id, path)
+        served |= {f"{id}-label-{label}": Served(f"{id}-label-{label}", path, label) for label in labels_of(path)}
+        if not labels_of(path):
+            served[id] = Served(id, path)
     return served
 
 

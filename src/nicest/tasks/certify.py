@@ -66,8 +66,11 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
 @torch.inference_mode()
 def examples(flow: Flow, rows: Tensor, n: int) -> Tensor:
     """n points y of the space that the chain works on: rows, then samples."""
-    real = flow.units.enter(rows)
-    return torch.cat((real, flow.chain.inverse(flow.prior.rsample(max(1, n - len(real))))))
+    real, more = flow.units.enter(rows), max(1, n - len(rows))
+    given = None
+    if flow.prior.scored is not None:  # samples of the conditions of these rows
+        given = flow.conditional_prior.partition.split(rows)[0].to(real)[torch.arange(more) % len(rows)]
+    return torch.cat((real, flow.chain.inverse(flow.draw_latent(more, given=given))))
 
 
 def log_det_error(flow: Flow, y: Tensor) -> float:

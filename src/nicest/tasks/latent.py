@@ -43,7 +43,8 @@ class Model:
         self.sigma = (scalings[-1] if scalings else torch.ones_like(self.scale)) * self.scale
         self.order = self.sigma.argsort(descending=True, stable=True)
         self.whitens = any(getattr(layer, "whitens", False) for layer in self.flow.chain.modules())
-        self.heading = plots.heading(self.data.name, self.recipe.name)
+        of = "" if run.label is None else f", label {run.label}"
+        self.heading = plots.heading(self.data.name, self.recipe.name) + of
 
     def encode(self, x: Tensor) -> Tensor:
         return torch.cat([part.clone() for part in self.run.engine.each("encode", x, noise=False)])

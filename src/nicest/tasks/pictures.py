@@ -18,8 +18,8 @@ LARGEST = 4096  # pixels a side
 
 
 def as_images(rows: np.ndarray, data: DataSettings) -> np.ndarray:
-    """Rows (..., D) in the shape and the number type of the data."""
-    images = rows.reshape(*rows.shape[:-1], *data.shape)
+    """Rows (..., D) in the shape and the number type of the data; a label at their end is left out."""
+    images = rows[..., : data.dim].reshape(*rows.shape[:-1], *data.shape)
     return images.astype(np.uint8 if data.levels <= 256 else np.uint16) if data.levels else images
 
 

@@ -39,7 +39,8 @@ def sample(
     """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table.
 
     Unless told otherwise, images go to samples.png, tables to samples.csv and other rows to samples.npy. Rows of a
-    table may be drawn `where` conditions on its columns hold, such as `age = 30 and income > 50000`.
+    table may be drawn `where` conditions on its columns hold, such as `age = 30 and income > 50000`. A model of images
+    given labels draws as many of each label, at least n in all: a row of the grid for each.
     """
     if where is not None and run.kind != "table":
         raise NicestError("where: conditions are on the columns of a table, which this model is not of")
@@ -54,19 +55,23 @@ def sample(
     if kind in TABLES:
         require_pyarrow()
     require_own_file(path, recipe)
+    classes = len(recipe.data.classes)
+    each = -(-n // classes) if classes else None  # of every label
+    labels = np.repeat(np.arange(classes), each) if each else None
+    n = n if labels is None else len(labels)
     asked = {"n": n, "temperature": temperature, "seed": seed}
     told = {"out": str(path), **asked, "shape": list(recipe.data.shape), "dataset": recipe.data.name}
     if where is not None:
         if kind not in TABLES or temperature != 1:
             raise NicestError(f"where: expected a table ({', '.join(TABLES)}) as output, and temperature 1")
         return told | sample_where(run, n, where, seed=seed, out=path)
-    drawn = draw(run, n, temperature=temperature, seed=seed)
+    drawn = draw(run, n, temperature=temperature, seed=seed, labels=labels)
     if kind in TABLES:
         write_table(path, decode(drawn, run.columns))
     elif kind == ".png":
-        save_grid(path, drawn, recipe.data)
+        save_grid(path, drawn, recipe.data, columns=each)
     elif kind == ".npz":
-        save_arrays(path, samples=drawn)
+        save_arrays(path, samples=drawn, **({} if labels is None else {"labels": labels}))
     else:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, drawn)
@@ -84,17 +89,19 @@ def sample_where(run: Run, n: int, where: str, *, seed: int, out: Path) -> dict[
     return {"where": where, "share": drawn.share, "r_hat": drawn.r_hat, "mixed": drawn.r_hat < MIXED}
 
 
-def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0) -> np.ndarray:
-    """n samples in the shape and the number type of the data; no more memory is taken than they need."""
+def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: np.ndarray | None = None) -> np.ndarray:
+    """n samples in the shape and the number type of the data, of `labels` (n,) where the model is given them; no more
+    memory is taken than they need."""
     data, generator = run.recipe.data, torch.Generator(run.device).manual_seed(seed)
     if not 1 <= n <= LARGEST // data.dim:
         most = f"{LARGEST // data.dim:,} samples of {data.dim:,} numbers"
         raise NicestError(f"expected 1 to {most}, got {n:,}: draw the others into other files, with other seeds")
-    parts = run.engine.draws(n, temperature=temperature, generator=generator)
+    given = None if labels is None else torch.from_numpy(labels[:, None]).to(run.flow.units.scale)
+    parts = run.engine.draws(n, temperature=temperature, generator=generator, given=given)
     return np.concatenate([as_images(part.cpu().numpy(), data) for part in parts])
 
 
-def save_grid(path: Path, images: np.ndarray, data: DataSettings) -> None:
-    """Images as one picture, in a grid as square as can be."""
+def save_grid(path: Path, images: np.ndarray, data: DataSettings, *, columns: int | None = None) -> None:
+    """Images as one picture, in a grid of so many columns, or as square as can be."""
     with replacing(path) as temporary:
-        image_grid(images, brightest=brightest(images, data)).save(temporary, format="PNG")
+        image_grid(images, brightest=brightest(images, data), columns=columns).save(temporary, format="PNG")

@@ -73,7 +73,7 @@ def score(
     parts = share(list(plan(paths, columns)), rank, size)
     draws = run.draws(draws)
     reference = score_quantiles(run, draws)
-    named, text = len(paths) > 1 or bool(_image_names(paths[0])), path.suffix.lower() == ".csv"
+    named, text = len(paths) > 1 or bool(image_names(paths[0])), path.suffix.lower() == ".csv"
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def score(
             row = part.first_row
             for chunk in chunks(part, columns, recipe):
                 nats = log_densities(engine, chunk, draws)
-                names = _image_names(part.path, whole=len(paths) > 1) or [_name(part.path)] * len(nats)
+                names = image_names(part.path, whole=len(paths) > 1) or [plain_name(part.path)] * len(nats)
                 numbers = (_cells(each, text=text) for each in (nats, outlier_scores(nats, reference)))
                 cells = [names, list(range(row, row + len(nats))), *numbers]
                 write(cells if named else cells[1:])
@@ -224,7 +224,7 @@ def ledger(engine: Engine, row: np.ndarray, draws: int) -> dict[str, np.ndarray]
 
 def kept_quantiles(run: Run, draws: int, split: str = "train") -> np.ndarray | None:
     """The quantiles that `score_quantiles` keeps in the run folder; None where they are not of this model."""
-    path, step = run.path / SCORES[split], int(run.figures.get("step", 0))
+    path, step = scores_path(run.path, split, run.label), int(run.figures.get("step", 0))
     if path.is_file():
         with suppress(NicestError):  # what cannot be read is computed again
             kept = read_npy(path)
@@ -259,15 +259,28 @@ def score_quantiles(run: Run, draws: int, split: str = "train", engine: Engine |
     nats = log_densities(engine, Batch(chosen, np.zeros(len(chosen), dtype=bool)), draws)
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
-        keep_quantiles(run.path, quantiles, draws, int(run.figures.get("step", 0)), split)
+        keep_quantiles(run.path, quantiles, draws, int(run.figures.get("step", 0)), split, run.label)
     except NicestError as error:  # a folder that may only be read
         Bar("", 1).note(f"the {Path(SCORES[split]).stem.replace('-', ' ')} are not kept: {error}")
     return quantiles
 
 
-def keep_quantiles(folder: Path, quantiles: np.ndarray, draws: int = 1, step: int = 0, split: str = "train") -> None:
-    with replacing(folder / SCORES[split]) as temporary, temporary.open("wb") as file:
+def keep_quantiles(
+    folder: Path,
+    quantiles: np.ndarray,
+    draws: int = 1,
+    step: int = 0,
+    split: str = "train",
+    label: int | None = None,
+) -> None:
+    with replacing(scores_path(folder, split, label)) as temporary, temporary.open("wb") as file:
         np.save(file, np.array([draws, step, *quantiles]))
+
+
+def scores_path(folder: Path, split: str, label: int | None = None) -> Path:
+    """Where the quantiles of a run are kept, or those of the images of one label."""
+    path = folder / SCORES[split]
+    return path if label is None else path.with_stem(f"{path.stem}-{label}")
 
 
 def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray:
@@ -278,12 +291,14 @@ def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray
     return np.where(np.isnan(nats), np.nan, denser)
 
 
-def _image_names(path: Path, *, whole: bool = False) -> list[str]:
+def image_names(path: Path, *, whole: bool = False) -> list[str]:
     """The names of the images of a folder, from there or whole, row by row; none of anything else."""
-    return [_name(file if whole else file.relative_to(path)) for file in folder_images(path)] if path.is_dir() else []
+    return (
+        [plain_name(file if whole else file.relative_to(path)) for file in folder_images(path)] if path.is_dir() else []
+    )
 
 
-def _name(path: Path) -> str:
+def plain_name(path: Path) -> str:
     """A path as text that UTF-8 can write."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 

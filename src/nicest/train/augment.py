@@ -95,12 +95,14 @@ class Warp(nn.Module):
         return Motion(rotation, shear, scale, mirror, shift, self.settings.elastic * normal)
 
     def warp(self, rows: Tensor, motion: Motion) -> Tensor:
-        """Each row moved by its motion, in whole levels of the same dtype."""
+        """Each row moved by its motion, in whole levels of the same dtype; a label after the pixels stays."""
+        rows, label = rows.tensor_split((math.prod(self.image),), 1)
         images = rows.to(self.pixels.dtype).reshape(-1, *self.image)
         grid = self.sources(motion).mT.unflatten(1, self.image[1:])
         read = functional.grid_sample(images, grid, "bicubic", self.settings.padding, align_corners=False)
         spread = torch.add(self.offset, read, alpha=self.settings.contrast)
-        return spread.round_().clamp_(0, self.levels - 1).to(rows.dtype).flatten(1)
+        moved = spread.round_().clamp_(0, self.levels - 1).to(rows.dtype).flatten(1)
+        return torch.cat((moved, label), 1) if label.shape[1] else moved
 
     def sources(self, motion: Motion) -> Tensor:
         """Where each pixel q' is read, q = F S⁻¹ K⁻¹ R⁻¹ (q' - t - e(q')): (n, 2, H · W), in half images."""
