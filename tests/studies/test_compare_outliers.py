@@ -100,5 +100,5 @@ def test_density_fails_inside_and_typicality_does_not():
     table = SETS["inside"](np.random.default_rng(0))
     assert trial(METHODS["NICE"], table, 0)[""]["auc"] < 0.1
     assert trial(METHODS["NICE, typicality"], table, 0)[""]["auc"] > 0.9
-    assert "not typicality" in OUTLIERS.about["caveat"]
+    assert "does not mean typical" in OUTLIERS.about["caveat"]
     assert "Nalisnick" in (ROOT / "docs" / "tables.md").read_text()

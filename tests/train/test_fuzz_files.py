@@ -72,7 +72,7 @@ def test_a_model_without_a_shape(tmp_path: Path, refusal: Refusal) -> None:
 
 def test_weights_of_another_dtype(tmp_path: Path, refusal: Refusal) -> None:
     recipe, tensors = fuzz.SMALL, fuzz.build(fuzz.SMALL).state_dict()
-    for dtype in (torch.int32, torch.bfloat16, torch.complex64):
+    for dtype in (torch.int32, torch.float16, torch.complex64):
         odd = tensors | {"chain.layers.scaling.s": torch.zeros(6, dtype=dtype)}
         fuzz.write_tensors(tmp_path / "x.safetensors", Saved(odd, recipe, {}))
         message = refusal(nicest.load, tmp_path / "x.safetensors")

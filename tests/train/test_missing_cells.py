@@ -328,7 +328,7 @@ class TestRuns:
         lines[3] = "," + lines[3].partition(",")[2]
         names = ",".join(f"c{i}" for i in range(201))
         (tmp_path / "t.csv").write_text("\n".join([names, *lines]) + "\n")
-        with pytest.warns(UserWarning, match="1 of 12 rows have missing values and are not trained on"):
+        with pytest.warns(UserWarning, match="1 of 12 rows have missing values and are left out"):
             splits = load(str(tmp_path / "t.csv"))
         assert len(splits.training) == len(splits.train)
 
