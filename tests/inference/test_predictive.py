@@ -111,16 +111,17 @@ class TestDistribution:
     @members
     def test_cdf_is_the_integral_of_the_density(self, kind: str, members: int, prior: type[Prior]):
         flow, ahead = make(kind, members, prior=prior)
-        ends = 9 if kind == "real" else 13.5  # beyond, `Bounded` has one density
+        ends = 9 if kind == "real" else 13.5  # beyond, `Bounded` has one density: what lies there is not counted
         t = torch.linspace(-ends, ends, 10_001, dtype=torch.float64)
         x, slope = (3 + t.sinh(), t.cosh()) if kind == "real" else (4 * t.sigmoid(), 4 * t.sigmoid() * (-t).sigmoid())
         for i, given in enumerate(GIVEN.double()):
             with torch.no_grad():
                 density = flow.log_prob(x[:, None], given=given).exp() * slope
             below = torch.cumulative_trapezoid(density, t)
-            assert float(below[-1]) == pytest.approx(1, abs=5e-4)
+            limit = 1e-4 if kind == "real" else 2e-3
+            assert float(below[-1]) == pytest.approx(1, abs=limit)
             found = ahead.cdf(x[1:].expand(len(GIVEN), -1))[i]
-            torch.testing.assert_close(found, below, rtol=0, atol=5e-4)
+            torch.testing.assert_close(found, below, rtol=0, atol=limit)
 
     @members
     @pytest.mark.parametrize("prior", [Gaussian, Logistic])
