@@ -551,7 +551,7 @@ class TestScoring:
         assert "Nearly every validation image is denser" in page.inner_text(".card")
         assert "± " in page.inner_text(".card .numbers")
         assert "lower bound" in page.inner_text("#caveat")
-        assert "typicality" in page.inner_text("#caveat")
+        assert "does not mean typical" in page.inner_text("#caveat")
         assert "validation images" in page.inner_text("#reference-note")
         box = page.locator("#sketch").bounding_box()
         page.mouse.move(box["x"] + 140, box["y"] + 40)
