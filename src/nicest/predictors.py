@@ -289,7 +289,7 @@ class NICERegressor(RegressorMixin, Predictor):
     effort
         "low", "medium" or "high": a fit takes seconds, about a minute, or minutes.
     members
-        Flows whose densities are averaged; 5, and 2 with "low".
+        Flows whose densities are averaged; 5, or 2 with "low" and from 5,000 rows on.
     couplings, hidden_layers, width, bins, dropout
         Of each flow, as for `NICE`.
     epochs, batch_size, learning_rate, weight_decay, patience, validation_fraction
