@@ -36,7 +36,7 @@ from nicest.data.scan import LARGEST, SMALLEST, Tally
 from nicest.data.tables import require_pyarrow
 from nicest.data.where import where as parsed
 from nicest.errors import NicestError
-from nicest.files import to_json, write_text
+from nicest.files import to_json
 from nicest.flows import Flow
 from nicest.inference.calibration import Calibration
 from nicest.inference.conditional import Conditional
@@ -47,7 +47,7 @@ from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, FORMAT, RunFolder, newer
+from nicest.runs.folder import COLUMNS, FORMAT, METRICS, RunFolder, newer
 from nicest.runs.run import DRAWS, Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.runs.sinks import Saved
@@ -452,21 +452,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 f"expected columns whose spread is from {SMALLEST:g} to {LARGEST:g}: rescale X to save it"
             )
         figures = {"offset": self.offset_, "typical_nats": self.typical_nats_, "epoch": self.n_epochs_}
+        kept = figures | {"quantiles": self._quantiles.tolist(), "params": self._plain_params()}
         with run.open_for_writing():
-            write_text(run.path / "recipe.toml", self.recipe_.to_toml())
-            made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
-            write_text(run.path / ENVIRONMENT, to_json(made))
-            write_text(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history_))
-            kept = figures | {
-                "quantiles": self._quantiles.tolist(),
-                "columns": columns_to_json(self.columns_),
-                "frame": self._frame,
-                "named": hasattr(self, "feature_names_in_"),
-                "params": self._plain_params(),
-            }
-            write_text(run.path / FILE, to_json(kept))
-            write_text(run.path / COLUMNS, to_json(columns_to_json(self.columns_)))
-            run.save_model(Saved(self.flow_.state_dict(), self.recipe_, figures))
+            write_run(run, self, FILE, kept, figures)
             keep_quantiles(run.path, self._quantiles, DRAWS if self.flow_.units.discrete else 1)
 
     @classmethod
@@ -654,6 +642,18 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 def check_validation_fraction(share: float | None) -> None:
     if share is not None and not (isinstance(share, Real) and 0 <= share <= 0.9):
         raise ValueError(f"validation_fraction is None or from 0 to 0.9, got {share!r}")
+
+
+def write_run(run: RunFolder, model: Any, file: str, kept: dict[str, Any], figures: dict[str, Any]) -> None:
+    """Write what is known of a fitted estimator into a run folder; what it needs beside the model goes to `file`."""
+    columns = columns_to_json(model.columns_)
+    kept = kept | {"columns": columns, "frame": model._frame, "named": hasattr(model, "feature_names_in_")}
+    made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
+    lines = "".join(json.dumps(row) + "\n" for row in model.history_)
+    run.begin(
+        model.recipe_, {ENVIRONMENT: to_json(made), METRICS: lines, file: to_json(kept), COLUMNS: to_json(columns)}
+    )
+    run.save_model(Saved(model.flow_.state_dict(), model.recipe_, figures))
 
 
 def whole_columns(X: Any, dim: int) -> list[bool]:

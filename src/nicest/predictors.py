@@ -27,7 +27,8 @@ from sklearn.utils.validation import (
 
 from nicest.data import scan
 from nicest.data.arrays import widened
-from nicest.data.columns import Column, as_given, columns_from_json, columns_to_json
+from nicest.data.cells import encode
+from nicest.data.columns import Column, as_given, columns_from_json
 from nicest.errors import NicestError
 from nicest.estimator import (
     SOURCE,
@@ -42,18 +43,15 @@ from nicest.estimator import (
     python_number,
     repetitions,
     rescaled,
+    write_run,
 )
-from nicest.files import to_json, write_text
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
-from nicest.inference.predictive import Predictive, interval
+from nicest.inference.predictive import Predictive, crps, interval
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe
-from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, FORMAT, RunFolder, newer
+from nicest.runs.folder import RunFolder, newer
 from nicest.runs.run import DRAWS, Run
-from nicest.runs.runtime import choose_device, environment
-from nicest.runs.sinks import Saved
 from nicest.tasks.predict import given_codes, own_unit
 from nicest.train.fit_table import fit_table
 
@@ -212,16 +210,9 @@ class Predictor(BaseEstimator):
         params = {name: python_number(value) for name, value in self.get_params().items()}
         if not isinstance(params["random_state"], int):
             params["random_state"] = None
-        kept = {"kind": type(self).__name__, "frame": self._frame, "params": params, **self._kept()}
-        kept |= {"named": hasattr(self, "feature_names_in_"), "columns": columns_to_json(self.columns_)}
+        kept = {"kind": type(self).__name__, "params": params, **self._kept()}
         with run.open_for_writing():
-            write_text(run.path / "recipe.toml", self.recipe_.to_toml())
-            made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
-            write_text(run.path / ENVIRONMENT, to_json(made))
-            write_text(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.history_))
-            write_text(run.path / FILE, to_json(kept))
-            write_text(run.path / COLUMNS, to_json(columns_to_json(self.columns_)))
-            run.save_model(Saved(self.flow_.state_dict(), self.recipe_, {"epoch": self.n_epochs_}))
+            write_run(run, self, FILE, kept, {"epoch": self.n_epochs_})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -392,8 +383,6 @@ class PredictiveDistribution:
 
     def crps(self, y: ArrayLike) -> np.ndarray:
         """The continuous ranked probability score of y, (N,), in its unit: lower is better."""
-        from nicest.inference.predictive import crps
-
         return crps(self._of.points(), self._codes(y)).cpu().numpy()
 
     def _codes(self, y: ArrayLike) -> torch.Tensor:
@@ -481,8 +470,6 @@ class NICEClassifier(ClassifierMixin, Predictor):
     def _target_columns(self, rows: Any, seed: int) -> tuple[tuple[Column, ...], np.ndarray]:
         """What the columns of X hold, as columns that are modelled, and their numbers."""
         if isinstance(rows, Frame):
-            from nicest.data.cells import encode
-
             with in_words_of_parameters():
                 found = scan.columns_of(rows.table.schema, rows.table.to_batches(), SOURCE, by_type=True)
                 columns = tuple(replace(column, spikes=(), floor=None, ceiling=None) for column in found)
@@ -500,8 +487,6 @@ class NICEClassifier(ClassifierMixin, Predictor):
         if not self._frame:
             rows = validate_data(self, X, dtype=np.float64, reset=False)
             return encoded(rows, self._x_columns())
-        from nicest.data.cells import encode
-
         table = self._table(X)
         with in_words_of_parameters():
             return encode(table, self._x_columns(), SOURCE, np.float64)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from nicest.flows import MLP, Features, Units
-from nicest.flows.shares import Share, once, own, repeated, whole
+from nicest.flows.repeated import once, repeated
+from nicest.flows.shares import Share, own, whole
 from nicest.lowering.lower import FastMLP
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.laws import Law
-from nicest.flows.shares import once
+from nicest.flows.repeated import once
 
 
 class Partition(nn.Module):

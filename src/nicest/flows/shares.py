@@ -5,7 +5,7 @@ So what a row meets does not depend on how many processes there are, nor does th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -47,28 +47,6 @@ def whole(n: int) -> int:
 def own(drawn: Tensor) -> Tensor:
     """The rows that belong to those which are here, of what was drawn for the whole batch."""
     return drawn if _held is None else _held[0].rows(drawn).contiguous()
-
-
-_runs = 1  # rows that follow each other and differ in nothing that a coupling function reads
-
-
-@contextmanager
-def repeated(n: int) -> Iterator[None]:
-    """Inside, rows come n at a time that differ in nothing that a coupling function reads: it is computed once."""
-    global _runs
-    before, _runs = _runs, n
-    try:
-        yield
-    finally:
-        _runs = before
-
-
-def once(network: Callable[..., Tensor], x1: Tensor, context: Tensor | None) -> Tensor:
-    """A network at x1, computed once for rows that are `repeated`."""
-    n = _runs
-    inputs = [each[::n] if n > 1 else each for each in (x1, context) if each is not None]
-    b = network(*inputs)
-    return b.repeat_interleave(n, 0) if n > 1 else b
 
 
 class Dropout(nn.Dropout):

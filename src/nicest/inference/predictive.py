@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nicest.flows import Flow
-from nicest.flows.shares import repeated
+from nicest.flows.repeated import repeated
 from nicest.lowering import lower
 
 POINTS = 64  # quantiles of each member, that a mean is taken over

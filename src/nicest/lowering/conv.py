@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -117,9 +116,8 @@ class _Pass:
         self.place = (place.flatten(1) + first_bias[:, None]).mT.contiguous()
         self.kept: Tensor | None = None
         if rate and n:
-            with _aside(x):
-                drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
-                self.kept = own(drawn.bernoulli_(1 - rate))
+            drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
+            self.kept = own(drawn.bernoulli_(1 - rate))
         self.x = _patches(x, shape, self.first.shape[1], dtype)
         if context.shape[1]:
             self.x.unflatten(0, (len(x), -1))[..., self.seen : self.read] = context[:, None]
@@ -134,8 +132,6 @@ class _Pass:
         self.h, self.s = [h], [s]
         for k in range(n):
             self.c.append(self._convolve(self.s[k], self.inner[k]))
-            if k == 0 and self.kept is not None:
-                _wait_for_those_aside(self.x)
             _activate(self.c[k], self.inner_bias[k], self._kept(k), self.rate, self.u[k], self.mean[k])
             self.ag.append(self.u[k] @ self.outer[k].mT)
             self.lift.append(self.mean[k] @ self.pooled[k].mT)
@@ -153,27 +149,24 @@ class _Pass:
         accurate = torch.promote_types(self.dtype, torch.float32)
         g_ag, g_lift = gradient.new_empty(n, len(self.x), 2 * width), torch.empty_like(self.mean)
         sums = gradient.new_empty(n, images, 3 * width, dtype=accurate)  # of g_ag and gc over the pixels of an image
-        gcs: list[Tensor] = []  # kept until those aside have read them
         taps: list[Tensor] = []
         parts = math.gcd(images, 16)  # of the rows, whose products are summed: one long product fills no GPU
         outer = gradient.new_empty(n, parts, 2 * width, width)
 
         gh: Tensor | None = None
         if to_weights:
-            with _aside(gradient):
-                taps.append(self._taps_back(gradient, self.s[n], self.last))
-                last_bias = _over_images(gradient, images, accurate).sum(0)[: len(self.last_bias)]
+            taps.append(self._taps_back(gradient, self.s[n], self.last))
+            last_bias = _over_images(gradient, images, accurate).sum(0)[: len(self.last_bias)]
         gs = self._rows_back(gradient, self.s[n], self.last)
         for k in reversed(range(n)):
             gates = self.ag[k], self.outer_bias[k], self.lift[k]
             gh = _gate_back(gs, self.h[k + 1], gh, *gates, g_ag[k], g_lift[k], sums[k])
             gu, g_mean = g_ag[k] @ self.outer[k], g_lift[k] @ self.pooled[k]
-            gcs.append(_activate_back(gu, g_mean, self.c[k], self.inner_bias[k], self._kept(k), self.rate, sums[k]))
+            gc = _activate_back(gu, g_mean, self.c[k], self.inner_bias[k], self._kept(k), self.rate, sums[k])
             if to_weights:
-                with _aside(gradient):
-                    taps.append(self._taps_back(gcs[-1], self.s[k], self.inner[k]))
-                    torch.bmm(g_ag[k].unflatten(0, (parts, -1)).mT, self.u[k].unflatten(0, (parts, -1)), out=outer[k])
-            gs = self._rows_back(gcs[-1], self.s[k], self.inner[k])
+                taps.append(self._taps_back(gc, self.s[k], self.inner[k]))
+                torch.bmm(g_ag[k].unflatten(0, (parts, -1)).mT, self.u[k].unflatten(0, (parts, -1)), out=outer[k])
+            gs = self._rows_back(gc, self.s[k], self.inner[k])
         gh = _enter_back(gs, self.h[0], gh)
         gx = _patches_back(gh @ self.first, self.images, self.shape, accurate) if to_x else None
         if not to_weights:
@@ -183,7 +176,6 @@ class _Pass:
         place = _over_images(gh, images, accurate).mT.contiguous()
         pooled = torch.bmm(g_lift.mT, self.mean).to(accurate)
         of_gates, of_c = sums.sum(1).split([2 * width, width], -1)
-        _wait_for_those_aside(gradient)
         flat = torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in reversed(taps)]).view(-1, 9, width)
         used = n * width + len(self.last_bias)
         inner_and_last = flat.new_empty(used, width, 9, dtype=accurate).copy_(flat[:used].mT)
@@ -233,30 +225,6 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gx, grads = ctx.made.back(gradient, ctx.needs_input_grad[0], any(ctx.needs_input_grad[5:]))
         return gx, None, None, None, None, *grads
-
-
-@contextmanager
-def _aside(x: Tensor) -> Iterator[None]:
-    """Inside, on a GPU, is work for a stream of its own: it runs beside what follows, up to `_wait_for_those_aside`.
-
-    Until then, keep what it reads; what it makes, make inside.
-    """
-    if not x.is_cuda:
-        yield
-        return
-    _side(x.device).wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(_side(x.device)):
-        yield
-
-
-def _wait_for_those_aside(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.current_stream(x.device).wait_stream(_side(x.device))
-
-
-@cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from nicest.flows import (
     Within,
 )
 from nicest.flows.bijection import check_features
-from nicest.flows.shares import Dropout, dropout, once, own, whole
+from nicest.flows.repeated import once
+from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.conv import FastConv
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
