@@ -5,13 +5,14 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar10_rows, publish, write_cifar10, write_cifar10_tar, write_fer2013, write_mnist
+from published import cifar10_rows, publish, write_cifar10, write_cifar10_tar, write_fer2013, write_mnist, write_svhn
 
 from nicest.data import download, load
 from nicest.data.download import SETS, DataSet
@@ -81,6 +82,17 @@ def test_a_good_file_is_kept_and_a_damaged_one_replaced(mnist: DataSet, home: Pa
     assert kept.stat().st_mtime_ns == before
     assert _Quiet.requested == [f"/{damaged.name}"]
     assert {status for _, status in download.check("mnist")} == {"ok"}
+
+
+def test_a_rebuilt_copy_is_known_by_its_images(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    train, test = write_svhn(home / "svhn")
+    digests = [hashlib.md5(X.transpose(3, 0, 1, 2).tobytes()).hexdigest() for X in (train, test)]
+    known = [replace(file, rebuilt=digest) for file, digest in zip(SETS["svhn"].files, digests, strict=True)]
+    monkeypatch.setitem(SETS, "svhn", replace(SETS["svhn"], files=tuple(known), mirrors=()))
+    assert [status for _, status in download.check("svhn")] == [download.REBUILT] * 2
+    assert download.get("svhn") == home / "svhn"  # nothing is fetched
+    write_svhn(home / "svhn", n_test=4)
+    assert "wrong checksum" in dict(download.check("svhn"))["test_32x32.mat"]
 
 
 def test_wrong_checksum_is_rejected_and_nothing_left(

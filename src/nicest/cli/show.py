@@ -306,5 +306,7 @@ def sets(result: dict[str, Any]) -> None:
 def check(result: dict[str, Any]) -> None:
     for row in result["files"]:
         print(f"{row['status']:8} {row['file']}")
+    if any(row["status"] == "rebuilt" for row in result["files"]):
+        print("rebuilt: the same images, cut anew from the originals; not the published bytes")
     if not result["files"]:
         print(f"{result['name']} comes with nicest: nothing to check")

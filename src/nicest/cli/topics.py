@@ -334,9 +334,10 @@ def data_get(name: options.DataSet) -> Result:
     return {"name": name, "folder": str(get(name))}
 
 
-@command(data_app, show.check, "check", lambda result: int(any(each["status"] != "ok" for each in result["files"])))
+@command(data_app, show.check, "check", lambda result: int(not all(each["good"] for each in result["files"])))
 def data_check(name: options.DataSet) -> Result:
     """Verify the checksums of a data set."""
-    from nicest.data.download import check
+    from nicest.data.download import GOOD, check
 
-    return {"name": name, "files": [{"file": file, "status": status} for file, status in check(name)]}
+    files = [{"file": file, "status": status, "good": status in GOOD} for file, status in check(name)]
+    return {"name": name, "files": files}

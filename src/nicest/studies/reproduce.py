@@ -49,11 +49,12 @@ PLAN = (
     Entry("fer2013-tfd"),
     Entry("tfd"),
     Entry("tfd-released"),
-    Entry("svhn"),
-    Entry("svhn-released"),
+    Entry("svhn", 3, overrides=("train.patience=100",)),
+    Entry("svhn-released", overrides=("train.patience=100",)),
+    Entry("svhn-best", 3),
 )
 DONE = "evaluation.json"  # in a run folder: trained to its end, and this is what it scores on the test split
-FIGURES = ("mnist-best", "cifar10-best", "fer2013", "tfd", "svhn")
+FIGURES = ("mnist-best", "cifar10-best", "fer2013", "tfd", "svhn-best")
 PUBLISHED = {"tfd": {"Deep MFA": 5250.0, "GRBM": 2413.0}, "cifar10": {"Deep MFA": 3622.0, "GRBM": 2365.0}}
 
 
@@ -339,7 +340,10 @@ PICTURES = {
     "log-likelihood while training": "likelihood.png",
 }
 NOTES = {
-    "fer2013": "FER2013 is not the Toronto Face Dataset; 288 of its 3,589 test images are copies of training images."
+    "fer2013": "FER2013 is not the Toronto Face Dataset; 288 of its 3,589 test images are copies of training images.",
+    "svhn": "SVHN is here a copy rebuilt from the published full-number images and their boxes, which "
+    "`nicest data check svhn` tells from the published files: of 30.7 million numbers of the first 10,000 test images "
+    "88 differed, each by 1.",
 }
 NAMES = {
     "diagonal_gaussian": "diagonal Gaussian",
