@@ -48,7 +48,7 @@ from nicest.flows import (
     odd_even,
 )
 
-DIMS = (2, 3, 5, 6, 17)
+DIMS = (2, 3, 6, 17)
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -174,6 +174,11 @@ def given_last(dim: int, last: Partition) -> Within:
     return Within(last, couplings(dim, Affine(), 2, context_dim=1), nn.Identity())
 
 
+def elementwise_given_others(dim: int) -> Bijection:
+    part = halves(dim)
+    return Within(part, randomised(Elementwise(Affine(), len(part.i2), len(part.i1))), nn.Identity())
+
+
 ZOO: dict[str, Callable[[int], Bijection]] = {
     **{
         f"{law}-{partition}": lambda dim, law=law, partition=partition: coupling(PARTITIONS[partition](dim), LAWS[law])
@@ -192,6 +197,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "convolution-spline": lambda dim: convolution(image(dim), AffineSpline()),
     "multi-scale": multi_scale,
     "elementwise": lambda dim: randomised(Elementwise(Spline(bins=16), dim)),
+    "elementwise-context": elementwise_given_others,
     "mixing": lambda dim: randomised(Mixing(dim)),
     "diagonal-scaling": scaling,
     "triangular": lambda dim: randomised(TriangularAffine(dim)),

@@ -20,7 +20,7 @@ ONE_STEP = ("train.epochs=1", "train.batch=100")
 NARROW = ("--set", "model.width=8")
 CONVOLUTIONAL = {name for name in names() if name.endswith("-conv")}
 LABELLED = {name for name in names() if name.endswith("-labels")}
-EXACT_ZCA = ("svhn", "cifar10", "cifar10-best")
+EXACT_ZCA = ("svhn", "svhn-best", "cifar10", "cifar10-best")
 SHAPES = {"mnist": (28, 28), "tfd": (48, 48), "fer2013": (48, 48), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
 
 
@@ -78,7 +78,7 @@ def test_recipe_with_exact_zca_on_smaller_images(name: str, tmp_path: Path):
     assert "zca" in flow.chain.layers
 
 
-@pytest.mark.parametrize("name", sorted(CONVOLUTIONAL))
+@pytest.mark.parametrize("name", sorted(CONVOLUTIONAL - {"svhn-conv"}))  # whose model is that of cifar10-conv
 def test_convolutional_recipe_on_smaller_images(name: str, tmp_path: Path):
     """Grey or colour, of any even shape that may be halved as often as the recipe does it."""
     shape = (8, 16, 3) if "cifar" in name or "svhn" in name else (4, 8)

@@ -364,7 +364,20 @@ def test_the_page_shows_what_was_measured(name: str):
 def test_comparing_needs_only_what_density_models_need(folder: Path):
     """On a machine with torch, scikit-learn and pyarrow, but nothing for images, plots or downloads."""
     blocked = ("matplotlib", "PIL", "pooch", "requests", "fastapi", "pandas")
-    argv = ["nicest", "compare", "density", "one", "--data", str(folder), "--method", "kernels", "--seeds", "1"]
+    argv = [
+        "nicest",
+        "compare",
+        "density",
+        "one",
+        "--data",
+        str(folder),
+        "--method",
+        "kernels",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+    ]
     code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.argv = {argv!r};"
     code += "from nicest.cli import main; main()"
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)

@@ -24,6 +24,7 @@ from nicest.inference.fill import OURS, PRESETS, Ascent, Schedule, ascend, fill
 from nicest.plots import image_grid
 from nicest.tasks.inpaint import choose_schedule, inpaint
 from nicest.tasks.masks import FIGURE
+from nicest.tasks.sample import draw
 
 SHORT = replace(OURS, steps=60)
 MAP = replace(SHORT, noise=0.0)
@@ -391,6 +392,15 @@ class TestCommand:
         size = len(colour_run.splits.test)
         result = inpaint(colour_run, mask=["top", "bottom"], n=size, steps=1, out=tmp_path / "a.npz")
         assert result["masks"][0]["images"] == result["masks"][1]["images"] == list(range(size))
+
+
+def test_samples_of_the_model_need_no_data(digits_run: Run, copy_of: Callable[[Run], Run], tmp_path: Path):
+    run = copy_of(digits_run)
+    result = inpaint(run, mask="top", n=3, split="samples", steps=2, seed=1, out=tmp_path / "a.npz")
+    assert "splits" not in vars(run)  # which were not read
+    truth = np.load(tmp_path / "a.npz")["truth"]
+    np.testing.assert_array_equal(truth, draw(run, 3, seed=1))
+    assert result["masks"][0]["images"] == [0, 1, 2]
 
 
 class TestRefusals:

@@ -108,6 +108,10 @@ Label = Annotated[
 Seed = Annotated[int, integer(0, 10**12, "Random seed.")]
 Draws = Annotated[int, integer(1, 1000, "Average over this many draws of the dequantisation noise.")]
 Split = Annotated[Literal["train", "valid", "test"], typer.Option(help="Which split of the data.")]
+Images = Annotated[
+    Literal["train", "valid", "test", "samples"],
+    typer.Option("--split", help="Which split of the data, or samples of the model, which need no data."),
+]
 Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all")]
 Splittings = Annotated[int, integer(1, 1000, "Random splits per table.")]
 Folder = Annotated[

@@ -366,7 +366,7 @@ def inpaint(
         float | None, options.real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
     ] = None,
     label: options.Label = None,
-    split: options.Split = "test",
+    split: options.Images = "test",
     data: options.Moved = None,
     seed: options.Seed = 0,
     out: Annotated[

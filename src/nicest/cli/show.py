@@ -184,7 +184,8 @@ def inpainting(result: dict[str, Any]) -> None:
         count = f"{row['images_above_truth']} of {len(row['images'])}"
         table.add_row(escape(row["mask"]), *means, f"{row['mean_gain_nats']:+.2f}", count)
     data, way = Path(result["dataset"]).name, f"{result['steps']} steps, noise {result['noise']:g}"
-    print(f"{data}, {result['split']} split: {result['n']} images under each mask, chains {result['chains']}; {way}")
+    source = "samples" if result["split"] == "samples" else f"{result['split']} split"
+    print(f"{data}, {source}: {result['n']} images under each mask, chains {result['chains']}; {way}")
     _print("", table, "")
     print("Nats are means. Above truth: the best chain ends with a higher log-likelihood than the original.")
     print(f"written in {result['seconds']:.1f} s:", *result["out"])

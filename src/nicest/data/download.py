@@ -209,7 +209,7 @@ def locate(name: str, files: Sequence[str]) -> list[Path]:
 
 
 def check(name: str) -> list[tuple[str, str]]:
-    """Each file of a set with "ok", "rebuilt", "missing" or "wrong checksum: ..."; of the archive, where only that is."""
+    """Each file with "ok", "rebuilt", "missing" or "wrong checksum: ..."; of the archive where only that is."""
     dataset = find_set(name)
     packed = _find_archive(dataset) and not any(_find(dataset, file) for file in dataset.files)
     files = [dataset.archive] if packed and dataset.archive else [_held(dataset, file) for file in dataset.files]

@@ -14,6 +14,11 @@ def check_features(x: Tensor, dim: int) -> None:
         raise ValueError(f"expected {dim} features, got {x.shape[-1]}")
 
 
+def check_context(context: Tensor | None, expected: int) -> None:
+    if (got := 0 if context is None else context.shape[-1]) != expected:
+        raise ValueError(f"expected a context of {expected} numbers, got {got or 'none'}")
+
+
 class Bijection(nn.Module, ABC):
     """An invertible map of R^D whose Jacobian determinant is easy to compute.
 
@@ -21,8 +26,8 @@ class Bijection(nn.Module, ABC):
     returns x alone. x and y are (B, D); log_det = log |det dy/dx| is (B,), in the dtype and on the device of x.
 
     To write one, define `forward` and `inverse`, mutate no argument, cache nothing, and add one line to the zoo in
-    `tests/flows/zoo.py`: that tests its properties. Only coupling networks look at `context`. The other methods have
-    defaults that are right for every layer.
+    `tests/flows/zoo.py`: that tests its properties. Only coupling networks and `Elementwise` look at `context`.
+    The other methods have defaults that are right for every layer.
     """
 
     whitens = False  # whether its output is uncorrelated, each dimension of variance 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.bijection import Bijection, check_context, check_features
 from nicest.flows.laws import Law
 from nicest.flows.linear import Mixing
 from nicest.flows.shares import Dropout
@@ -121,8 +121,7 @@ class ConvNet(nn.Module):
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        if (got := 0 if context is None else context.shape[-1]) != self.context_dim:
-            raise ValueError(f"expected a context of {self.context_dim} numbers, got {got or 'none'}")
+        check_context(context, self.context_dim)
         with _without_tf32():
             h = self.first(x1.unflatten(1, self.inputs).contiguous(memory_format=torch.channels_last))
             h = h + self.place.to(h.dtype)

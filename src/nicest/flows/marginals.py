@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.bijection import Bijection, check_context, check_features
 from nicest.flows.laws import Law, Spline
 
 STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
@@ -150,21 +150,32 @@ class Elementwise(Bijection):
     """y_d = g(x_d; b_d): a coupling law in every dimension, whose b is learned and the same for all x.
 
     With a `Spline` of many bins each dimension gets a marginal law of its own, as far as the bins resolve it; `fit`
-    starts it where the quantiles of the data are those of a Gaussian.
+    starts it where the quantiles of the data are those of a Gaussian. With a context, of `context_dim` numbers, b is a
+    linear function of it: before the prior, an affine law of a label makes the prior one of each class.
     """
 
-    def __init__(self, law: Law, dim: int) -> None:
+    def __init__(self, law: Law, dim: int, context_dim: int = 0) -> None:
         super().__init__()
-        self.law, self.dim = law, dim
+        self.law, self.dim, self.context_dim = law, dim, context_dim
         self.b = nn.Parameter(torch.zeros(law.size * dim))
+        if context_dim:
+            self.weight = nn.Parameter(torch.zeros(law.size * dim, context_dim))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, self.dim)
-        return self.law.forward(x, self.b.expand(len(x), -1))
+        return self.law.forward(x, self.parameters_of(x, context))
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, self.dim)
-        return self.law.inverse(y, self.b.expand(len(y), -1))
+        return self.law.inverse(y, self.parameters_of(y, context))
+
+    def parameters_of(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """b of every row, (B, size * dim)."""
+        if not self.context_dim:
+            return self.b.expand(len(x), -1)
+        check_context(context, self.context_dim)
+        assert context is not None
+        return functional.linear(context.to(x.dtype), self.weight, self.b)
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> Self:

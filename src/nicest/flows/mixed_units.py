@@ -89,7 +89,9 @@ class MixedUnits(Units):
         y = torch.where(drawn, self._standard(inside), self._standard(stored) + below / self.scale)
         # rounding may take y across an edge, which is where `leave` looks for it
         last = self._standard(last)
-        return torch.maximum(torch.minimum(y, torch.nextafter(last, -last.new_tensor(math.inf))), self._standard(first))
+        return torch.maximum(
+            torch.minimum(y, torch.nextafter(last, torch.full_like(last, -math.inf))), self._standard(first)
+        )
 
     def place(self, x: Tensor) -> Tensor:
         """Real numbers in the units of the data as y; of an atom, and of a step, its left end."""

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from nicest.flows.bijection import check_context
 from nicest.flows.shares import Dropout
 
 Initialisation = Literal["torch", "uniform", "zero-last"]
@@ -42,8 +43,7 @@ class MLP(nn.Module):
         _initialise(self, last, initialisation)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        if (got := 0 if context is None else context.shape[-1]) != self.context_dim:
-            raise ValueError(f"expected a context of {self.context_dim} numbers, got {got or 'none'}")
+        check_context(context, self.context_dim)
         x: Tensor = self.layers(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
         return x
 
@@ -66,6 +66,7 @@ class ResidualMLP(nn.Module):
         initialisation: Initialisation = "zero-last",
     ) -> None:
         super().__init__()
+        self.context_dim = context_dim
         self.first = nn.Linear(inputs + context_dim, width)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU(), Dropout(dropout), nn.Linear(width, width))
@@ -75,6 +76,7 @@ class ResidualMLP(nn.Module):
         _initialise(self, self.last, initialisation)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
+        check_context(context, self.context_dim)
         h = self.first(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
         for block in self.blocks:
             h = h + block(h)

@@ -108,7 +108,7 @@ class Predictive:
         h = self._each(y, found, stored=False).movedim(-1, 0)
         low, high = (end[0, self.part.i2[0]] for end in self.flow.units.box())
         h = torch.where(y <= low, -math.inf, h)
-        return torch.where(y >= torch.nextafter(high, -high.new_tensor(math.inf)), math.inf, h)
+        return torch.where(y >= torch.nextafter(high, torch.full_like(high, -math.inf)), math.inf, h)
 
     def _inverse(self, h: Tensor) -> Tensor:
         """The y of each member, (K, N, L), whose latent coordinate is h, (N, L)."""

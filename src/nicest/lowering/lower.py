@@ -426,7 +426,9 @@ def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijectio
         return FastWithin(layer, dtype)
     if type(layer) is ChannelMixing and not _hooked(layer):
         return FastChannelMixing(layer)
-    return FastElementwise(layer) if type(layer) is Elementwise and type(layer.law) is Spline else layer
+    if type(layer) is Elementwise and type(layer.law) is Spline and not layer.context_dim:
+        return FastElementwise(layer)
+    return layer
 
 
 class FastElementwise(Bijection):

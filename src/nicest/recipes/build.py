@@ -198,7 +198,8 @@ def _layers(
                     m = NETWORKS[network.kind](network, *sizes, law, pixels)
                     yield "coupling", Coupling(partition, law, m)
             case ElementwiseBlock(law_settings):
-                yield "elementwise", Elementwise(_law(law_settings, f"model.blocks, block {i}: law"), dim)
+                law = _law(law_settings, f"model.blocks, block {i}: law")
+                yield "elementwise", Elementwise(law, dim, len(data.classes))
             case MixingBlock():
                 if dim > 1:
                     yield "mixing", Mixing(dim)

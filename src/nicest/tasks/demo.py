@@ -12,15 +12,22 @@ from nicest.plots import contact_sheet, likelihood_figure, save_figure
 from nicest.recipes import load_recipe
 from nicest.runs.folder import LAST, RunFolder, read_tensors
 from nicest.runs.run import Run
+from nicest.runs.shipped import shipped
 from nicest.tasks.certify import certify
 from nicest.tasks.evaluate import evaluate
+from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import draw, save_grid
 from nicest.train.fit import train
 
+SAMPLES, STEPS = 100, 1000
+
 
 def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, Any]:
-    """Train `digits` into `out` (or go on with what is there), evaluate it, certify it, draw every figure."""
+    """Train `digits` into `out` (or go on with what is there), evaluate it, certify it, draw every figure.
+
+    Beside them are samples and inpainting of MNIST by models that come with nicest.
+    """
     run = RunFolder(out)
     resume = (run.path / LAST).exists()
     if resume and (name := read_tensors(run.path / LAST)[1].data.name) != "digits":
@@ -34,7 +41,7 @@ def demo(out: str | Path = "runs/demo", *, device: str = "auto") -> dict[str, An
         "training": training,
         "evaluation": evaluation,
         "certificate": certify(opened),
-        "figures": draw_figures(opened, evaluation),
+        "figures": [*draw_figures(opened, evaluation), *draw_mnist(opened.path / "figures", device)],
     }
 
 
@@ -57,3 +64,12 @@ def draw_figures(run: Run, evaluation: dict[str, Any]) -> list[str]:
     save_figure(curve, pictures["Log-likelihood"])
     save_figure(contact_sheet(pictures, title=f"NICE on {recipe.data.name}"), folder / "contact-sheet.png")
     return [str(path) for path in (*pictures.values(), folder / "contact-sheet.png")]
+
+
+def draw_mnist(folder: Path, device: str) -> list[str]:
+    """Samples of a convolutional model, and samples of one as in the paper, half hidden and filled in."""
+    convolutional, dense = (Run(shipped()[name], device=device) for name in ("mnist-conv", "mnist"))
+    samples, filled = folder / "mnist-samples.png", folder / "mnist-inpaint.png"
+    save_grid(samples, draw(convolutional, SAMPLES), convolutional.recipe.data)
+    inpaint(dense, mask=("top", "left"), n=5, split="samples", steps=STEPS, out=filled)
+    return [str(samples), str(filled)]

@@ -22,9 +22,11 @@ from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 from nicest.tasks.masks import Mask, hidden_by, mask_list, mask_name
 from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.sample import draw
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
+MOST_SAMPLES = 10_000  # that are drawn to be filled in
 LARGEST = 1 << 30  # numbers of the images that are kept on their way
 
 
@@ -45,6 +47,8 @@ def inpaint(
 ) -> dict[str, Any]:
     """Hide a part of n images under each mask, and find it again by climbing the log-likelihood (NICE §5.2).
 
+    The images are of a `split` of the data, or "samples" of the model itself, which need no data.
+
     Every file in `out` is written by its ending: the figure's panels (.png, .svg, .pdf), an animation of the ascent
     (.gif), arrays (.npz). The masks take their images from the split one after the other, as the figure does. Nats
     are on the recipe's interval, the units of `evaluate`, but without its noise: a truth is scored at the middle of
@@ -61,9 +65,12 @@ def inpaint(
     for path in paths:
         require_own_file(path, recipe)
         require_writable(path)  # before the ascent
-    source = run.splits.split(split)
+    if split == "samples":
+        source = draw(run, min(max(n, 1) * len(masks), MOST_SAMPLES), seed=seed).reshape(-1, data.dim)
+    else:
+        source = run.splits.split(split)
     if not 1 <= n <= len(source):
-        raise NicestError(f"expected 1 to {len(source)} images of the {split} split under each mask, got {n}")
+        raise NicestError(f"expected 1 to {len(source)} {_images_of(split)} under each mask, got {n}")
     index = np.arange(len(masks) * n) % len(source)
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
@@ -97,7 +104,7 @@ def inpaint(
         "looks": np.array(filled.looks),
     }
     names = [mask_name(each) for each in masks]
-    title = f"{heading(data.name, recipe.name)}: hidden parts of images of the {split} split, filled in"
+    title = f"{heading(data.name, recipe.name)}: hidden parts of {_images_of(split)}, filled in"
     for path in paths:
         _write(path, arrays, names, data, title)
     start, end, truth = arrays["nats"][0], arrays["nats"][-1], arrays["truth_nats"]
@@ -127,6 +134,10 @@ def inpaint(
             for name, each in zip(names, np.split(np.arange(len(index)), len(masks)), strict=True)
         ],
     }
+
+
+def _images_of(split: str) -> str:
+    return "samples of the model" if split == "samples" else f"images of the {split} split"
 
 
 def choose_schedule(preset: str = "ours", **changes: float | str | None) -> Schedule:
