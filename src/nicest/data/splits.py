@@ -458,9 +458,9 @@ def _load_table(
                 raise NicestError(f"{path}: column {shown(columns[i].name)} is constant: there is nothing to predict")
             codes, counts = np.unique(values[:, i], return_counts=True)
             if columns[i].values and (single := codes[counts == 1]).size:
-                names = listed([str(columns[i].values[int(code)]) for code in single])
+                alone = listed([str(columns[i].values[int(code)]) for code in single])
                 where = f"{path}: column {shown(columns[i].name)}"
-                warnings.warn(f"{where} has one row each with {names}: too few to learn from", stacklevel=2)
+                warnings.warn(f"{where} has one row each with {alone}: too few to learn from", stacklevel=2)
     if len(values) < 3 and len(incomplete):
         worst = columns[int(np.isnan(incomplete).sum(0).argmax())].name
         raise NicestError(
