@@ -40,6 +40,7 @@ COMMANDS = [
     ["compare", "density"],
     ["compare", "imputation"],
     ["compare", "outliers"],
+    ["compare", "posteriors"],
     ["compare", "regression"],
     ["compare", "synthesis"],
     ["data"],

@@ -53,7 +53,7 @@ def test_a_gaussian_simulator_gets_its_posterior(
         theta = torch.randn(3000, dim)
         x = theta + s * torch.randn(3000, dim)
         prior = torch.distributions.MultivariateNormal(torch.zeros(dim), torch.eye(dim))
-        builder = names["NICEPosterior"](couplings=3, width=24)
+        builder = names["NICEPosterior"](prior, members=1, couplings=3, width=24)
         inference = NPE(prior, density_estimator=builder, show_progress_bars=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -73,7 +73,7 @@ def test_shapes_and_the_density_in_units_of_theta(names: dict[str, Any]):
     theta, x = 100 + 5 * torch.randn(500, 2), torch.randn(500, 3)
     estimator = names["NICEPosterior"](couplings=3, width=8)(theta, x)
     with torch.no_grad():
-        for parameter in estimator.parameters():
+        for parameter in estimator.eval().parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
         assert estimator.log_prob(theta[:6].view(2, 3, 2), x[:3]).shape == (2, 3)
         assert estimator.log_prob(theta[:3], x[:3]).shape == (1, 3)
@@ -82,6 +82,39 @@ def test_shapes_and_the_density_in_units_of_theta(names: dict[str, Any]):
         side = torch.linspace(40, 160, 300)
         grid = torch.cartesian_prod(side, side)[:, None]
         mass = estimator.log_prob(grid, x[:1]).exp().sum() * (side[1] - side[0]) ** 2
+        assert float(mass) == pytest.approx(1, abs=0.01)
+
+
+def test_draws_keep_to_the_bounds_of_the_prior(names: dict[str, Any]):
+    """One parameter between two bounds, one above one, two free: the density is of these alone, and has a mass of 1."""
+    from sbi.utils import process_prior
+    from torch.distributions import Gamma, MultivariateNormal, Uniform
+
+    parts = [
+        Uniform(torch.tensor([2.0]), torch.tensor([3.0])),
+        Gamma(torch.ones(1), torch.ones(1)),
+        MultivariateNormal(torch.zeros(2), torch.eye(2)),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prior = process_prior(parts)[0]
+    torch.manual_seed(0)
+    theta, x = prior.sample((500,)), torch.randn(500, 3)
+    estimator = names["NICEPosterior"](prior, members=2, couplings=3, width=8)(theta, x).eval()
+    with torch.no_grad():
+        for parameter in estimator.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        draws = estimator.sample((5000,), x[:1])[:, 0]
+        assert bool(((draws[:, 0] >= 2) & (draws[:, 0] <= 3) & (draws[:, 1] >= 0)).all())
+        assert draws[:, 2].min() < 0 < draws[:, 2].max()
+        two = names["NICEPosterior"](torch.distributions.Beta(torch.ones(2), 1.0), couplings=3, width=8)
+        estimator = two(torch.rand(500, 2), x).eval()
+        for parameter in estimator.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        t = torch.linspace(-16, 16, 400)
+        grid, slope = t.sigmoid(), t.sigmoid() * (-t).sigmoid()
+        density = estimator.log_prob(torch.cartesian_prod(grid, grid)[:, None], x[:1]).exp()[:, 0]
+        mass = (density * torch.cartesian_prod(slope, slope).prod(1)).sum() * (t[1] - t[0]) ** 2
         assert float(mass) == pytest.approx(1, abs=0.01)
 
 

@@ -167,7 +167,7 @@ class Predictor(BaseEstimator):
                 table, names = X.table, X.table.column_names
                 found = scan.columns_of(table.schema, table.to_batches(), SOURCE, given=names)
                 columns = tuple(as_given(column) for column in found)
-                return columns, given_codes(table, columns, SOURCE)
+                return columns, given_codes(table, columns, SOURCE)[0]
         if (empty := np.flatnonzero(np.isnan(X).all(0))).size:
             raise ValueError(
                 f"expected a number in every column of X, got only NaN in {self._names(X.shape[1])[empty[0]]}"
@@ -184,7 +184,7 @@ class Predictor(BaseEstimator):
             return encoded(rows, columns)[0]
         table = self._table(X)
         with in_words_of_parameters():
-            return given_codes(table, columns, SOURCE)
+            return given_codes(table, columns, SOURCE)[0]
 
     def _table(self, X: Any) -> Any:
         frame = Frame.of(X, always=True)

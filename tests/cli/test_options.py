@@ -141,6 +141,7 @@ WRITERS = [
     "compare density --out",
     "compare imputation --out",
     "compare outliers --out",
+    "compare posteriors --out",
     "reproduce table --out",
     "reproduce table --page",
     "reproduce vae --out",

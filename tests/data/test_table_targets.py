@@ -162,6 +162,13 @@ class TestRefused:
         cells = np.where(np.arange(N) < 9, 1.0, np.nan)
         assert "column 'gain' is constant" in refusal(load, str(table(gain=cells)), target=["gain"])
 
+    def test_a_category_in_one_row(self, table: Callable[..., Path]):
+        kinds = ["a", "b"] * (N // 2)
+        kinds[3:5] = ["z", "y"]
+        with pytest.warns(UserWarning, match=r"column 'kind' has one row each with 'y', 'z': too few to learn from"):
+            load(str(table(kind=kinds)), target=["kind"])
+        load(str(table(kind=kinds)), target=["x"])  # it may be given
+
     def test_a_target_that_is_missing(self, table: Callable[..., Path], refusal: Refusal):
         said = refusal(load, str(table(gain=[np.nan] * N)), target=["gain"])
         assert "column 'gain' is missing in all rows" in said

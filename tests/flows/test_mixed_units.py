@@ -147,6 +147,21 @@ def test_bounded_columns_are_nearly_gaussian():
     assert (y - expected[:, None]).abs().max() < 0.11
 
 
+def test_numbers_next_to_a_bound_are_told_apart():
+    """Down to the least floats they come back; on a bound, and beyond it, they count as a millionth from it."""
+    layer = Bounded([2, 1])
+    x = torch.logspace(-29, -7, 100)[:, None].expand(-1, 2)
+    y, log_det = layer(x)
+    assert bool((y.diff(dim=0) > 0).all())
+    torch.testing.assert_close(layer.inverse(y), x, rtol=1e-4, atol=0)
+    near = x.double().requires_grad_()
+    (slope,) = torch.autograd.grad(layer.double()(near)[0].sum(), near)
+    torch.testing.assert_close(log_det, slope.log().sum(1).float(), rtol=1e-5, atol=1e-5)
+    ends = Bounded([2])(torch.tensor([[-1.0], [0.0], [1e-6], [1 - 2**-24], [1.0], [2.0]]))[0][:, 0]
+    assert ends[0] == ends[1] == ends[2]
+    assert ends[3] > ends[4] == ends[5] == pytest.approx(-float(ends[2]), rel=0.01)
+
+
 def test_an_upper_bound_alone_is_refused():
     with pytest.raises(ValueError, match="a lower bound beside every upper bound"):
         MixedUnits([0], [[]], bounds=[(-math.inf, 1.0)])

@@ -97,7 +97,7 @@ class TestNumbers:
         found = read(tmp_path / "p.parquet")
         assert list(found) == ["row", "price_mean", "price_median", "price_low", "price_high", "log_density"]
         assert found["row"].tolist() == list(range(50))
-        given = task.given_codes(pa.Table.from_pandas(new), [c for c in run.columns if c.name != "price"], "new")
+        given, _ = task.given_codes(pa.Table.from_pandas(new), [c for c in run.columns if c.name != "price"], "new")
         ahead, off = Predictive(run.flow, torch.from_numpy(given)), run.columns[1].taken_off
         np.testing.assert_allclose(found["price_mean"], ahead.mean() + off, rtol=1e-5)
         ends = ahead.quantile(torch.tensor([0.1, 0.5, 0.9])).double().numpy() + off
@@ -374,3 +374,10 @@ class TestCommand:
         assert "price: RMSE of the mean " in printed.stdout
         assert "50% intervals hold " in printed.stdout
         assert "price_draw2" in read(out)
+        assert "never saw" not in printed.stdout
+
+    def test_says_that_given_values_were_never_seen(self, runs: Callable[[str], Run], tmp_path: Path):
+        path, out = write(tmp_path / "new.csv", houses(20, 1).assign(kind="castle")), tmp_path / "p.csv"
+        asked = ["predict", str(runs("price").path), str(path), "--out", str(out)]
+        lines = CliRunner().invoke(app, asked).stdout.splitlines()
+        assert "20 given cells hold a value that training never saw: they count as missing" in lines

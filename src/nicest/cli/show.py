@@ -120,6 +120,8 @@ def evaluation(result: dict[str, Any]) -> None:
 
 def predictions(result: dict[str, Any]) -> None:
     print(f"{result['rows']:,} rows predicted in {result['out']}: {', '.join(map(printable, result['targets']))}")
+    if result["unseen"]:
+        print(f"{result['unseen']:,} given cells hold a value that training never saw: they count as missing")
     if result["mean_nats"] is not None:
         print(f"observed targets: mean log-density {result['mean_nats']:.3f} nats")
     if result["unknown"]:

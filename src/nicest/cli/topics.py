@@ -206,6 +206,27 @@ def compare_outliers(
     return compare(OUTLIERS, **asked)  # type: ignore[arg-type]
 
 
+@command(compare_app, show.comparison, "posteriors")
+def compare_posteriors(
+    tasks: Annotated[list[str] | None, typer.Argument(help="Which simulators.", show_default="all")] = None,
+    method: options.Methods = None,
+    seeds: Annotated[int, options.integer(1, 1000, "Trainings per simulator, each on its own simulations.")] = 1,
+    jobs: options.Jobs = 0,
+    out: options.Record = None,
+) -> Result:
+    """Compare posteriors of simulators: NICE and sbi's own estimators, trained by its NPE. Takes an hour.
+
+    Of 10,000 simulations. The figure is the accuracy of a classifier that tells draws from those of the true
+    posterior, in the mean over ten observations; 0.5 is perfect. The packages sbi and sbibm are needed.
+
+    Example: nicest compare posteriors two_moons --method NICE --out posteriors.json
+    """
+    from nicest.studies.compare import compare
+    from nicest.studies.compare_posteriors import posteriors
+
+    return compare(posteriors(), tables=tasks or (), methods=method or (), seeds=seeds, jobs=jobs, out=out)
+
+
 @command(compare_app, show.comparison, "regression")
 def compare_regression(
     tables: options.Tables = None,

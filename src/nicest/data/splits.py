@@ -456,6 +456,11 @@ def _load_table(
         for i in targets:
             if len(values) and (values[:, i] == values[0, i]).all():
                 raise NicestError(f"{path}: column {shown(columns[i].name)} is constant: there is nothing to predict")
+            codes, counts = np.unique(values[:, i], return_counts=True)
+            if columns[i].values and (single := codes[counts == 1]).size:
+                alone = listed([str(columns[i].values[int(code)]) for code in single])
+                where = f"{path}: column {shown(columns[i].name)}"
+                warnings.warn(f"{where} has one row each with {alone}: too few to learn from", stacklevel=2)
     if len(values) < 3 and len(incomplete):
         worst = columns[int(np.isnan(incomplete).sum(0).argmax())].name
         raise NicestError(

@@ -14,7 +14,7 @@ from nicest.flows.bijection import Bijection, check_context, check_features
 from nicest.flows.laws import Law, Spline
 
 STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
-HARDLY = 1e-6  # the least distance from a bound
+HARDLY, LEAST = 1e-6, 1e-30  # how far from a bound a number counts that is on it; the least distance of others
 CENTRE, TAIL = math.sqrt(math.tau) / 4, 0.13  # of the map from a logistic variable to a Gaussian one: see `Bounded`
 NARROWEST = 3.0  # largest |log(scale / standard deviation)|
 
@@ -47,8 +47,8 @@ class Bounded(Bijection):
     """All real numbers y for x in [0, 1], `ends` = 2, or in [0, ∞), `ends` = 1; y = x in columns of `ends` = 0.
 
     y = c t / √(1 + k |t|), t = logit(x) or log(exp x - 1): about Gaussian where x is uniform, or exponential, since
-    t is logistic then. log dy/dt = log c - 3/2 log(1 + k |t|) + log(1 + k |t| / 2). What lies within 1e-6 of a bound,
-    and beyond it, counts as 1e-6 from it.
+    t is logistic then. log dy/dt = log c - 3/2 log(1 + k |t|) + log(1 + k |t| / 2). What lies on a bound, or beyond it,
+    counts as 1e-6 from it.
     """
 
     ends: Tensor
@@ -60,8 +60,9 @@ class Bounded(Bijection):
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, len(self.ends))
         two = self.ends == 2
-        inside = x.clamp_min(HARDLY)
-        t = torch.where(two, torch.logit(inside.clamp_max(1 - HARDLY)), inside + torch.log(-torch.expm1(-inside)))
+        inside = torch.where(x > 0, x.clamp_min(LEAST), HARDLY)
+        between = torch.where(inside < 1, inside, 1 - HARDLY)
+        t = torch.where(two, torch.logit(between), inside + torch.log(-torch.expm1(-inside)))
         slope = functional.softplus(-t) + torch.where(two, functional.softplus(t), 0.0)
         size = TAIL * t.abs()
         bend = CENTRE * t * torch.rsqrt(1 + size)

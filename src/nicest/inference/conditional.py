@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,9 +27,10 @@ EVEN, VERY_EVEN = 0.5, 0.9  # the least effective share of particles that are we
 LEVELS, RAREST = 200, 1e-30
 MOVES, WARMUP = 10, 30  # of every particle on each level, and on the last
 ACCEPTANCE = 0.4
+SELDOM, MEMORY = 0.1, 0.8  # the least share of moves by each kernel; of what is known about it, that each move keeps
 SPREAD = 1.1  # of the Gaussian that moves are made by
 WIDEST = 1000  # columns of which it has a covariance
-SHORTEST, LONGEST = 40, 1280  # moves of the chains
+SHORTEST, LONGEST = 40, 2560  # moves of the chains
 LOOKS, WATCHED = 20, 250  # states of each chain, and chains, that R-hat is computed from
 
 
@@ -52,11 +53,25 @@ class Particles(NamedTuple):
 
 @dataclass
 class Kernel:
-    """A Gaussian N(m, L Lᵀ) that moves of h are made by, and the size β of their steps, from 0 to 1."""
+    """A Gaussian N(m, L Lᵀ) that moves of h are made by: h = m + L w, w' = √(1 - β²) w + β ξ, ξ ~ N(0, I).
+
+    The size β of a step is from 0 to 1, where h' no longer depends on h. `jump` is the mean square of moves so far.
+    """
 
     centre: Tensor
     factor: Tensor
     beta: float
+    jump: float = 1.0
+
+    def white(self, h: Tensor) -> Tensor:
+        """w of h."""
+        return torch.linalg.solve_triangular(self.factor, (h - self.centre).mT, upper=False).mT
+
+    def proposed(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """h', and log N(w) - log N(w')."""
+        w = self.white(h)
+        to = math.sqrt(1 - self.beta**2) * w + self.beta * noise
+        return self.centre + to @ self.factor.mT, half_square(to) - half_square(w)
 
 
 class Region:
@@ -149,6 +164,8 @@ class Conditional:
     1 for independent draws.
     """
 
+    particles: Particles
+
     def __init__(
         self,
         flow: Flow,
@@ -177,6 +194,8 @@ class Conditional:
     def draws(self, n: int) -> Iterator[Tensor]:
         """n rows in the units of the model, in batches."""
         done = 0
+        if not self.independent:
+            self.particles = self.particles.pick(torch.arange(max(n, WATCHED))[: self.particles.n])
         while done < n:
             with frozen(self.own), torch.no_grad():
                 y = self.hits() if self.independent else self.walked(done, n)
@@ -196,12 +215,13 @@ class Conditional:
         return Particles(*map(torch.cat, zip(*parts, strict=True)))
 
     def at(self, h: Tensor) -> Particles:
-        if not self.weighted:
-            y = self.flow.chain.inverse(h)
-            return Particles(h, y, self.region.off(y), self.prior.log_prob(h))
-        y, log_det = self.flow.chain.inverse_and_log_det(h)  # log p(y) = log p_H(h) + log_det
-        inside, log_slope = self.region.moved_in(y)
-        return Particles(h, y, self.region.off(y), self.flow.log_density(inside) + log_slope - log_det)
+        y = self.flow.chain.inverse(h)
+        off, nats = self.region.off(y), self.prior.log_prob(h)
+        if self.weighted:  # p_H(h) p(T(y)) |dT/dy| / p(y), where it will be asked for
+            near = off <= self.limit
+            nats = nats.masked_fill(~near, -torch.inf)
+            nats[near] += self.log_weight(y[near])
+        return Particles(h, y, off, nats)
 
     def close_in(self, pool: Particles) -> float | None:
         """Take particles level by level to the last one; the probability of the ranges."""
@@ -218,8 +238,9 @@ class Conditional:
                 self.limit, self.weighted = 0.0, bool((self.region.reach > 0).any())
                 weights = self.weights(near.y)
                 self.particles = self.resampled(self.at(near.h), weights)
-                self.fit(self.particles)
-                for _ in range(WARMUP):
+                for i in range(WARMUP):
+                    if i in (0, WARMUP // 2):
+                        self.fit(self.particles)
                     self.particles = self.move(self.particles, adapt=True)
                 return None if self.region.has_points else share * float(weights.mean())
             self.watch(0, f"level {level + 1}: {share:.1g} of all rows are as near")
@@ -241,9 +262,12 @@ class Conditional:
 
     def weights(self, y: Tensor, which: Tensor | None = None) -> Tensor:
         """p(T(y)) |dT/dy| / p(y), (B,), of a T in all or some columns."""
+        return self.log_weight(y, which).double().exp().nan_to_num(0.0, posinf=0.0)
+
+    def log_weight(self, y: Tensor, which: Tensor | None = None) -> Tensor:
         inside, log_slope = self.region.moved_in(y, which)
-        before, after = (self.flow.log_density(each) for each in (y, inside))
-        return (after + log_slope - before).double().exp().nan_to_num(0.0, posinf=0.0)
+        before, after = self.flow.log_density(torch.cat((y, inside))).chunk(2)
+        return after + log_slope - before
 
     def resampled(self, particles: Particles, weights: Tensor) -> Particles:
         """As many particles as walk at once, each as often as it weighs."""
@@ -253,7 +277,7 @@ class Conditional:
         return particles.pick(places[torch.randperm(n, generator=self.generator, device=ends.device)])
 
     def fit(self, particles: Particles) -> None:
-        """Make moves by the mean and the covariance of particles, beside those by the prior.
+        """Make moves by the mean and the covariance of particles, small ones and large ones, beside those by the prior.
 
         The covariance is shrunk to that of the prior, the more the fewer particles there are for a dimension.
         """
@@ -261,46 +285,59 @@ class Conditional:
         if len(prior) <= WIDEST:
             trust = particles.n / (particles.n + 2 * len(prior))
             covariance = trust * h.mT.cov().view_as(prior) + (1 - trust) * prior.square()
-            beta = self.kernels[-1].beta if len(self.kernels) > 1 else 1.0
-            factor = SPREAD * torch.linalg.cholesky(covariance)
-            self.kernels[1:] = [Kernel(h.mean(0).to(particles.h), factor.to(particles.h), beta)]
+            factor, centre = SPREAD * torch.linalg.cholesky(covariance), h.mean(0)
+            known = self.kernels[1:] or [Kernel(centre, factor, beta) for beta in (0.5, 1.0)]
+            self.kernels[1:] = [replace(k, centre=centre.to(particles.h), factor=factor.to(particles.h)) for k in known]
 
     def move(self, at: Particles, *, adapt: bool = False) -> Particles:
-        """Move by each kernel, h = m + L w: w' = √(1 - β²) w + β ξ, ξ ~ N(0, I), is taken with the probability that
-        leaves the density on the level as it is, min(1, p(h') N(w) / p(h) N(w')).
+        """Move every particle by one of the kernels. The move is taken with the probability that leaves the density on
+        the level as it is, min(1, p(h') N(w) / p(h) N(w')).
 
         By the prior's own Gaussian, β must be small where the ranges are rare; by that of the particles it may be
-        large, but not in their tails, which are heavier. Together they are good at both.
+        large, and 1 if it fits, but not in their tails, which are heavier. Each is taken the oftener the farther it
+        leads.
         """
-        for kernel in self.kernels:
-            w = torch.linalg.solve_triangular(kernel.factor, (at.h - kernel.centre).mT, upper=False).mT
-            noise = torch.randn(w.shape, generator=self.generator, dtype=w.dtype, device=w.device)
-            to_w = math.sqrt(1 - kernel.beta**2) * w + kernel.beta * noise
-            to = self.at(kernel.centre + to_w @ kernel.factor.mT)
-            log_ratio = to.nats - at.nats + half_square(to_w) - half_square(w)
-            chance = log_ratio.clamp(max=0).exp().nan_to_num(0.0)
-            uniform = torch.rand(chance.shape, generator=self.generator, dtype=chance.dtype, device=chance.device)
-            go = (uniform < chance) & (to.off <= self.limit)
-            pairs = zip(to, at, strict=True)
-            at = Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
-            if adapt:  # after the warm-up the step stays as it is, else the chains would not be exact
-                kernel.beta = min(1.0, kernel.beta * math.exp(float(go.double().mean()) - ACCEPTANCE))
-        return at
+        jumps = torch.tensor([kernel.jump for kernel in self.kernels], dtype=torch.float64, device=at.h.device)
+        chance = (jumps / jumps.sum()).clamp_min(SELDOM)
+        which = torch.multinomial(chance, at.n, replacement=True, generator=self.generator)
+        noise = torch.randn(at.h.shape, generator=self.generator, dtype=at.h.dtype, device=at.h.device)
+        h, log_ratio = at.h.clone(), -at.nats
+        for i, kernel in enumerate(self.kernels):
+            some = which == i
+            h[some], ratio = kernel.proposed(at.h[some], noise[some])
+            log_ratio[some] += ratio
+        to = self.at(h)
+        chance = (to.nats + log_ratio).clamp(max=0).exp().nan_to_num(0.0)
+        uniform = torch.rand(chance.shape, generator=self.generator, dtype=chance.dtype, device=chance.device)
+        go = (uniform < chance) & (to.off <= self.limit)
+        if adapt:  # after the warm-up all stays as it is, else the chains would not be exact
+            self.adapt(which, go, self.kernels[-1].white(to.h) - self.kernels[-1].white(at.h))
+        pairs = zip(to, at, strict=True)
+        return Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
+
+    def adapt(self, which: Tensor, go: Tensor, way: Tensor) -> None:
+        """Learn from moves by kernels: how long their steps should be, and how far they lead."""
+        for i, kernel in enumerate(self.kernels):
+            some = which == i
+            taken, way_taken = go[some].double(), half_square(way[some]).double()
+            if len(taken):
+                kernel.jump = MEMORY * kernel.jump + (1 - MEMORY) * float((taken * way_taken).mean())
+                if kernel.beta < 1:
+                    kernel.beta = min(0.99, kernel.beta * math.exp(float(taken.mean()) - ACCEPTANCE))
 
     def walked(self, done: int, n: int) -> Tensor:
         """The states of all chains, so far from the last that they hardly depend on them."""
-        rows = min(BATCH, n - done)
-        length = self.length // 4 or SHORTEST
+        length, states, rows = self.length // 4 or SHORTEST, list[Tensor](), min(self.particles.n, n - done)
         while True:
-            states = []
-            for i in range(length):
+            every = length // LOOKS
+            for i in range(len(states) * every, length):
                 self.particles = self.move(self.particles)
-                if not self.length and (i + 1) % (length // LOOKS) == 0:
+                if not self.length and (i + 1) % every == 0:
                     states.append(self.region.moved_in(self.particles.y[:WATCHED])[0])
-                self.watch(done + rows * i / length, f"{length} moves of {BATCH} chains")
-            if states:
+                self.watch(done + rows * i / length, f"{length} moves of {self.particles.n} chains")
+            if not self.length:
                 self.r_hat = float(split_r_hat(torch.stack(states, 1)[None].double()).max())
             if self.length or self.r_hat < MIXED or length >= LONGEST:
                 self.length = self.length or length
                 return self.region.moved_in(self.particles.y)[0]
-            length *= 2
+            length, states = 2 * length, states[1::2]

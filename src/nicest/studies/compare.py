@@ -35,7 +35,10 @@ Run = Callable[[Table, int], Mapping[str, Figures]]
 NONE: Mapping[str, Any] = MappingProxyType({})
 PRELOADED = (
     "torch._dynamo",
-    *(f"nicest.studies.compare_{name}" for name in ("density", "outliers", "imputation", "regression", "synthesis")),
+    *(
+        f"nicest.studies.compare_{name}"
+        for name in ("density", "outliers", "imputation", "posteriors", "regression", "synthesis")
+    ),
 )
 QUIET = 30  # seconds between two lines of progress off a terminal
 
@@ -51,9 +54,9 @@ class Comparison(NamedTuple):
     unit: str
     figures: Mapping[str, int]
     highest: bool
-    tables: Mapping[str, Read]
+    tables: Mapping[str, Callable[[np.random.Generator], Any]]  # a `Table`, or what else has `rows` and `left_out`
     methods: Mapping[str, Any]
-    trial: Callable[[Any, Table, int], Mapping[str, Figures]]
+    trial: Callable[[Any, Any, int], Mapping[str, Figures]]
     absent: Mapping[str, str] = NONE
     about: Mapping[str, Any] = NONE
     read: Callable[[Path], Table] = read_file

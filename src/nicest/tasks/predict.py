@@ -74,6 +74,7 @@ class Tally:
     """How good predictions are, over the rows whose targets are known."""
 
     rows: int = 0
+    unseen: int = 0  # given cells whose value training never saw
     unknown: int = 0
     nats: Mean = field(default_factory=Mean)
     figures: dict[tuple[str, str], Mean] = field(default_factory=lambda: defaultdict(Mean))  # by target and name
@@ -147,7 +148,7 @@ def predict(
         bar = stack.enter_context(Bar("predicting", file.count or 0))
         names = [column.name for column in (*given, *(targets if observed else ()))]
         for some in blocks(file.batches(names)):
-            codes = given_codes(some, given, path)
+            codes, unseen = given_codes(some, given, path)
             how = {"seed": [seed, tally.rows]}  # so draws depend on the row, and not on the format of the file
             found = predictions(run.flow, codes, targets, level=level, draws=draws, **how)
             if observed:
@@ -163,7 +164,7 @@ def predict(
             if picture and tally.rows < DRAWN:
                 ends = [own_unit(found.targets[0][name], targets[0]) for name in ("median", "low", "high")]
                 drawn.append((*ends, *([seen[0].values, found.pit] if observed else [])))  # type: ignore[arg-type]
-            tally.rows += some.num_rows
+            tally.rows, tally.unseen = tally.rows + some.num_rows, tally.unseen + unseen
             bar.update(tally.rows)
         if not tally.rows:
             raise NicestError(f"{path}: expected rows to predict, got none beside the names of its columns")
@@ -177,6 +178,7 @@ def predict(
         "targets": {column.name: tally.of(column) for column in targets},
         "mean_nats": tally.nats.value,
         "unknown": tally.unknown,
+        "unseen": tally.unseen,
         "seed": seed,
     }
 
@@ -216,13 +218,15 @@ def _observed(table: Any, column: Column, path: Path) -> Observed:
     return Observed(codes[:, 0], unknown, numbers)
 
 
-def given_codes(table: Any, columns: Sequence[Column], source: Path | str) -> np.ndarray:
-    """The model's numbers of the columns that are given; what is missing, or a value never seen, is NaN."""
-    found = []
+def given_codes(table: Any, columns: Sequence[Column], source: Path | str) -> tuple[np.ndarray, int]:
+    """The model's numbers of the columns that are given; what is missing, or a value never seen, is NaN. And how many
+    values training never saw."""
+    found, unseen = [], 0
     for column in columns:
         rows, unknown = encode(table, [column], Path(source))
         found.append(np.where(unknown, np.float32(np.nan), rows[:, 0]))
-    return np.column_stack(found)
+        unseen += int(unknown.sum())
+    return np.column_stack(found), unseen
 
 
 def predictions(

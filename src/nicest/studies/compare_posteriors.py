@@ -1,0 +1,104 @@
+"""Posteriors of simulators, told from the true ones by a classifier: NICE and sbi's own estimators, trained by NPE."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stdout
+from functools import partial
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.model_selection import KFold, cross_val_score
+from sklearn.neural_network import MLPClassifier
+from torch.distributions import Distribution
+
+from nicest.errors import NicestError
+from nicest.studies.compare import Comparison, Figures
+from nicest.studies.simulators import OBSERVATIONS, TASKS, Task, files
+
+SIMULATIONS, DRAWS = 10_000, 10_000
+FOLDS = 5
+Method = Callable[[Distribution], Any]  # the density estimator for a prior
+
+
+class Simulations(NamedTuple):
+    """Parameters and data of a task side by side, (N, P + C)."""
+
+    rows: np.ndarray
+    task: Task
+    left_out: tuple[str, ...] = ()
+
+
+def simulated(task: Task, rng: np.random.Generator) -> Simulations:
+    return Simulations(np.concatenate(task.draw(SIMULATIONS, rng), axis=1), task)
+
+
+def trial(method: Method, table: Simulations, seed: int) -> Mapping[str, Figures]:
+    """C2ST in the mean over ten observations, and of each; the share of draws outside of the prior, left out by NPE."""
+    task, prior = table.task, table.task.prior()
+    theta, x = torch.from_numpy(table.rows).float().tensor_split(prior.event_shape, 1)
+    scores, outside = [], []
+    with quiet():
+        from sbi.inference import NPE
+
+        inference = NPE(prior, density_estimator=method(prior), show_progress_bars=False)
+        estimator = inference.append_simulations(theta, x).train()
+        posterior = inference.build_posterior()
+        for i in OBSERVATIONS:
+            observed = torch.from_numpy(task.observation(i)).float()
+            draws = posterior.sample((DRAWS,), x=observed, show_progress_bars=False)
+            scores.append(c2st(task.posterior(i), draws.numpy()))
+            with torch.no_grad():
+                free = estimator.sample(torch.Size((DRAWS,)), observed)[:, 0]
+            outside.append(float(task.outside(free).double().mean()))
+    each = {f"c2st_{i}": score for i, score in zip(OBSERVATIONS, scores, strict=True)}
+    return {"": {"c2st": float(np.mean(scores)), "outside": float(np.mean(outside)), **each}}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what sbi prints, warns of, and writes into the folder that it is in."""
+    with TemporaryDirectory() as folder, chdir(folder), redirect_stdout(None), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def c2st(real: np.ndarray, drawn: np.ndarray) -> float:
+    """The accuracy, in five folds, of a network that tells draws from real ones, as sbibm defines it: 0.5 is best."""
+    mean, spread, dim = real.mean(0), real.std(0, ddof=1), real.shape[1]
+    rows = ((np.concatenate([real, drawn]) - mean) / spread).astype(np.float32)
+    network = MLPClassifier((10 * dim, 10 * dim), max_iter=10_000, random_state=1)
+    folds = KFold(FOLDS, shuffle=True, random_state=1)
+    return float(cross_val_score(network, rows, np.arange(len(rows)) < len(real), cv=folds).mean())
+
+
+def nice(prior: Distribution) -> Any:
+    from nicest.sbi import NICEPosterior
+
+    return NICEPosterior(prior)
+
+
+def of_sbi(kind: str, prior: Distribution) -> str:
+    return kind
+
+
+METHODS: dict[str, Method] = {"NICE": nice, "NSF": partial(of_sbi, "nsf"), "MAF": partial(of_sbi, "maf")}
+
+
+def posteriors() -> Comparison:
+    if find_spec("sbi") is None:
+        raise NicestError("sbi is not installed, which trains the estimators: pip install 'nicest[sbi]'")
+    files("two_moons")  # or what is missing
+    return Comparison(
+        name="posteriors",
+        unit="Accuracy of a network that tells draws of a posterior from true ones (C2ST), 0.5 if it cannot",
+        figures={"c2st": 3, "outside": 3, "seconds": 0},
+        highest=False,
+        tables={name: partial(simulated, task) for name, task in TASKS.items()},
+        methods=METHODS,
+        trial=trial,
+    )
