@@ -25,6 +25,7 @@ COMMANDS = [
     ["inpaint"],
     ["certify"],
     ["pack"],
+    ["export"],
     ["latent"],
     ["latent", "spectrum"],
     ["latent", "sphere"],

@@ -105,6 +105,8 @@ def run_every_command() -> None:
     nicest("latent", "sphere", "digits", *CPU)
     nicest("latent", "interpolate", "digits", *CPU)
     nicest("latent", "truncate", "digits", *CPU)
+    nicest("export", "digits", "--to", "torch-export", *CPU)
+    nicest("export", "digits", *CPU, needs="onnxruntime")
     studio("digits")
     nicest("train", "table", "--data", "table.csv", "--out", "table", "--set=train.epochs=2", *CPU, needs="pyarrow")
     run, table = "table", "table.csv"

@@ -273,6 +273,7 @@ class TestExtras:
             ("pyarrow", "tables", "impute PEOPLE a.csv"),
             ("fastapi", "studio", "studio DIGITS"),
             ("uvicorn", "studio", "studio DIGITS"),
+            ("onnxscript", "export", "export DIGITS --out graphs"),
             ("tensorboard", "loggers", "train digits --tensorboard --out run"),
         ],
     )

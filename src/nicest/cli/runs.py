@@ -81,6 +81,24 @@ def pack(
     return run_packing(run, out, about=about)
 
 
+@command(app, show.exported, also=("targets", "labels"))
+def export(
+    run: Any,
+    to: Annotated[options.GraphFormat, typer.Option(help="For onnxruntime, or for torch alone.")] = "onnx",
+    out: Annotated[
+        Path | None, options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
+    ] = None,
+    label: options.Label = None,
+) -> Result:
+    """Write a model as graphs that run without nicest: score, sample and encode, for any number of rows.
+
+    Example: nicest export runs/demo --to onnx
+    """
+    from nicest.tasks.export import export as run_export
+
+    return run_export(run, to, out)
+
+
 @command(app, show.training)
 def train(
     recipe: Annotated[str, options.given("The name of a recipe, or a .toml file.", str, show_default=False)],

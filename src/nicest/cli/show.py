@@ -57,6 +57,12 @@ def packed(result: dict[str, Any]) -> None:
     print(f"{result['out']}: {result['bytes'] / 1e6:.1f} MB, {nats}")
 
 
+def exported(result: dict[str, Any]) -> None:
+    for name, each in result["graphs"].items():
+        error = f"differs from the flow by {each['largest_error']:.1e} at most"
+        print(f"{Path(result['out'], each['file'])}: {name}({', '.join(each['inputs'])}), {error}")
+
+
 def scores(result: dict[str, Any]) -> None:
     others = " of the other rows" if result["missing"] or result["unknown"] else ""
     mean = "" if result["mean_nats"] is None else f"; mean log-density{others}: {result['mean_nats']:.3f} nats"
