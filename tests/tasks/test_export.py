@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -26,8 +27,12 @@ from nicest.flows import (
     Flow,
     Logistic,
     Mixing,
+    Mixture,
+    Partition,
+    PartPrior,
     Squeeze,
     Units,
+    Within,
     channels,
 )
 from nicest.recipes import load_recipe
@@ -132,6 +137,27 @@ def test_the_examples_of_the_page_run_without_nicest(folder: Path, onnxruntime):
         alone = "import sys; sys.modules['nicest'] = None\n" + code + ends
         done = subprocess.run([sys.executable, "-c", alone], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_mixture_given_a_condition_draws_what_the_flow_draws(tmp_path: Path):
+    part = Partition([0], 3)
+    chains = [Within(part, Chain(DiagonalScaling(2)), None) for _ in range(2)]
+    flow = Mixture(Units.columns([0.0, 1.0, 0.0]), chains, PartPrior(Logistic(2), part))
+    flow.fit_constants(torch.randn(50, 3).round())
+    with torch.no_grad():
+        flow.chains[1].inner.layers["0_diagonalscaling"].s.fill_(1.0)
+    run = opened(tmp_path, flow)
+    told = export(run, "torch-export", tmp_path / "graphs")
+    assert list(told["graphs"]) == ["score", "sample"]
+    score, sample = (torch.export.load(tmp_path / "graphs" / f"{each}.pt2").module() for each in ("score", "sample"))
+    e, given, member = torch.randn(9, 2), torch.randn(9, 1), torch.arange(9) % 2
+    drawn = sample(e=e, given=given, noise=torch.rand(9, 3), member=member)
+    loc, scale = run.flow.units.loc[1:], run.flow.units.scale[1:]
+    expected = loc + scale * e * torch.where(member > 0, math.exp(-1), 1.0)[:, None]
+    assert torch.allclose(drawn[:, 1], expected[:, 1], atol=1e-5)
+    assert torch.equal(drawn[:, 0], expected[:, 0].floor())
+    rows, noise = torch.cat((given, drawn), 1), torch.rand(9, 3)
+    assert torch.allclose(score(x=rows, noise=noise), run.flow.log_prob(rows, noise=noise), atol=1e-5)
 
 
 class Branch(Bijection):

@@ -53,7 +53,7 @@ class Mixture(Flow):
     def of_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
         """x = f_k⁻¹(h), with the k of each row."""
         y = torch.stack([chain.inverse(h, context) for chain in self.chains], 1)
-        return self.units.leave(y.take_along_dim(k[:, None, None], 1)[:, 0])
+        return self.units.leave(y.gather(1, k[:, None, None].expand(-1, 1, self.dim))[:, 0])
 
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         y = self.enter(x)

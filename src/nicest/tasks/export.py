@@ -249,15 +249,14 @@ def _layers(module: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[str, str, 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without what the exporters say on their way."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        logging.disable(before)
 
 
 def graph(module: nn.Module, inputs: dict[str, Tensor]) -> Any:
