@@ -25,6 +25,8 @@ COMMANDS = [
     ["inpaint"],
     ["certify"],
     ["pack"],
+    ["push"],
+    ["pull"],
     ["export"],
     ["latent"],
     ["latent", "spectrum"],

@@ -273,6 +273,7 @@ class TestExtras:
             ("pyarrow", "tables", "impute PEOPLE a.csv"),
             ("fastapi", "studio", "studio DIGITS"),
             ("uvicorn", "studio", "studio DIGITS"),
+            ("huggingface_hub", "hub", "pull me/digits"),
             ("onnxscript", "export", "export DIGITS --out graphs"),
             ("tensorboard", "loggers", "train digits --tensorboard --out run"),
         ],

@@ -20,6 +20,7 @@ __all__ = ["app", "main", "runs", "topics"]
 UsageError: Any = typer.BadParameter.__mro__[1]  # of click, which typer may bring with it
 EXTRAS = {  # by the module that is missing
     "fastapi": "studio",
+    "huggingface_hub": "hub",
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
