@@ -92,7 +92,11 @@ $(VENV)/.sbi: $(VENV)/.dev
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[sbi]'
 	@touch $@
 
-lock: $(VENV)/.dev $(VENV)/.docs $(VENV)/.dist $(VENV)/.sbi  ## pin what is installed now
+$(VENV)/.ecosystem: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[export,hub]'
+	@touch $@
+
+lock: $(VENV)/.dev $(VENV)/.docs $(VENV)/.dist $(VENV)/.sbi $(VENV)/.ecosystem  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > requirements.lock
 
 clean:  ## remove everything that was made

@@ -105,6 +105,12 @@ def run_every_command() -> None:
     nicest("latent", "sphere", "digits", *CPU)
     nicest("latent", "interpolate", "digits", *CPU)
     nicest("latent", "truncate", "digits", *CPU)
+    tried.update(("push", "pull"))  # which need a server: tests/tasks/test_hub.py has one
+    if not importlib.util.find_spec("huggingface_hub"):
+        nicest("push", "digits", "me/digits", *CPU, needs="huggingface_hub")
+        nicest("pull", "me/digits", needs="huggingface_hub")
+    nicest("export", "digits", "--to", "torch-export", *CPU)
+    nicest("export", "digits", *CPU, needs="onnxruntime")
     studio("digits")
     nicest("train", "table", "--data", "table.csv", "--out", "table", "--set=train.epochs=2", *CPU, needs="pyarrow")
     run, table = "table", "table.csv"

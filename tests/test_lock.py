@@ -10,7 +10,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-LATER = {"dist": "twine", "docs": "mkdocs", "sbi": "sbi"}  # extras that `make test` does without; a module of each
+LATER = {
+    "dist": "twine",
+    "docs": "mkdocs",
+    "export": "onnxruntime",
+    "sbi": "sbi",
+}  # extras that `make test` does without; a module of each
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][0-9A-Za-z.]*)")
 
 
@@ -45,7 +50,7 @@ def needed(name: str, extras: frozenset[str], seen: Found, exact: set[str]) -> F
 
 def test_every_dependency_of_every_extra_is_pinned_to_what_is_installed():
     extras = frozenset(metadata.metadata("nicest").get_all("Provides-Extra"))
-    assert extras == {"bench", "dev", "dist", "docs", "loggers", "sbi", "studio", "tables"}
+    assert extras == {"bench", "dev", "dist", "docs", "export", "hub", "loggers", "sbi", "studio", "tables"}
     extras -= {extra for extra, name in LATER.items() if not find_spec(name)}
     exact: set[str] = set()
     found = {name: version for (name, _), version in needed("nicest", extras, {}, exact).items() if name != "nicest"}

@@ -274,6 +274,8 @@ class TestExtras:
             ("pyarrow", "tables", "impute PEOPLE a.csv"),
             ("fastapi", "studio", "studio DIGITS"),
             ("uvicorn", "studio", "studio DIGITS"),
+            ("huggingface_hub", "hub", "pull me/digits"),
+            ("onnxscript", "export", "export DIGITS --out graphs"),
             ("tensorboard", "loggers", "train digits --tensorboard --out run"),
         ],
     )

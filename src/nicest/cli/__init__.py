@@ -18,7 +18,17 @@ from nicest.messages import one_line, printable
 
 __all__ = ["app", "main", "runs", "topics"]
 UsageError: Any = typer.BadParameter.__mro__[1]  # of click, which typer may bring with it
-EXTRAS = {"pyarrow": "tables", "fastapi": "studio", "uvicorn": "studio", "tensorboard": "loggers", "zuko": "bench"}
+EXTRAS = {  # by the module that is missing
+    "fastapi": "studio",
+    "huggingface_hub": "hub",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "pyarrow": "tables",
+    "tensorboard": "loggers",
+    "uvicorn": "studio",
+    "zuko": "bench",
+}
 
 
 def main() -> None:

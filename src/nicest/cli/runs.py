@@ -81,6 +81,57 @@ def pack(
     return run_packing(run, out, about=about)
 
 
+@command(app, show.pushed, also=("targets", "labels"))
+def push(
+    run: Any,
+    repository: Annotated[str, typer.Argument(help="Where to, as OWNER/NAME.", show_default=False)],
+    about: Annotated[str, typer.Option(help="A line for the card.", show_default="the title of the recipe")] = "",
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository a private one.")] = False,
+) -> Result:
+    """Upload a small copy of a model to the Hugging Face Hub, with a card that has its figures.
+
+    Example: nicest push runs/demo me/digits
+    """
+    from nicest.tasks.hub import push as run_push
+
+    return run_push(run, repository, about=about, private=private)
+
+
+@command(app, show.pulled)
+def pull(
+    repository: Annotated[str, typer.Argument(help="What, as OWNER/NAME.", show_default=False)],
+    revision: Annotated[
+        str | None, typer.Option(help="A commit, a branch or a tag.", show_default="the newest commit")
+    ] = None,
+    out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/NAME")] = None,
+) -> Result:
+    """Download a model from the Hugging Face Hub, and check the SHA-256 of every file.
+
+    Example: nicest pull me/digits --out digits && nicest sample digits
+    """
+    from nicest.tasks.hub import pull as run_pull
+
+    return run_pull(repository, revision=revision, out=out)
+
+
+@command(app, show.exported, also=("targets", "labels"))
+def export(
+    run: Any,
+    to: Annotated[options.GraphFormat, typer.Option(help="For onnxruntime, or for torch alone.")] = "onnx",
+    out: Annotated[
+        Path | None, options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
+    ] = None,
+    label: options.Label = None,
+) -> Result:
+    """Write a model as graphs that run without nicest: score, sample and encode, for any number of rows.
+
+    Example: nicest export runs/demo --to onnx
+    """
+    from nicest.tasks.export import export as run_export
+
+    return run_export(run, to, out)
+
+
 @command(app, show.training)
 def train(
     recipe: Annotated[str, options.given("The name of a recipe, or a .toml file.", str, show_default=False)],

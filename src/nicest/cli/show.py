@@ -57,6 +57,22 @@ def packed(result: dict[str, Any]) -> None:
     print(f"{result['out']}: {result['bytes'] / 1e6:.1f} MB, {nats}")
 
 
+def pushed(result: dict[str, Any]) -> None:
+    nats = f"{result['test_nats']:.2f} ± {result['test_stderr']:.2f} nats on {result['test_rows']:,} test rows"
+    print(f"{result['repo']}, revision {result['revision']}: {result['bytes'] / 1e6:.1f} MB, {nats}")
+
+
+def pulled(result: dict[str, Any]) -> None:
+    print(f"{result['out']}: {result['about']}")
+    pushed(result)
+
+
+def exported(result: dict[str, Any]) -> None:
+    for name, each in result["graphs"].items():
+        error = f"differs from the flow by {each['largest_error']:.1e} at most"
+        print(f"{Path(result['out'], each['file'])}: {name}({', '.join(each['inputs'])}), {error}")
+
+
 def scores(result: dict[str, Any]) -> None:
     others = " of the other rows" if result["missing"] or result["unknown"] else ""
     mean = "" if result["mean_nats"] is None else f"; mean log-density{others}: {result['mean_nats']:.3f} nats"

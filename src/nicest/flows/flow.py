@@ -68,11 +68,11 @@ class Flow(nn.Module):
         """log |dy/dx|, of the dimensions that the prior scores."""
         return sum(self.units.terms(self.prior.scored).values())
 
-    def enter(self, x: Tensor, *, noise: bool = True) -> Tensor:
+    def enter(self, x: Tensor, *, noise: bool | Tensor = True) -> Tensor:
         """What the chain is given for rows x."""
         return self.units.enter(x, noise=noise)
 
-    def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
+    def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True) -> Tensor:
         """h = f(y); without noise, of the middle of every level."""
         h: Tensor = self.chain(self.enter(x, noise=noise), context)[0]
         return h
@@ -82,7 +82,7 @@ class Flow(nn.Module):
         return self.units.leave(self.chain.inverse(h, context))
 
     def log_prob(
-        self, x: Tensor, context: Tensor | None = None, *, noise: bool = True, given: Tensor | None = None
+        self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True, given: Tensor | None = None
     ) -> Tensor:
         """log p(x), (...) for x (..., D) (NICE eq. 1), or log p(x | c) for a condition c that is `given`.
 

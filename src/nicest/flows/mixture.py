@@ -39,7 +39,7 @@ class Mixture(Flow):
         # the prior's mode, since a lowered flow shares the prior of the plain one, which is switched
         return each.mean(0) if self.prior.training else each.logsumexp(0) - math.log(len(found))
 
-    def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool = True) -> Tensor:
+    def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True) -> Tensor:
         raise ValueError(f"a mixture of {len(self.chains)} flows has no latent coordinates: each of them has its own")
 
     def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
@@ -47,9 +47,13 @@ class Mixture(Flow):
         return self.drawn(h, context, None)
 
     def drawn(self, h: Tensor, context: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        y = torch.stack([chain.inverse(h, context) for chain in self.chains])
-        k = torch.randint(len(y), (len(h),), generator=generator, device=h.device)
-        return self.units.leave(y[k, torch.arange(len(h), device=h.device)])
+        k = torch.randint(len(self.chains), (len(h),), generator=generator, device=h.device)
+        return self.of_members(h, k, context)
+
+    def of_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
+        """x = f_k⁻¹(h), with the k of each row."""
+        y = torch.stack([chain.inverse(h, context) for chain in self.chains], 1)
+        return self.units.leave(y.gather(1, k[:, None, None].expand(-1, 1, self.dim))[:, 0])
 
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         y = self.enter(x)

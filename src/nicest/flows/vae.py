@@ -111,7 +111,7 @@ class VAE(Flow):
             units = Units.continuous(self.prior.dim, standardise=False).to(self.units.scale)
             return Flow(units, self.chain, self.prior)
 
-    def enter(self, x: Tensor, *, noise: bool = True) -> Tensor:
+    def enter(self, x: Tensor, *, noise: bool | Tensor = True) -> Tensor:
         """The pair (y, ε)."""
         y = self.units.enter(x, noise=noise)
         return torch.cat((y, own(self.noise.rsample(whole(len(y))))), dim=-1)
@@ -125,7 +125,7 @@ class VAE(Flow):
         return self.log_density(torch.cat((y, noise), dim=-1)) - self.noise.log_prob(noise)
 
     def log_prob(
-        self, x: Tensor, context: Tensor | None = None, *, noise: bool = True, given: Tensor | None = None
+        self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True, given: Tensor | None = None
     ) -> Tensor:
         """The bound for one ε of each row, (B,), in nats of the space x lives in."""
         if x.ndim != 2 or given is not None:

@@ -1,0 +1,328 @@
+"""A trained flow as graphs that run without nicest: ONNX files for onnxruntime, or programs of torch.export."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import nicest
+from nicest.data.columns import columns_to_json
+from nicest.errors import NicestError
+from nicest.files import to_json, write_bytes, write_text
+from nicest.flows import Bijection, Flow
+from nicest.flows.priors import Prior
+from nicest.messages import brief
+from nicest.runs.run import Run
+
+To = Literal["onnx", "torch-export"]
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+CARD = "graphs.json"  # beside the graphs, written last: what they take and give
+ROWS = 64  # that a graph is compared with the flow on
+LARGEST_ERROR = 1e-5  # of a graph beside the flow, relative to numbers beyond 1; more where float32 itself errs more,
+TIMES_OWN = 4  # by so many times what the flow in float32 differs from itself in float64
+CROSSED = 1e-3  # share of discrete cells that rounding may take across the edge of a step
+aten: Any = torch.ops.aten
+
+
+def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str, Any]:
+    """Write the graphs of a model, each for any number of rows, in float32: score, sample and, but for a mixture of
+    flows, encode. Each is run on rows of the model, and must give what the flow gives.
+
+        score   x, noise -> log p(x), (B,), as `flow.log_prob`: in nats, of one draw of the dequantisation noise
+        encode  x, noise -> h, (B, D)
+        sample  e -> x, (B, D): e are draws from the standard law of the prior, which graphs.json names
+
+    `noise`, (B, D), is uniform on [0, 1); a model of continuous numbers takes none. A model of some columns given the
+    others scores whole rows; its sample graph takes `given` and its noise, too. A mixture takes `member`, whose flow
+    draws each row.
+    """
+    folder, flow = Path(out or run.path / to), run.flow_in(torch.float32).cpu().requires_grad_(False)
+    (folder / CARD).unlink(missing_ok=True)
+    found, rows, exact = {}, examples(flow), graphs(run.flow_in(torch.float64).cpu())
+    for name, module in graphs(flow).items():
+        inputs = {each: rows[each] for each in module.inputs}
+        with quiet():
+            try:
+                content = written(module, inputs, to)
+            except ImportError:
+                raise
+            except Exception as reason:
+                raise NicestError(f"{run.path}: {_refusal(module, inputs, name, to, reason)}") from reason
+            error = largest_error(module, exact[name], inputs, content, to)
+        write_bytes(folder / f"{name}{SUFFIXES[to]}", content)
+        found[name] = {
+            "file": f"{name}{SUFFIXES[to]}",
+            "inputs": {key: [str(each.dtype).removeprefix("torch."), *each.shape[1:]] for key, each in inputs.items()},
+            "largest_error": error,
+            "bytes": len(content),
+        }
+    card = {
+        "nicest": nicest.__version__,
+        "format": to,
+        "dim": flow.dim,
+        "prior": type(drawn_from(flow)).__name__.lower(),
+        "members": len(flow.chains),
+        "graphs": found,
+        "columns": columns_to_json(run.columns),
+    }
+    write_text(folder / CARD, to_json(card))
+    return {"out": str(folder), **card}
+
+
+class Score(nn.Module):
+    """log p of stored rows, (B,)."""
+
+    inputs: tuple[str, ...]
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self.flow = flow
+        self.inputs = ("x", "noise") if flow.units.discrete else ("x",)
+
+    def forward(self, x: Tensor, noise: Any = False) -> Tensor:
+        return self.flow.log_prob(x, noise=noise)
+
+
+class Encode(Score):
+    """h = f(y) of stored rows, (B, D)."""
+
+    def forward(self, x: Tensor, noise: Any = False) -> Tensor:
+        return self.flow.encode(x, noise=noise)
+
+
+class Sample(Score):
+    """Stored rows of draws e from the standard law of the prior."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__(flow)
+        given = () if flow.prior.scored is None else ("given", *self.inputs[1:])
+        self.inputs = ("e", *given, *(("member",) if len(flow.chains) > 1 else ()))
+
+    def forward(  # type: ignore[override]
+        self, e: Tensor, given: Tensor | None = None, noise: Any = False, member: Tensor | None = None
+    ) -> Tensor:
+        flow, prior = self.flow, drawn_from(self.flow)
+        h = prior.loc + prior.log_scale.exp() * e
+        if given is not None:
+            part = flow.conditional_prior.partition
+            y = flow.enter(part.merge(given, torch.zeros_like(h)), noise=noise)
+            h = part.merge(part.split(y)[0], h)
+        x: Tensor = flow.decode(h) if member is None else flow.of_members(h, member)  # type: ignore[operator]
+        return x if given is None else flow.conditional_prior.partition.split(x)[1]
+
+
+def drawn_from(flow: Flow) -> Prior:
+    """The prior of what a sample graph draws."""
+    return flow.prior if flow.prior.scored is None else flow.conditional_prior.prior
+
+
+def graphs(flow: Flow) -> dict[str, Any]:
+    found = {"score": Score(flow), "sample": Sample(flow), "encode": Encode(flow)}
+    if len(flow.chains) > 1:
+        del found["encode"]  # each of the flows has latent coordinates of its own
+    return {name: module.eval() for name, module in found.items()}
+
+
+@torch.no_grad()
+def examples(flow: Flow) -> dict[str, Tensor]:
+    """Inputs of every graph, by name: rows that the model draws, or, if it is of some columns given others, any."""
+    generator = torch.Generator().manual_seed(0)
+    units, conditional = flow.units, flow.prior.scored is not None
+    if conditional:
+        rows = units.leave(torch.randn(ROWS, flow.dim, generator=generator))
+        rows = rows.clamp_min(0) if units.levels else rows
+    else:
+        rows = flow.sample(ROWS, generator=generator)
+    x = rows.to(torch.uint8 if units.levels <= 256 else torch.int32) if units.levels else rows
+    prior = drawn_from(flow)
+    return {
+        "x": x,
+        "noise": torch.rand(ROWS, flow.dim, generator=generator),
+        "e": prior.standard_sample((ROWS, prior.dim), generator),
+        "given": flow.conditional_prior.partition.split(x)[0] if conditional else x[:, :0],
+        "member": torch.randint(len(flow.chains), (ROWS,), generator=generator),
+    }
+
+
+def written(module: Any, inputs: dict[str, Tensor], to: To) -> bytes:
+    """A module as the content of a file."""
+    program, file = graph(module, inputs), io.BytesIO()
+    if to == "onnx":
+        import onnxscript  # noqa: F401  for torch.onnx, which says less clearly that it is missing
+
+        names: dict[str, Any] = {"input_names": list(inputs), "output_names": ["out"]}
+        made: Any = torch.onnx.export(program, kwargs=inputs, **names, dynamo=True, verbose=False)
+        return made.model_proto.SerializeToString()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+@torch.no_grad()
+def largest_error(module: Any, exact: Any, inputs: dict[str, Tensor], content: bytes, to: To) -> float:
+    """How far a graph is from what the flow gives, but for cells that lie on the edge of a step; refused where that is
+    far, in float32, of what the flow in float64 differs."""
+    expected = module(**inputs)
+    truth = exact(**{name: each.double() if each.is_floating_point() else each for name, each in inputs.items()})
+    if to == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        (got,) = session.run(None, {name: each.numpy() for name, each in inputs.items()})
+        found = torch.from_numpy(got)
+    else:
+        found = torch.export.load(io.BytesIO(content)).module()(**inputs)
+    error, own = relative(found, expected), relative(expected, truth)
+    edges = CROSSED if isinstance(module, Sample) and module.flow.units.discrete else 0.0
+    allowed = max(LARGEST_ERROR, TIMES_OWN * float(own.flatten().quantile(1 - edges)))
+    far = ~(error <= allowed)
+    if float(far.double().mean()) > edges:
+        raise NicestError(
+            f"the graph differs from the flow by up to {float(error.max()):.1e}, where float32 explains {allowed:.1e}:"
+            " nothing is written; please report it"
+        )
+    return float(error[~far].max())
+
+
+def relative(found: Tensor, expected: Tensor) -> Tensor:
+    """|found - expected|, relative to numbers beyond 1; 0 where both are infinite, or no numbers."""
+    error = (found.double() - expected.double()).abs() / expected.double().abs().clamp_min(1)
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    return torch.where(same, 0.0, error)
+
+
+def _refusal(module: Any, inputs: dict[str, Tensor], name: str, to: To, error: Exception) -> str:
+    """What has no graph, in one line: the first layer that has none by itself, if there is one."""
+    for layer, kind, alone, values in _layers(module, inputs):
+        try:
+            written(alone, values, to)
+        except Exception as reason:
+            return f"the layer {layer} ({kind}) has no {to} graph: {_reason(reason)}"
+    return f"no {to} graph of {name}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    """The end of a chain of errors: torch says there which operation it is."""
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return brief(error)
+
+
+class _Alone(nn.Module):
+    """One layer, from data to latent or back."""
+
+    def __init__(self, layer: Bijection, back: bool) -> None:
+        super().__init__()
+        self.layer, self.back = layer, back
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
+        return self.layer.inverse(x, context) if self.back else self.layer(x, context)[0]
+
+
+def _layers(module: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
+    """Every innermost layer with an example of what it is given."""
+    back, met, hooks = isinstance(module, Sample), [], []
+    for name, layer in module.flow.named_modules():
+        if isinstance(layer, Bijection) and sum(isinstance(each, Bijection) for each in layer.modules()) == 1:
+
+            def keep(layer: Any, given: Any, out: Any, name: str = name) -> None:
+                rows = [out[0] if back else given[0], *(each for each in given[1:] if each is not None)]
+                named = dict(zip(("x", "context"), rows, strict=False))
+                met.append((name.removeprefix("chain.layers."), type(layer).__name__, _Alone(layer, back), named))
+
+            hooks.append(layer.register_forward_hook(keep))
+    with torch.no_grad():
+        rows = examples(module.flow)
+        module.flow.log_prob(rows["x"], noise=rows["noise"])
+    for hook in hooks:
+        hook.remove()
+    yield from met
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what the exporters say on their way."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def graph(module: nn.Module, inputs: dict[str, Tensor]) -> Any:
+    """The program of a module for any number of rows; what does not depend on the rows is computed here, once."""
+    rows = {0: torch.export.Dim("rows", min=1, max=2**31 - 1)}
+    how: dict[str, Any] = {"kwargs": inputs, "dynamic_shapes": dict.fromkeys(inputs, rows)}
+    with torch.no_grad():
+        program = torch.export.export(module, (), **how, strict=True)
+        plain = folded(program.run_decompositions(DECOMPOSED).module())
+        return torch.export.export(plain, (), **how)
+
+
+def folded(module: Any) -> Any:
+    """A graph module in which every operation on parameters and constants alone is replaced by its result."""
+    known: dict[Any, Any] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            known[node] = _attribute(module, node.target)
+        elif node.op == "call_function" and _still(node.target) and all(i in known for i in node.all_input_nodes):
+            args, kwargs = (torch.fx.node.map_arg(each, known.__getitem__) for each in (node.args, node.kwargs))
+            known[node] = node.target(*args, **kwargs)
+    for i, (node, value) in enumerate(known.items()):
+        needed = any(user not in known for user in node.users)
+        if node.op == "get_attr" or not needed or not isinstance(value, Tensor):
+            continue
+        module.register_buffer(f"folded_{i}", value.detach().clone())
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(module.graph.get_attr(f"folded_{i}"))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _still(operation: Any) -> bool:
+    """Whether an operation gives the same whenever it is asked."""
+    return torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ())
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+# Operations that ONNX lacks, by ones that it has. Triangular matrices are parameters: their inverses are folded.
+def _solve(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    part = a.triu() if upper else a.tril()
+    if unitriangular:
+        part = part - part.diagonal().diag() + torch.eye(len(a), dtype=a.dtype)
+    inverse = torch.linalg.inv(part.double()).to(a.dtype)
+    return inverse @ b if left else b @ inverse
+
+
+def _search(edges: Tensor, values: Tensor, **_: Any) -> Tensor:
+    """Of rows (D, A) of edges that rise, and values (D, B): how many edges lie below each value."""
+    return (edges[:, None, :] < values[..., None]).sum(-1)
+
+
+def _next_below(x: Tensor, other: Tensor) -> Tensor:
+    """The largest number below x, in float32; nicest asks for no other: `other` is -inf."""
+    near = 1 - 2.0**-24
+    return torch.where(x > 0, x * near, torch.where(x < 0, x / near, torch.full_like(x, -(2.0**-149))))
+
+
+DECOMPOSED: dict[Any, Callable[..., Tensor]] = {
+    aten.linalg_solve_triangular.default: _solve,
+    aten.searchsorted.Tensor: _search,
+    aten.nextafter.default: _next_below,
+}
