@@ -26,7 +26,7 @@ NOBODY = 65534
 NEEDS = {  # commands that need an extra, and the extra
     "tables": ("train", "table", "--data", "table.csv"),
     "studio": ("studio", "runs/demo"),
-    "loggers": ("train", "digits", "--tensorboard", "--out", "runs/logged"),
+    "loggers": ("train", "digits", "--logger", "tensorboard", "--out", "runs/logged"),
 }
 
 

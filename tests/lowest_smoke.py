@@ -92,7 +92,7 @@ def run_every_command() -> None:
     nicest("demo", "--out", "demo", *CPU)
     nicest("train", "digits", "--out", "digits", *SMALL, *CPU)
     nicest("train", "digits", "--out", "digits", "--resume", "--set=train.epochs=3", *CPU)
-    nicest("train", "digits", "--out", "logged", "--tensorboard", *SMALL, *CPU, needs="tensorboard")
+    nicest("train", "digits", "--out", "logged", "--logger", "tensorboard", *SMALL, *CPU, needs="tensorboard")
     nicest("evaluate", "digits", *CPU)
     nicest("certify", "digits", *CPU)
     nicest("sample", "digits", "-n", "9", "--out", "samples.png", *CPU)

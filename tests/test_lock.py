@@ -50,7 +50,20 @@ def needed(name: str, extras: frozenset[str], seen: Found, exact: set[str]) -> F
 
 def test_every_dependency_of_every_extra_is_pinned_to_what_is_installed():
     extras = frozenset(metadata.metadata("nicest").get_all("Provides-Extra"))
-    assert extras == {"bench", "dev", "dist", "docs", "export", "hub", "loggers", "sbi", "studio", "tables"}
+    assert extras == {
+        "bench",
+        "dev",
+        "dist",
+        "docs",
+        "export",
+        "hub",
+        "loggers",
+        "mlflow",
+        "sbi",
+        "studio",
+        "tables",
+        "wandb",
+    }
     extras -= {extra for extra, name in LATER.items() if not find_spec(name)}
     exact: set[str] = set()
     found = {name: version for (name, _), version in needed("nicest", extras, {}, exact).items() if name != "nicest"}

@@ -584,9 +584,9 @@ class TestPrivate:
             "--private is for a new run" in nicest("train", "digits", "--private", "--resume", "--out", digits).refusal
         )
 
-    def test_tensorboard_would_name_the_host(self, nicest: Callable, tmp_path: Path):
-        line = nicest("train", "digits", "--private", "--tensorboard", "--out", tmp_path / "run").refusal
-        assert "leave out --tensorboard or --private" in line
+    def test_loggers_would_name_the_host(self, nicest: Callable, tmp_path: Path):
+        line = nicest("train", "digits", "--private", "--logger", "tensorboard", "--out", tmp_path / "run").refusal
+        assert "leave out --logger or --private" in line
         assert not (tmp_path / "run").exists()
 
 

@@ -276,7 +276,9 @@ class TestExtras:
             ("uvicorn", "studio", "studio DIGITS"),
             ("huggingface_hub", "hub", "pull me/digits"),
             ("onnxscript", "export", "export DIGITS --out graphs"),
-            ("tensorboard", "loggers", "train digits --tensorboard --out run"),
+            ("tensorboard", "loggers", "train digits --logger tensorboard --out run"),
+            ("mlflow", "mlflow", "train digits --logger mlflow --out run"),
+            ("wandb", "wandb", "train digits --logger wandb --out run"),
         ],
     )
     def test(

@@ -10,7 +10,16 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, MixtureSameFamily
+from torch.distributions import (
+    AffineTransform,
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    TransformedDistribution,
+    kl_divergence,
+)
 from zoo import LAWS, correlated, coupling, couplings, inputs, jacobian, randomised
 
 from nicest.flows import (
@@ -27,6 +36,7 @@ from nicest.flows import (
     Gaussian,
     Logistic,
     Logit,
+    MixedUnits,
     Partition,
     PartPrior,
     Prior,
@@ -636,6 +646,48 @@ class TestDistribution:
         assert plain.sample((4,)).shape == (4, 2)
         one = MixtureSameFamily(Categorical(torch.eye(3).double()[1]), flow.to_distribution(given=c))
         torch.testing.assert_close(one.sample((20_000,)).median(0).values, means[1], rtol=0.1, atol=0.1)
+
+    def test_is_the_base_of_a_transformed_and_of_an_independent_distribution(self):
+        flow, x = make(3), inputs("", 6, 3).view(2, 3, 3)
+        p = flow.to_distribution()
+        moved = TransformedDistribution(p, [AffineTransform(1.0, 2.0, event_dim=1)])
+        assert (moved.event_shape, moved.batch_shape, moved.has_rsample) == ((3,), (), True)
+        torch.testing.assert_close(moved.log_prob(x), flow.log_prob((x - 1) / 2) - 3 * math.log(2))
+        assert moved.expand((4,)).sample((2,)).shape == (2, 4, 3)
+        rows = Independent(p.expand((2, 3)), 1)
+        assert (rows.event_shape, rows.batch_shape, rows.support.event_dim) == ((3, 3), (2,), 2)
+        torch.testing.assert_close(rows.log_prob(x), flow.log_prob(x).sum(-1))
+        assert rows.rsample((5,)).shape == (5, 2, 3, 3)
+        assert bool(rows.support.check(rows.sample()).all())
+
+    def test_the_divergence_by_samples_is_that_of_the_closed_form(self):
+        """KL(p | q) = E_p [log p - log q], of a flow that is a Gaussian."""
+        layer = TriangularAffine(3).double()
+        with torch.no_grad():
+            for each in layer.parameters():
+                each.normal_(0, 0.5)
+        flow = real(Chain(layer), Gaussian(3))
+        inverse = torch.linalg.inv(layer.lower.detach())
+        p, q = flow.to_distribution(), MultivariateNormal(torch.zeros(3).double(), torch.eye(3).double())
+        exact = kl_divergence(MultivariateNormal(-inverse @ layer.b.detach(), scale_tril=inverse), q)
+        x = p.sample((40_000,))
+        gaps = (p.log_prob(x) - q.log_prob(x)).detach()
+        assert float(gaps.mean()) == pytest.approx(float(exact), abs=5 * float(gaps.std()) / 200)
+
+    def test_samples_of_a_table_lie_in_its_support_and_what_it_never_gives_does_not(self):
+        rows = torch.stack((torch.randn(80), torch.randint(0, 5, (80,)), torch.randint(0, 3, (80,))), 1).double()
+        bounds = [(-9.0, 9.0), (-math.inf, math.inf), (-math.inf, math.inf)]
+        mixed = MixedUnits([0, 1, 0], [[], [2.0], [0.0, 1.0, 2.0]], categories=[False, False, True], bounds=bounds)
+        for units, wrong in ((Units.columns([0, 1, 1]), ()), (mixed, ([10.0, 1, 1], [0.0, 1, 3], [0.0, 1, -1]))):
+            flow = Flow(units.double(), Chain(units.double().first_layers(), DiagonalScaling(3).double()), Gaussian(3))
+            flow.double().fit_constants(rows)
+            p = flow.to_distribution()
+            assert bool(p.support.check(p.sample((500,))).all())
+            assert bool(p.support.check(rows).all())
+            assert (p.support.event_dim, p.support.is_discrete) == (1, False)
+            for row in ([0.3, 1.5, 1], [math.nan, 1, 1], [math.inf, 1, 1], *wrong):
+                with pytest.raises(ValueError, match="support"):
+                    p.log_prob(torch.tensor(row).double())
 
     def test_of_pixels_has_whole_levels_as_support_and_no_rsample(self):
         p = pixels(4).to_distribution()

@@ -381,7 +381,7 @@ class TestModule:
         assert units.step.tolist() == [1, 1]
 
     def test_support(self):
-        pixels, real = Units.pixels(2, 17).support, Units.continuous(2).support
+        pixels, real = Units.pixels(2, 17).support(), Units.continuous(2).support()
         x = torch.tensor([[0.0, 16.0], [0.5, 3.0], [-1.0, 3.0], [2.0, 17.0], [math.nan, 0.0]])
         assert pixels.check(x).tolist() == [True, False, False, False, False]
         assert real.check(x).tolist() == [True, True, True, True, False]

@@ -25,8 +25,10 @@ EXTRAS = {  # by the module that is missing
     "onnxruntime": "export",
     "onnxscript": "export",
     "pyarrow": "tables",
+    "mlflow": "mlflow",
     "tensorboard": "loggers",
     "uvicorn": "studio",
+    "wandb": "wandb",
     "zuko": "bench",
 }
 

@@ -76,6 +76,7 @@ def given(help: str, kind: type = Path, **more: Any) -> Any:
     return typer.Argument(parser=lambda text: kind(to_read(text)), help=help, **more)
 
 
+Logger = Literal["tensorboard", "mlflow", "wandb"]
 GraphFormat = Literal["onnx", "torch-export"]
 Preset = Literal["ours", "authors"]
 Direction = Literal["adam", "gradient"]

@@ -149,12 +149,9 @@ def train(
     out: Annotated[Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE")] = None,
     change: options.Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard", help="Write curves for TensorBoard to RUN/tensorboard; needs the extra `loggers`."
-        ),
-    ] = False,
+    logger: Annotated[
+        options.Logger | None, typer.Option(help="Write curves for this logger to RUN/LOGGER; nothing is uploaded.")
+    ] = None,
     private: Annotated[
         bool,
         typer.Option("--private", help="Record no command, host name, user name or absolute path in the run folder."),
@@ -184,13 +181,13 @@ def train(
         raise NicestError("--verify checks a run that is resumed: add --resume, or leave out --verify")
     if private and resume:
         raise NicestError("--private is for a new run: leave it out, the resumed run keeps its setting")
-    if private and tensorboard:
-        raise NicestError("TensorBoard names its files after the host: leave out --tensorboard or --private")
+    if private and logger:
+        raise NicestError("loggers record names of host, user or paths: leave out --logger or --private")
     from nicest.runs.folder import RunFolder  # after the recipe: it takes two seconds
-    from nicest.train.callbacks import ProgressBar, TensorBoard
+    from nicest.train.callbacks import LOGGERS, ProgressBar
     from nicest.train.fit import train as run_training
 
-    callbacks: list[Any] = [ProgressBar(), *([TensorBoard(folder / "tensorboard")] if tensorboard else [])]
+    callbacks: list[Any] = [ProgressBar(), *([LOGGERS[logger](folder / logger)] if logger else [])]
     asked: dict[str, Any] = {"resume": resume, "device": device, "callbacks": callbacks}
     asked |= {"verify": verify, "private": private}
     result = run_training(loaded, folder, overrides=tuple(overrides), **asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -295,12 +295,12 @@ class FlowDistribution(Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        return self.flow.units.support
+        return self.flow.units.support(self.flow.prior.scored)
 
-    def expand(self, batch_shape: Shape, _instance: object = None) -> FlowDistribution:
+    def expand(self, batch_shape: Shape, _instance: object = None) -> Self:
         shape = torch.Size(batch_shape)
         context, given = (c if c is None else c.expand(*shape, c.shape[-1]) for c in (self.context, self.given))
-        return FlowDistribution(self.flow, context, given, shape)
+        return type(self)(self.flow, context, given, shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.linear import mean_and_variance
 from nicest.flows.marginals import Bounded
 from nicest.flows.shares import own, whole
-from nicest.flows.units import Bounds, Units
+from nicest.flows.units import Bounds, InSteps, Units
 
 FIT_ROWS = 50_000  # rows that the widths of atoms are fitted to
 SMOOTHING = 0.5  # rows added to every category
@@ -118,6 +119,10 @@ class MixedUnits(Units):
         logs = torch.where(hits, (self._width / self._unit[:, None]).log(), 0.0).sum(-1)
         return (logs if scored is None else logs[:, list(scored)]).sum(-1)
 
+    def support(self, scored: Sequence[int] | None = None) -> constraints.Constraint:
+        among = slice(None) if scored is None else list(scored)
+        return Mixed(*(each[among] for each in (self.step, self.at, self.line, self.low, self.high)))
+
     def box(self, bounds: Bounds | None = None) -> tuple[Tensor, Tensor]:
         low, high = bounds or (-math.inf, math.inf)
         lower, upper = (torch.as_tensor(end).to(self.scale).expand(1, self.dim) for end in (low, high))
@@ -221,3 +226,17 @@ class MixedUnits(Units):
         before = functional.pad((width - self.step[d]).cumsum(0), (1, 0))
         self.start[d, :known] = (self.at[d, :known] + before[:-1]).to(self.start)
         self.end[d, :known] = self.start[d, :known] + width.to(self.end)
+
+
+class Mixed(InSteps):
+    """Rows of steps and bounded numbers, and of categories, which are some of their atoms."""
+
+    def __init__(self, step: Tensor, at: Tensor, line: Tensor, low: Tensor, high: Tensor) -> None:
+        super().__init__(step)
+        self.at, self.line, self.low, self.high = at, line, low, high
+        self.is_discrete = bool(((step > 0) | (line == 0)).all())
+
+    def each(self, value: Tensor) -> Tensor:
+        atom = (value[..., None].float() == self.at.float()).any(-1)
+        inside = (value >= self.low) & (value <= self.high)
+        return torch.where(self.line > 0, atom & value.isfinite() | super().each(value) & inside, atom)

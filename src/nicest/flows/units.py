@@ -176,11 +176,12 @@ class Units(nn.Module):
         low, high = self.interval
         return (self.dim - len(self.as_they_are)) * math.log(self.levels / (high - low)) if self.levels else 0.0
 
-    @property
-    def support(self) -> constraints.Constraint:
-        """Where x lies, as `torch.distributions` says it."""
-        each = constraints.integer_interval(0, self.levels - 1) if self.levels else constraints.real
-        return constraints.independent(each, 1)
+    def support(self, scored: Sequence[int] | None = None) -> constraints.Constraint:
+        """Where x lies, as `torch.distributions` says it, of all dimensions or of those that a prior scores."""
+        if self.levels or not self.discrete:
+            each = constraints.integer_interval(0, self.levels - 1) if self.levels else constraints.real
+            return constraints.independent(each, 1)
+        return InSteps(self.step if scored is None else self.step[list(scored)])
 
     def box(self, bounds: Bounds | None = None) -> tuple[Tensor, Tensor]:
         """The lower and upper corner, (1, D) each, of where y may lie; bounds are in units of the data.
@@ -227,6 +228,24 @@ class Units(nn.Module):
         if self.levels:
             return f"{self.dim} pixels of {self.levels} levels on [{self.interval[0]:g}, {self.interval[1]:g}]"
         return f"{self.dim} dimensions, {int((self.step > 0).sum())} of them discrete"
+
+
+class InSteps(constraints.Constraint):
+    """Rows whose dimensions hold multiples of their step, or any numbers where that is 0."""
+
+    event_dim = 1
+
+    def __init__(self, step: Tensor) -> None:
+        self.step = step
+        self.is_discrete = bool((step > 0).all())
+
+    def check(self, value: Tensor) -> Tensor:
+        return self.each(value).all(-1)
+
+    def each(self, value: Tensor) -> Tensor:
+        """Which numbers of the rows are right."""
+        unit = torch.where(self.step > 0, self.step, 1.0).to(value.dtype)
+        return value.isfinite() & (((value / unit).round() * unit == value) | (self.step == 0))
 
 
 def bits_per_dim(nats: float, dim: int) -> float:

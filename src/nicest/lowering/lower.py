@@ -77,11 +77,11 @@ class LoweredUnits(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("plain"), name)
 
-    def enter(self, x: Tensor, *, noise: bool = True, generator: torch.Generator | None = None) -> Tensor:
+    def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
         units = self.plain
         check_features(x, units.dim)
         kernels = self._kernels(x)
-        if not kernels or not noise:
+        if not kernels or noise is not True:
             return units.enter(x, noise=noise, generator=generator)
         u = own(torch.rand(whole(len(x)), units.dim, device=x.device, generator=generator))
         return kernels.dequantize(x.contiguous(), u, units.loc, units.scale)

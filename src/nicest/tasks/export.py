@@ -19,6 +19,7 @@ from nicest.errors import NicestError
 from nicest.files import to_json, write_bytes, write_text
 from nicest.flows import Bijection, Flow
 from nicest.flows.priors import Prior
+from nicest.lowering import lower
 from nicest.messages import brief
 from nicest.runs.run import Run
 
@@ -47,7 +48,7 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
     folder, flow = Path(out or run.path / to), run.flow_in(torch.float32).cpu().requires_grad_(False)
     (folder / CARD).unlink(missing_ok=True)
     found, rows, exact = {}, examples(flow), graphs(run.flow_in(torch.float64).cpu())
-    for name, module in graphs(flow).items():
+    for name, module in graphs(lower(flow)).items():
         inputs = {each: rows[each] for each in module.inputs}
         with quiet():
             try:
@@ -55,7 +56,7 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
             except ImportError:
                 raise
             except Exception as reason:
-                raise NicestError(f"{run.path}: {_refusal(module, inputs, name, to, reason)}") from reason
+                raise NicestError(f"{run.path}: {_refusal(flow, name, to, reason)}") from reason
             error = largest_error(module, exact[name], inputs, content, to)
         write_bytes(folder / f"{name}{SUFFIXES[to]}", content)
         found[name] = {
@@ -198,9 +199,9 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
     return torch.where(same, 0.0, error)
 
 
-def _refusal(module: Any, inputs: dict[str, Tensor], name: str, to: To, error: Exception) -> str:
+def _refusal(flow: Flow, name: str, to: To, error: Exception) -> str:
     """What has no graph, in one line: the first layer that has none by itself, if there is one."""
-    for layer, kind, alone, values in _layers(module, inputs):
+    for layer, kind, alone, values in _layers(flow, back=name == "sample"):
         try:
             written(alone, values, to)
         except Exception as reason:
@@ -226,10 +227,10 @@ class _Alone(nn.Module):
         return self.layer.inverse(x, context) if self.back else self.layer(x, context)[0]
 
 
-def _layers(module: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
+def _layers(flow: Flow, *, back: bool) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
     """Every innermost layer with an example of what it is given."""
-    back, met, hooks = isinstance(module, Sample), [], []
-    for name, layer in module.flow.named_modules():
+    met, hooks = [], []
+    for name, layer in flow.named_modules():
         if isinstance(layer, Bijection) and sum(isinstance(each, Bijection) for each in layer.modules()) == 1:
 
             def keep(layer: Any, given: Any, out: Any, name: str = name) -> None:
@@ -239,8 +240,8 @@ def _layers(module: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[str, str, 
 
             hooks.append(layer.register_forward_hook(keep))
     with torch.no_grad():
-        rows = examples(module.flow)
-        module.flow.log_prob(rows["x"], noise=rows["noise"])
+        rows = examples(flow)
+        flow.log_prob(rows["x"], noise=rows["noise"])
     for hook in hooks:
         hook.remove()
     yield from met

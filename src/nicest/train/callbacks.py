@@ -1,7 +1,8 @@
-"""What watches a training: the progress bar, TensorBoard, and whatever you write."""
+"""What watches a training: the progress bar, loggers, and whatever you write."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -67,25 +68,94 @@ class ProgressBar(Callback):
         self.bar.__exit__()
 
 
-class TensorBoard(Callback):
-    """Curves of every figure for TensorBoard, in a folder: `tensorboard --logdir FOLDER`."""
+class Logger(Callback):
+    """Curves of a training for a logger, in a folder: `log` gets every figure by its name."""
+
+    needs, extra = "", ""  # the module, and the extra that has it
 
     def __init__(self, folder: str | Path) -> None:
-        if find_spec("tensorboard") is None:
-            raise NicestError("TensorBoard is not installed: pip install 'nicest[loggers]'")
+        if find_spec(self.needs) is None:
+            raise NicestError(f"{type(self).__name__} is not installed: pip install 'nicest[{self.extra}]'")
         self.folder = Path(folder)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def stepped(self, row: Mapping[str, Any]) -> None:
+        self.log({"train/nats": row["train_nats"]}, row["step"])
+
+    def validated(self, row: Mapping[str, Any]) -> None:
+        names = ("valid_nats", "valid_bits_per_dim", "lr")
+        self.log({name.replace("_", "/", 1): row[name] for name in names}, row["step"])
+
+
+class TensorBoard(Logger):
+    """Curves for TensorBoard: `tensorboard --logdir FOLDER`."""
+
+    needs, extra = "tensorboard", "loggers"
 
     def started(self, training: Begun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(self.folder), purge_step=training.step + 1)  # rows of a resumed run come once
 
-    def stepped(self, row: Mapping[str, Any]) -> None:
-        self.writer.add_scalar("train/nats", row["train_nats"], row["step"])
-
-    def validated(self, row: Mapping[str, Any]) -> None:
-        for name in ("valid_nats", "valid_bits_per_dim", "lr"):
-            self.writer.add_scalar(name.replace("_", "/", 1), row[name], row["step"])
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
 
     def ended(self) -> None:
         self.writer.close()
+
+
+class MLflow(Logger):
+    """Curves for MLflow, as files: `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER`.
+
+    A training that is resumed is another run of the experiment, from its step on.
+    """
+
+    needs, extra = "mlflow", "mlflow"
+
+    def started(self, training: Begun) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow wants a data base else
+        from mlflow.tracking import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=self.folder.absolute().as_uri())
+        known = self.client.get_experiment_by_name(training.name)
+        experiment = known.experiment_id if known else self.client.create_experiment(training.name)
+        tags = {"first_step": str(training.step + 1)}
+        self.run = self.client.create_run(experiment, tags=tags, run_name=training.name).info.run_id
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self.client.log_metric(self.run, name, value, step=step)
+
+    def ended(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+class WandB(Logger):
+    """Curves for Weights & Biases, offline: `wandb sync FOLDER/wandb/offline-run-*` uploads them.
+
+    A training that is resumed is another run of the group, from its step on.
+    """
+
+    needs, extra = "wandb", "wandb"
+
+    def started(self, training: Begun) -> None:
+        import wandb
+
+        quiet: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "save_code": False}
+        quiet |= {"x_disable_stats": True, "x_disable_meta": True}  # nor anything about this machine
+        self.folder.mkdir(parents=True, exist_ok=True)
+        where: dict[str, Any] = {"mode": "offline", "dir": str(self.folder), "project": "nicest"}
+        name = {"group": training.name, "name": f"{training.name} from step {training.step + 1}"}
+        self.run = wandb.init(**where, **name, settings=wandb.Settings(**quiet))
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(figures), step=step)
+
+    def ended(self) -> None:
+        self.run.finish()
+
+
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}

@@ -1,0 +1,21 @@
+"""Flows in Pyro: a flow as a distribution that `pyro.sample` takes (extra `pyro`)."""
+
+from __future__ import annotations
+
+from nicest.errors import NicestError
+from nicest.flows.flow import FlowDistribution
+
+try:
+    from pyro.distributions.torch_distribution import TorchDistributionMixin
+except ImportError as error:
+    raise NicestError("nicest.pyro needs Pyro, which is not installed: pip install 'nicest[pyro]'") from error
+
+
+class PyroFlow(FlowDistribution, TorchDistributionMixin):
+    """A flow in a model or a guide of Pyro, in plates too: what `flow.to_distribution()` is to torch.
+
+        x = pyro.sample("x", PyroFlow(flow))                    # under plates, drawn for each of their places
+        y = pyro.sample("y", PyroFlow(flow, given=c), obs=y)    # of a flow of y given c, under a `PartPrior`
+
+    The parameters of the flow are learned if `pyro.module("flow", flow)` is called in the model or the guide.
+    """
