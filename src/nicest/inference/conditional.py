@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nicest.errors import NicestError
 from nicest.flows import Flow, PartPrior, Units
@@ -159,11 +160,12 @@ class Conditional:
     ) -> None:
         if isinstance(flow.prior, PartPrior):
             raise NicestError(f"where: the model is conditional, {flow.prior.of}: expected one of all columns")
-        self.own, self.units, self.prior, self.watch = flow, flow.units, flow.prior, watch
+        self.own, self.units, self.watch = flow, flow.units, watch
         self.generator = torch.Generator(flow.device).manual_seed(seed)
         self.region = Region(flow.units, ranges)
         spread = (flow.prior.standard_deviation * flow.prior.log_scale.detach().exp()).expand(flow.dim)
-        self.kernels = [Kernel(flow.prior.loc.detach().expand(flow.dim).to(spread), spread.diag(), 0.5)]
+        centre, more = flow.prior.loc.detach().expand(flow.dim).to(spread), (0, flow.code_dim - flow.dim)
+        self.kernels = [Kernel(pad(centre, more), pad(spread, more, value=1.0).diag(), 0.5)]
         self.limit, self.weighted, self.length, self.r_hat = math.inf, False, 0, 1.0
         with frozen(flow), torch.no_grad():
             self.flow = lower(flow)
@@ -192,16 +194,12 @@ class Conditional:
 
     def pool(self, n: int) -> Particles:
         """Draws of the model."""
-        parts = [self.at(self.prior.rsample(BATCH, generator=self.generator)) for _ in range(n // BATCH)]
+        parts = [self.at(self.own.draw_latent(BATCH, generator=self.generator)) for _ in range(n // BATCH)]
         return Particles(*map(torch.cat, zip(*parts, strict=True)))
 
     def at(self, h: Tensor) -> Particles:
-        if not self.weighted:
-            y = self.flow.chain.inverse(h)
-            return Particles(h, y, self.region.off(y), self.prior.log_prob(h))
-        y, log_det = self.flow.chain.inverse_and_log_det(h)  # log p(y) = log p_H(h) + log_det
-        inside, log_slope = self.region.moved_in(y)
-        return Particles(h, y, self.region.off(y), self.flow.log_density(inside) + log_slope - log_det)
+        y, nats = self.flow.invert(h), self.flow.code_log_prob(h)
+        return Particles(h, y, self.region.off(y), nats + self.log_weights(y) if self.weighted else nats)
 
     def close_in(self, pool: Particles) -> float | None:
         """Take particles level by level to the last one; the probability of the ranges."""
@@ -239,11 +237,14 @@ class Conditional:
             if float(weights.sum().square() / weights.square().sum()) >= enough * near.n:
                 region.fixed = region.fixed | which
 
-    def weights(self, y: Tensor, which: Tensor | None = None) -> Tensor:
-        """p(T(y)) |dT/dy| / p(y), (B,), of a T in all or some columns."""
+    def log_weights(self, y: Tensor, which: Tensor | None = None) -> Tensor:
+        """log p(T(y)) |dT/dy| / p(y), (B,), of a T in all or some columns."""
         inside, log_slope = self.region.moved_in(y, which)
         before, after = (self.flow.log_density(each) for each in (y, inside))
-        return (after + log_slope - before).double().exp().nan_to_num(0.0, posinf=0.0)
+        return after + log_slope - before
+
+    def weights(self, y: Tensor, which: Tensor | None = None) -> Tensor:
+        return self.log_weights(y, which).double().exp().nan_to_num(0.0, posinf=0.0)
 
     def resampled(self, particles: Particles, weights: Tensor) -> Particles:
         """As many particles as walk at once, each as often as it weighs."""
@@ -285,7 +286,12 @@ class Conditional:
             at = Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
             if adapt:  # after the warm-up the step stays as it is, else the chains would not be exact
                 kernel.beta = min(1.0, kernel.beta * math.exp(float(go.double().mean()) - ACCEPTANCE))
-        return at
+        return self.recoded(at) if self.own.code_dim > self.own.dim else at
+
+    def recoded(self, at: Particles) -> Particles:
+        """Particles of a mixture with another code of the same y, by chance: so they go from one flow to another."""
+        h = self.flow.code_of(at.y, self.generator)
+        return at._replace(h=h, nats=at.nats + self.flow.code_log_prob(h) - self.flow.code_log_prob(at.h))
 
     def walked(self, done: int, n: int) -> Tensor:
         """The states of all chains, so far from the last that they hardly depend on them."""
