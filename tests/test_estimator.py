@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import sparse, stats
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -21,10 +22,12 @@ from nicest import NICE, NicestError
 from nicest.cli import app
 from nicest.data import in_memory
 from nicest.estimator import repetitions
-from nicest.flows import Coupling
+from nicest.flows import Coupling, Flow
 from nicest.inference.engine import Engine
 from nicest.recipes.build import build
 from nicest.recipes.defaults import WORK, held_out, recipes_for
+from nicest.runs.run import Run
+from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
 from nicest.train.fit import train as train_recipe
@@ -640,6 +643,60 @@ class TestDiscrete:
         model = NICE(law="additive", discrete="values", random_state=0, epochs=5).fit(holed)
         assert model.columns_[1].kind == "steps"
         assert np.isfinite(model.score(rows[:300]))
+
+
+class TestMembers:
+    """Several flows, whose densities are averaged."""
+
+    @staticmethod
+    def rows(seed: int) -> np.ndarray:
+        x = np.random.default_rng(seed).normal(size=(400, 3))
+        return np.column_stack([x[:, 0], x[:, 0] ** 2 + 0.3 * x[:, 1], np.round(3 * x[:, 2])])
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def averaged(cls) -> NICE:
+        rows = cls.rows(0)
+        rows[::7, 1] = np.nan  # drawn while it trains
+        return NICE(law="additive", members=3, discrete="values", random_state=0, epochs=20).fit(rows)
+
+    @pytest.mark.parametrize(
+        ("n", "dim", "effort", "members"),
+        [(300, 3, "high", 5), (30_000, 3, "high", 2), (300, 3, "medium", 1), (30, 3, "high", 1), (300, 1, "high", 1)],
+    )
+    def test_high_effort_averages(self, n: int, dim: int, effort: str, members: int):
+        given = {"model": {}, "train": {"effort": effort}}
+        assert {recipe.model.members for recipe in recipes_for(n, dim, given)} == {members}
+        one = {"model": {"members": 1}, "train": {"effort": effort}}
+        assert {recipe.model.members for recipe in recipes_for(n, dim, one)} == {1}
+
+    def test_they_do_better_than_one_of_them(self, averaged: NICE):
+        """By Jensen's inequality, in the mean; and each has weights of its own."""
+        flow = averaged.flow_
+        y = flow.units.enter(torch.from_numpy(averaged._codes(self.rows(1))[0]), noise=False)
+        with torch.no_grad():
+            each = [float(Flow(flow.units, chain, flow.prior).log_density(y).mean()) for chain in flow.chains]
+            assert float(flow.log_density(y).mean()) > np.mean(each) + 1e-3
+        assert len(set(each)) == 3
+
+    def test_all_works_but_latent_coordinates(self, averaged: NICE, tmp_path: Path):
+        rows = self.rows(1)[:60]
+        assert np.isfinite(averaged.score_samples(rows)).all()
+        drawn = averaged.sample(50, random_state=1)
+        assert np.array_equal(drawn, averaged.sample(50, random_state=1))
+        assert (averaged.sample(20, where="x0 > 1.5", random_state=0)[:, 0] > 1.5).all()
+        rows[:5, 2] = np.nan
+        assert np.isfinite(averaged.impute(rows, steps=400, draws=40)).all()
+        assert np.isfinite(averaged.calibration(rows[5:], cells=0).pit).all()
+        averaged.save(tmp_path / "run")
+        again = NICE.load(tmp_path / "run")
+        assert np.array_equal(again.sample(50, random_state=1), drawn)
+        assert again.get_params()["members"] == 3
+        for method in (averaged.transform, averaged.inverse_transform):
+            with pytest.raises(ValueError, match="the mean of 3 flows has no latent coordinates: fit with members=1"):
+                method(rows[5:])
+        with pytest.raises(NicestError, match=r"mean of 3 flows, which has no latent .*: train with model\.members=1"):
+            spectrum(Run(tmp_path / "run"))
 
 
 class TestSizes:

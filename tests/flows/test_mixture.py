@@ -143,12 +143,41 @@ class TestDraws:
 
     def test_a_row_comes_from_one_member(self):
         flow = plain()
-        h = torch.randn(200, 2, dtype=torch.float64)
-        x = flow.decode(h)
-        each = torch.stack([one.decode(h) for one in members(flow)])
+        code = flow.draw_latent(200, generator=torch.Generator().manual_seed(0))
+        x, again = flow.decode(code), flow.decode(code)
+        assert torch.equal(x, again)
+        each = torch.stack([one.decode(code[:, :2]) for one in members(flow)])
         of = (x == each).all(-1)
         assert torch.equal(of.sum(0), torch.ones(200, dtype=torch.long))
         assert (of.double().mean(1) - 1 / 3).abs().max() < 0.12
+
+    @pytest.mark.parametrize("lowered", [False, True])
+    def test_codes_have_a_density_and_one_number_more(self, lowered: bool):
+        flow = lower(plain()) if lowered else plain()
+        code = flow.draw_latent(50)
+        assert code.shape == (50, flow.code_dim) == (50, 3)
+        torch.testing.assert_close(flow.code_log_prob(code), torch.distributions.Normal(0, 1).log_prob(code).sum(1))
+        with pytest.raises(ValueError, match="expected 3 features, got 2"):
+            flow.decode(code[:, :2])
+
+    def test_a_code_of_y_is_that_of_a_member_as_often_as_it_is_its(self):
+        flow, n = plain(), 4000
+        with torch.no_grad():
+            y = flow.invert(flow.draw_latent(1)).expand(n, -1)
+            code = flow.code_of(y, torch.Generator().manual_seed(0))
+            torch.testing.assert_close(flow.invert(code), y)
+            own = [Flow.log_density(one, y[:1]) for one in members(flow)]
+        h = torch.stack([one.chain(y[:1])[0][0] for one in members(flow)])
+        of = ((code[:, None, :2] - h).abs().amax(-1) < 1e-9).double().mean(0)
+        torch.testing.assert_close(of, torch.cat(own).softmax(0), rtol=0, atol=0.035)
+
+    def test_codes_of_draws_have_the_law_of_codes(self):
+        flow = plain()
+        with torch.no_grad():
+            y = flow.invert(flow.draw_latent(4000, generator=torch.Generator().manual_seed(1)))
+            code = flow.code_of(y, torch.Generator().manual_seed(2))
+        for each in code.T:
+            assert stats.kstest(each.numpy(), stats.norm.cdf).pvalue > 0.005
 
     def test_come_with_their_density(self):
         flow = plain()

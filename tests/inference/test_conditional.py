@@ -10,7 +10,18 @@ from scipy import integrate, stats
 from test_impute import bent, gaussian_flow, real, truth, two_hills
 from torch import Tensor
 
-from nicest.flows import Chain, Flow, Gaussian, Logistic, MixedUnits, PartPrior, TriangularAffine, Units, odd_even
+from nicest.flows import (
+    Chain,
+    Flow,
+    Gaussian,
+    Logistic,
+    MixedUnits,
+    Mixture,
+    PartPrior,
+    TriangularAffine,
+    Units,
+    odd_even,
+)
 from nicest.inference import conditional
 from nicest.inference.conditional import Conditional, Region
 
@@ -44,6 +55,65 @@ def close(some: Tensor, others: Tensor, most: float = 4.5) -> None:
         a, b = f(some), f(others)
         error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt() + 1e-9
         assert float(((a.mean(0) - b.mean(0)) / error).abs().max()) < most
+
+
+class TestMixture:
+    """The mean of two Gaussians, of which one alone reaches the ranges, or both do: all is known in closed form."""
+
+    @staticmethod
+    def flow() -> tuple[Mixture, list]:
+        means = torch.tensor([[0.0, 0.0, 1.0], [3.0, -2.0, 0.0]]).double()
+        spreads = torch.tensor([[[1.0, 0.8, 0.0], [0.8, 1.0, 0.3], [0.0, 0.3, 1.0]]]).double().repeat(2, 1, 1)
+        spreads[1] = torch.tensor([[0.25, -0.2, 0.0], [-0.2, 4.0, 0.0], [0.0, 0.0, 0.5]])
+        chains = [Chain(TriangularAffine(3).double().fit_moments(*each)) for each in zip(means, spreads, strict=True)]
+        one = real(chains[0], 3)
+        return Mixture(one.units, chains, one.prior).double().eval(), list(zip(means, spreads, strict=True))
+
+    @staticmethod
+    def expected(parts: list, weigh: Callable[[float, float], float], at: Callable[[float, float], float]) -> tuple:
+        """Shares of the two, and the mean of x1, given x0: by its weight and its mean under each of the Gaussians."""
+        pairs = [(float(mean[0]), float(spread[0, 0]) ** 0.5) for mean, spread in parts]
+        shares = np.array([weigh(*pair) for pair in pairs])
+        firsts = np.array([at(*pair) for pair in pairs])
+        lines = zip(parts, firsts, strict=True)
+        seconds = np.array([float(m[1] + s[0, 1] / s[0, 0] * (x - m[0])) for (m, s), x in lines])
+        return shares / shares.sum(), float((shares * seconds).sum() / shares.sum()), shares.mean()
+
+    @pytest.mark.parametrize(("low", "rare"), [(1.0, False), (-3.5, True), (4.2, True)])
+    def test_a_range(self, low: float, rare: bool):
+        flow, parts = self.flow()
+        high = low + 0.2
+        x, found = drawn(flow, {0: between(low, high)})
+
+        def weigh(mean: float, sd: float) -> float:
+            law = stats.norm(mean, sd)
+            return law.cdf(high) - law.cdf(low) if low < mean else law.sf(low) - law.sf(high)
+
+        def at(mean: float, sd: float) -> float:
+            return stats.truncnorm((low - mean) / sd, (high - mean) / sd, mean, sd).mean()
+
+        _, second, share = self.expected(parts, weigh, at)
+        assert found.independent != rare
+        assert math.log(found.share / share) == pytest.approx(0, abs=0.7 if rare else 0.1)
+        assert float((x[:, 1].mean() - second) / x[:, 1].std()) == pytest.approx(0, abs=0.08)
+
+    @pytest.mark.parametrize("number", [1.8, 2.0])
+    def test_a_number(self, number: float):
+        """Of which both Gaussians have much: their shares are those of their densities there."""
+        flow, parts = self.flow()
+        x, _ = drawn(flow, {0: equal(number)})
+        shares, second, _ = self.expected(parts, lambda mean, sd: stats.norm(mean, sd).pdf(number), lambda *_: number)
+        assert 0.2 < shares[0] < 0.8
+        assert float((x[:, 1].mean() - second) / x[:, 1].std()) == pytest.approx(0, abs=0.08)
+        law = stats.norm(float(parts[1][0][2]), float(parts[1][1][2, 2]) ** 0.5)
+        third = shares[0] * conditional_cdf(parts[0], number, 0.5) + shares[1] * law.cdf(0.5)
+        assert float((x[:, 2] < 0.5).double().mean()) == pytest.approx(third, abs=0.04)
+
+
+def conditional_cdf(part: tuple[Tensor, Tensor], number: float, at: float) -> float:
+    """P(x2 < at | x0 = number) of a Gaussian."""
+    middle, spread = truth(*part, torch.tensor([number, 0.0, 0.0]).double(), torch.tensor([False, True, True]))
+    return stats.norm(float(middle[1]), float(spread[1, 1]) ** 0.5).cdf(at)
 
 
 class TestGaussian:

@@ -59,9 +59,10 @@ class TestSettings:
         one = Recipe(data=data)
         assert parse(one.to_toml(), "x").data == data
 
-    def test_members_are_for_targets(self):
-        with pytest.raises(NicestError, match=r"model\.members is for data with targets: expected 1 without"):
-            build(parse("model.members=2\ndata.shape=[4]", "x"))
+    def test_members_are_for_tables(self):
+        assert len(build(parse("model.members=2\ndata.shape=[4]", "x")).chains) == 2
+        with pytest.raises(NicestError, match=r"model\.members is for tables: expected 1 for images, got 2"):
+            build(parse("model.members=2\ndata.shape=[4]\ndata.levels=17", "x"))
 
 
 def with_data(**data: object) -> Recipe:

@@ -1,6 +1,7 @@
 """The bench runs, and its numbers are sane; how fast is not a matter of tests."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from nicest.recipes.build import build
 from nicest.studies import bench as bench_task
 from nicest.studies import cost as study
 from nicest.studies.bench import bench, measure
-from nicest.studies.peers import PEERS, build_peer, installed
+from nicest.studies.peers import PEERS, SPLINES, build_peer, installed
 
 CPU = torch.device("cpu")
 
@@ -98,7 +99,7 @@ def test_it_says_on_what_it_ran(result: dict):
 
 
 def test_an_unknown_net_is_refused():
-    with pytest.raises(NicestError, match="expected nets of mnist, cifar10, small, got lenet"):
+    with pytest.raises(NicestError, match="expected nets of mnist, cifar10, small, spline, got lenet"):
         bench(["lenet"])
 
 
@@ -122,6 +123,29 @@ def test_a_peer_has_the_same_networks(library: str):
     assert networks <= sum(p.numel() for p in peer.flow.parameters()) <= networks + 2 * 6
     assert peer.log_prob(torch.randn(5, 6)).shape == (5,)
     assert peer.sample(7).shape == (7, 6)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("library", SPLINES)
+def test_a_peer_has_the_same_splines(library: str):
+    if library not in installed(splines=True):
+        pytest.skip(f"{library} is not installed: nicest[bench]")
+    peer = build_peer(library, 6, (16, 16), bins=5)
+    networks = 8 * (3 * 16 + 16 + 16 * 16 + 16 + 16 * 3 * 14 + 3 * 14)
+    assert sum(p.numel() for p in peer.flow.parameters()) == networks
+    assert peer.log_prob(torch.randn(5, 6)).shape == (5,)
+    assert peer.sample(7).shape == (7, 6)
+    far = torch.full((1, 6), 9.0)  # beyond the tails, where a spline is the identity
+    torch.testing.assert_close(peer.log_prob(far), -0.5 * (far.square() + math.log(2 * math.pi)).sum(1))
+
+
+def test_splines_are_benched_beside_those_of_peers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_task, "import_milliseconds", lambda: 1.0)
+    result = bench(["spline"], [16], windows=1, seconds=0.0, device="cpu")
+    steps = {row["lib"] for row in result["rows"] if row["what"] == "training step"}
+    assert steps == {"nicest", "nicest + average", "floor", *installed(splines=True)}
+    recipe = bench_task.recipe_of("spline", 512)
+    assert (recipe.data.dim, recipe.model.couplings, recipe.model.law, recipe.model.bins) == (16, 8, "spline", 8)
 
 
 def test_a_window_is_the_mean_of_its_runs_and_the_median_of_windows_counts(monkeypatch: pytest.MonkeyPatch):

@@ -117,7 +117,9 @@ def truncate(
 
 @command(app, lambda result: show.study(result) if "trainings" in result else show.bench(result))
 def bench(
-    net: Annotated[list[str] | None, typer.Option(help="mnist (the default), cifar10 or small; repeatable.")] = None,
+    net: Annotated[
+        list[str] | None, typer.Option(help="mnist (default), cifar10, small or spline; repeatable.")
+    ] = None,
     batch: Annotated[
         list[int] | None, options.integer(1, 100_000, "Batch size; repeatable.", show_default="200")
     ] = None,

@@ -60,6 +60,11 @@ class Flow(nn.Module):
         return [self.chain]
 
     @property
+    def code_dim(self) -> int:
+        """How many numbers a code h has: D, and one more in a `Mixture`."""
+        return self.dim
+
+    @property
     def device(self) -> torch.device:
         return self.units.scale.device
 
@@ -79,7 +84,15 @@ class Flow(nn.Module):
 
     def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
         """x = f⁻¹(h), in whole levels where the data has levels."""
-        return self.units.leave(self.chain.inverse(h, context))
+        return self.units.leave(self.invert(h, context))
+
+    def invert(self, h: Tensor, context: Tensor | None = None) -> Tensor:
+        """y = f⁻¹(h), the real numbers that the units make x of."""
+        return self.chain.inverse(h, context)
+
+    def code_log_prob(self, h: Tensor) -> Tensor:
+        """log p_H(h), (B,), of codes as `draw_latent` gives them."""
+        return self.prior.log_prob(h)
 
     def log_prob(
         self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True, given: Tensor | None = None
@@ -115,6 +128,11 @@ class Flow(nn.Module):
             raise ValueError(f"expected x with its condition, {self.conditional_prior.of}; got {counts}")
         shape = torch.broadcast_shapes(x.shape[:-1], given.shape[:-1])
         return part.merge(as_rows(given, shape), as_rows(x, shape)).reshape(*shape, self.dim)
+
+    def code_of(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A code that y = units.enter(x) may have been drawn by: f(y), the only one but in a `Mixture`."""
+        h: Tensor = self.chain(y)[0]
+        return h
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         return self.log_prob(*inputs, **options)
@@ -156,7 +174,7 @@ class Flow(nn.Module):
         steps, through which no gradient flows.
         """
         h = self.draw_latent(n, temperature=temperature, generator=generator, given=given)
-        x = self.drawn(h, context, generator)
+        x = self.decode(h, context)
         return x if given is None else self.conditional_prior.partition.split(x)[1]
 
     def draw_latent(
@@ -167,7 +185,7 @@ class Flow(nn.Module):
         generator: torch.Generator | None = None,
         given: Tensor | None = None,
     ) -> Tensor:
-        """n draws h ~ p_H, (n, D), beside the condition that is `given`, if any."""
+        """n draws h ~ p_H, (n, code_dim), beside the condition that is `given`, if any."""
         if given is None:
             return self.prior.rsample(n, temperature=temperature, generator=generator)
         if given.shape[:-1] not in ((), (1,), (n,)):
@@ -177,10 +195,6 @@ class Flow(nn.Module):
         y = self.units.enter(self.beside(given, x), generator=generator)
         h = prior.rsample(n, temperature=temperature, generator=generator)
         return part.merge(part.split(y)[0], h)
-
-    def drawn(self, h: Tensor, context: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """The x of a draw h; a `Mixture` draws whose it is."""
-        return self.decode(h, context)
 
     @torch.no_grad()
     def sample(self, *inputs: Any, **options: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection
+from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.flow import Flow
 from nicest.flows.priors import Prior
 from nicest.flows.units import Units
@@ -20,6 +20,8 @@ class Mixture(Flow):
 
     In training, `log_prob` is the mean of the K log-likelihoods, so that each learns as if it were alone. They differ
     by their initialisation and dropout, and their mean errs less than any of them (Lakshminarayanan et al. 2017).
+
+    A code is (h, v): v ~ N(0, 1) says whose it is, k = ⌊K Φ(v)⌋, and x = f_k⁻¹(h). No x has a code of its own.
     """
 
     def __init__(self, units: Units, chains: Sequence[Bijection], prior: Prior) -> None:
@@ -42,18 +44,38 @@ class Mixture(Flow):
     def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True) -> Tensor:
         raise ValueError(f"a mixture of {len(self.chains)} flows has no latent coordinates: each of them has its own")
 
-    def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
-        """x = f_k⁻¹(h), with a k drawn for each row."""
-        return self.drawn(h, context, None)
+    @property
+    def code_dim(self) -> int:
+        return self.dim + 1
 
-    def drawn(self, h: Tensor, context: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        k = torch.randint(len(self.chains), (len(h),), generator=generator, device=h.device)
-        return self.of_members(h, k, context)
+    def invert(self, h: Tensor, context: Tensor | None = None) -> Tensor:
+        check_features(h, self.code_dim)
+        count = len(self.chains)
+        k = (count * torch.special.ndtr(h[:, -1])).long().clamp_max(count - 1)
+        return self.of_members(h[:, :-1], k, context)
 
     def of_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
-        """x = f_k⁻¹(h), with the k of each row."""
+        """y = f_k⁻¹(h), with the k of each row."""
         y = torch.stack([chain.inverse(h, context) for chain in self.chains], 1)
-        return self.units.leave(y.gather(1, k[:, None, None].expand(-1, 1, self.dim))[:, 0])
+        return y.gather(1, k[:, None, None].expand(-1, 1, self.dim))[:, 0]
+
+    def code_log_prob(self, h: Tensor) -> Tensor:
+        v = h[:, -1]
+        return self.prior.log_prob(h[:, :-1]) - 0.5 * (v.square() + math.log(2 * math.pi))
+
+    def code_of(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(f_k(y), v), its k drawn by how probable each flow makes y."""
+        h, log_det = map(torch.stack, zip(*(chain(y) for chain in self.chains), strict=True))
+        each = torch.stack([self.prior.log_prob(one) for one in h]) + log_det
+        u = torch.rand(2, len(y), generator=generator, dtype=y.dtype, device=y.device)
+        k = (each.softmax(0).cumsum(0) < u[0]).sum(0).clamp_max(len(h) - 1)
+        v = torch.special.ndtri((k + u[1]) / len(h)).clamp(-9, 9)  # whose share of the draws is that of all
+        return torch.cat((h[k, torch.arange(len(y), device=y.device)], v[:, None]), 1)
+
+    def draw_latent(self, n: int, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
+        h = super().draw_latent(n, generator=generator, **options)
+        v = torch.randn(n, 1, generator=generator, dtype=h.dtype, device=h.device)
+        return torch.cat((h, v), 1)
 
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         y = self.enter(x)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nicest.errors import NicestError
 from nicest.flows import Flow, PartPrior, Units
@@ -176,11 +177,12 @@ class Conditional:
     ) -> None:
         if isinstance(flow.prior, PartPrior):
             raise NicestError(f"where: the model is conditional, {flow.prior.of}: expected one of all columns")
-        self.own, self.units, self.prior, self.watch = flow, flow.units, flow.prior, watch
+        self.own, self.units, self.watch = flow, flow.units, watch
         self.generator = torch.Generator(flow.device).manual_seed(seed)
         self.region = Region(flow.units, ranges)
         spread = (flow.prior.standard_deviation * flow.prior.log_scale.detach().exp()).expand(flow.dim)
-        self.kernels = [Kernel(flow.prior.loc.detach().expand(flow.dim).to(spread), spread.diag(), 0.5)]
+        centre, more = flow.prior.loc.detach().expand(flow.dim).to(spread), (0, flow.code_dim - flow.dim)
+        self.kernels = [Kernel(pad(centre, more), pad(spread, more, value=1.0).diag(), 0.5)]
         self.limit, self.weighted, self.length, self.r_hat = math.inf, False, 0, 1.0
         with frozen(flow), torch.no_grad():
             self.flow = lower(flow)
@@ -211,12 +213,12 @@ class Conditional:
 
     def pool(self, n: int) -> Particles:
         """Draws of the model."""
-        parts = [self.at(self.prior.rsample(BATCH, generator=self.generator)) for _ in range(n // BATCH)]
+        parts = [self.at(self.own.draw_latent(BATCH, generator=self.generator)) for _ in range(n // BATCH)]
         return Particles(*map(torch.cat, zip(*parts, strict=True)))
 
     def at(self, h: Tensor) -> Particles:
-        y = self.flow.chain.inverse(h)
-        off, nats = self.region.off(y), self.prior.log_prob(h)
+        y = self.flow.invert(h)
+        off, nats = self.region.off(y), self.flow.code_log_prob(h)
         if self.weighted:  # p_H(h) p(T(y)) |dT/dy| / p(y), where it will be asked for
             near = off <= self.limit
             nats = nats.masked_fill(~near, -torch.inf)
@@ -313,7 +315,8 @@ class Conditional:
         if adapt:  # after the warm-up all stays as it is, else the chains would not be exact
             self.adapt(which, go, self.kernels[-1].white(to.h) - self.kernels[-1].white(at.h))
         pairs = zip(to, at, strict=True)
-        return Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
+        moved = Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
+        return self.recoded(moved) if self.own.code_dim > self.own.dim else moved
 
     def adapt(self, which: Tensor, go: Tensor, way: Tensor) -> None:
         """Learn from moves by kernels: how long their steps should be, and how far they lead."""
@@ -324,6 +327,11 @@ class Conditional:
                 kernel.jump = MEMORY * kernel.jump + (1 - MEMORY) * float((taken * way_taken).mean())
                 if kernel.beta < 1:
                     kernel.beta = min(0.99, kernel.beta * math.exp(float(taken.mean()) - ACCEPTANCE))
+
+    def recoded(self, at: Particles) -> Particles:
+        """Particles of a mixture with another code of the same y, by chance: so they go from one flow to another."""
+        h = self.flow.code_of(at.y, self.generator)
+        return at._replace(h=h, nats=at.nats + self.flow.code_log_prob(h) - self.flow.code_log_prob(at.h))
 
     def walked(self, done: int, n: int) -> Tensor:
         """The states of all chains, so far from the last that they hardly depend on them."""

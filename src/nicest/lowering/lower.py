@@ -38,7 +38,7 @@ from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.conv import FastConv
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
-from nicest.lowering.spline import FastAffineSpline, fast_law
+from nicest.lowering.spline import FastAffineSpline, FastSpline, fast_law
 
 
 def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
@@ -106,6 +106,7 @@ class FastMLP:
         self.linears = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
         self.dropout = next((layer for layer in network.layers if isinstance(layer, Dropout)), None)
         self.buffers: Buffers | None = None
+        self.by_columns = False  # whether the output lies in memory column by column, where it can
 
     @staticmethod
     def of(network: nn.Module, dtype: torch.dtype) -> FastMLP | None:
@@ -135,7 +136,7 @@ class FastMLP:
             x = functional.linear(x, layer.weight, layer.bias).relu_()
             if rate:
                 x = dropout(x, rate)
-        return functional.linear(x, last.weight, last.bias)
+        return linear(x, last, by_columns=self.by_columns)
 
     def shift(self, x: Tensor, partition: Partition, sign: int) -> Tensor:
         """A whole additive coupling with this network, on a GPU."""
@@ -173,6 +174,7 @@ class FastResidual:
     def __init__(self, network: ResidualMLP, dtype: torch.dtype) -> None:
         self.network, self.dtype = network, dtype
         self.pairs = [(block[1], block[4], block[3]) for block in network.blocks]  # type: ignore[index]
+        self.by_columns = False
 
     @staticmethod
     def of(network: nn.Module, dtype: torch.dtype) -> FastResidual | None:
@@ -193,7 +195,30 @@ class FastResidual:
                 inner = functional.linear(h.relu(), first.weight, first.bias).relu_()
                 inner = dropout(inner, drop.p) if drop.training and drop.p else inner
                 h = h + functional.linear(inner, second.weight, second.bias)
-            return x1, functional.linear(h.relu_(), self.network.last.weight, self.network.last.bias).to(x1.dtype)
+            by_columns = self.by_columns and self.dtype == x.dtype
+            return x1, linear(h.relu_(), self.network.last, by_columns=by_columns).to(x1.dtype)
+
+
+def linear(x: Tensor, layer: nn.Linear, *, by_columns: bool) -> Tensor:
+    """A linear layer; on a CPU, the output may lie in memory column by column, as a spline law reads it."""
+    if by_columns and x.device.type == "cpu":
+        return _Columns.apply(x, layer.weight, layer.bias)
+    return functional.linear(x, layer.weight, layer.bias)
+
+
+class _Columns(torch.autograd.Function):
+    """x Wᵀ + b, computed as W xᵀ + b, whose gradient comes column by column too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.addmm(bias[:, None], weight, x.mT).mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.mT @ x, gradient.sum(0)
 
 
 class FastCoupling:
@@ -210,6 +235,9 @@ class FastCoupling:
         if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
             self.network = None  # the plain one says what is wrong
         self.residual = FastResidual.of(network, dtype)
+        fast = self.network or self.residual
+        if fast and isinstance(self.law, FastSpline | FastAffineSpline):
+            fast.by_columns = True
         self.conv = None if _hooked(layer.network) else FastConv.of(layer.network, dtype)
         if self.conv and not self.conv.fits(self.partition, layer.law):
             self.conv = None

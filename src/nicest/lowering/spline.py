@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from nicest.flows import AffineSpline, Law, Spline
 from nicest.lowering.gpu import kernels_for
@@ -53,10 +54,9 @@ class _Spline(torch.autograd.Function):
         if kernels:
             ctx.save_for_backward(a, b)
             return kernels.spline(a, b, law.bins, law.bound, law.LEAST, law.STEEPEST.bound)
-        found = _find(law, a, b)
+        y, log_slope, found = _forward(law, a.mT.contiguous(), b)
         ctx.save_for_backward(*found)
-        y, log_slope, _ = _value(found)
-        return torch.where(found.inside, y, a), torch.where(found.inside, log_slope, 0.0)
+        return y.mT, log_slope.mT
 
     @staticmethod
     @once_differentiable
@@ -66,7 +66,8 @@ class _Spline(torch.autograd.Function):
         if kernels:
             a, b = ctx.saved_tensors
             return *kernels.spline_backward(a, b, gy, gl, law.bins, law.bound, law.LEAST, law.STEEPEST.bound), None
-        return *_backward(law, _Found(*ctx.saved_tensors), gy, gl), None
+        ga, gb = _backward(law, _Found(*ctx.saved_tensors), gy.mT, gl.mT)
+        return ga.mT, gb, None
 
 
 class _AffineSpline(torch.autograd.Function):
@@ -87,85 +88,105 @@ class _AffineSpline(torch.autograd.Function):
 
 
 class _Found(NamedTuple):
-    """The bins that numbers (B, n) lie in, these dimensions last, so that every pass runs along memory.
+    """What the backward pass keeps of numbers (n, B), rows last, so that every pass runs along memory.
 
-    `shares` (2, bins, B, n) of either axis, `past` (bins - 1, B, n) whether a knot between bins lies below; of its own
-    bin what `nicest.flows.laws.Bin` holds, with t where in it a number lies, d (2, B, n) the slopes at its ends and u
-    (2, B, n) their derivatives.
+    `inside` is 1 where a number lies between the tails; `shares` (n, 2, bins, B) are those of all bins on either axis,
+    or (n, 2, bins, 1) of splines that all rows share; `past` (n, bins, B) is 1 for bins that lie before a number, and
+    empty for shared splines; `own` (n, 1, B) says where its bin stands among those of all rows. Of its own bin: the
+    width w, the height h and s = h / w, d (n, 2, B) the slopes at its ends and u (n, 2, B) their derivatives. The rest
+    are parts of the formula at t, the place in the bin (Durkan et al. 2019, eq. 4 and 5).
     """
 
     inside: Tensor
     shares: Tensor
     past: Tensor
-    t: Tensor
-    y: Tensor
+    own: Tensor
     w: Tensor
     h: Tensor
+    s: Tensor
     d: Tensor
     u: Tensor
+    t: Tensor
+    rest: Tensor
+    middle: Tensor
+    bend: Tensor
+    above: Tensor
+    below: Tensor
+    slopes: Tensor
+    slope: Tensor
 
 
-def _find(law: Spline, a: Tensor, b: Tensor) -> _Found:
-    bins, bound, steepest = law.bins, law.bound, law.STEEPEST.bound
-    b = b.reshape(-1, law.size).mT.contiguous().unflatten(1, (len(b), a.shape[1]))
-    inner = a.clamp(-bound, bound).add_(bound)
-    logits = b[: 2 * bins].unflatten(0, (2, bins))
-    shares = (logits - logits.amax(1, keepdim=True)).exp_()
-    shares /= shares.sum(1, keepdim=True)
-    sizes = shares * (2 * bound * (1 - law.LEAST * bins)) + 2 * bound * law.LEAST
-    sums = torch.ones(bins - 1, bins, dtype=b.dtype, device=b.device).tril_()
-    past = ((sums @ sizes[0].flatten(1)).unflatten(1, b.shape[1:]) <= inner).to(b.dtype)
-    here = _here(past)
-    w, h = (sizes * here).sum(1)
-    x, y = (sizes[:, :-1] * past).sum(1)
-    slopes = b[2 * bins :]
-    tanh = torch.stack(((slopes * here[1:]).sum(0), (slopes * here[:-1]).sum(0))).div_(steepest).tanh_()
-    d = (steepest * tanh).exp_()  # 1 at the outermost two knots, which have no parameter
-    t = ((inner - x) / w).clamp_(0, 1)
-    return _Found(a.abs() < bound, shares, past, t, y - bound, w, h, d, d * (1 - tanh.square()))
-
-
-def _here(past: Tensor) -> Tensor:
-    """(bins, B, n): 1 for the bin that a number lies in, else 0."""
-    ones, zeros = torch.ones_like(past[:1]), torch.zeros_like(past[:1])
-    return torch.cat((ones, past)) - torch.cat((past, zeros))
-
-
-def _value(found: _Found) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """g, log g', and the parts of the formula that its derivatives have too."""
-    t, (d0, d1) = found.t, found.d
-    s, rest = found.h / found.w, 1 - t
-    middle, square = t * rest, t.square()
-    above, below = s * square + d0 * middle, s + (d0 + d1 - 2 * s) * middle
-    slopes = d1 * square + 2 * s * middle + d0 * rest.square()
-    log_slope = torch.log(slopes * (s / below).square())
-    return found.y + found.h * above / below, log_slope, (s, middle, square, rest, above, below, slopes)
+def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]:
+    """g and log g' of numbers a (n, B); b is as the law has it, and best lies in memory column by column."""
+    bins, bound, least, steepest = law.bins, law.bound, law.LEAST, law.STEEPEST.bound
+    b = b.mT.contiguous().view(len(a), law.size, -1)
+    rows, room = b.shape[2], 1 - least * bins
+    shares = b[:, : 2 * bins].unflatten(1, (2, bins)).softmax(2)
+    sums = torch.full((bins, bins), room, dtype=b.dtype, device=b.device).tril_(-1)
+    knots = (sums @ shares).add_(torch.arange(bins, dtype=b.dtype, device=b.device)[:, None], alpha=least)
+    at = a.clamp(-bound, bound).add_(bound).mul_(0.5 / bound)
+    if rows == 1:
+        past = a.new_empty(0)
+        k = torch.searchsorted(knots[:, 0, 1:, 0].contiguous(), at, right=True)[:, None]
+    else:
+        past = a.new_zeros(len(a), bins, rows)
+        torch.le(knots[:, 0, 1:], at[:, None], out=past[:, :-1])
+        k = past.sum(1, keepdim=True).long()
+    own = torch.arange(rows, device=b.device).add(k, alpha=rows)
+    (x, y), (w, h) = (each.flatten(2).gather(2, own.expand(-1, 2, -1)).unbind(1) for each in (knots, shares))
+    w, h = w * room + least, h * room + least
+    slopes = pad(b[:, 2 * bins :], (0, 0, 1, 1))  # the outermost two knots have no parameter, and slope 1
+    tanh = slopes.flatten(1).gather(1, _ends(own, rows).flatten(1)).div_(steepest).tanh_().view(len(a), 2, -1)
+    d = (steepest * tanh).exp_()
+    u = torch.addcmul(d, d, tanh.square_(), value=-1)
+    d0, d1 = d.unbind(1)
+    t = ((at - x) / w).clamp_(0, 1)
+    s, rest = h / w, 1 - t
+    middle, bend = t * rest, torch.sub(d0 + d1, s, alpha=2)
+    above, below = torch.addcmul(d0 * middle, s * t, t), torch.addcmul(s, bend, middle)
+    slopes = torch.addcmul(d1 * t * t, s, middle, value=2).addcmul_(d0 * rest, rest)
+    slope = (s / below).square_().mul_(slopes)
+    value = torch.addcdiv(y, h * above, below).mul_(2 * bound).sub_(bound)
+    inside = a.abs() < bound
+    found = _Found(inside.to(a), shares, past, own, w, h, s, d, u, t, rest, middle, bend, above, below, slopes, slope)
+    return torch.where(inside, value, a), slope.log().mul_(found.inside), found
 
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a and b from those of g and log g'."""
-    bins, outside = law.bins, ~found.inside
-    direct = gy.masked_fill(found.inside, 0)
-    gy, gl = gy.masked_fill(outside, 0), gl.masked_fill(outside, 0)
-    t, w, h, (d0, d1) = found.t, found.w, found.h, found.d
-    _, _, (s, middle, square, rest, above, below, slopes) = _value(found)
-    ry, rl, rb, turn = gy * h / below.square(), gl / slopes, 2 * gl / below, rest - t
-    bend, twice = (d0 + d1 - 2 * s) * turn, 1 - 2 * middle
-    gt = ry * ((2 * s * t + d0 * turn) * below - above * bend)
-    gt = (gt + rl * 2 * (d1 * t + s * turn - d0 * rest) - rb * bend) / w
-    gs = (ry * (square * below - above * twice) + 2 * gl / s + rl * 2 * middle - rb * twice) / w
-    g0 = (ry * middle * (below - above) + rl * rest.square() - rb * middle) * found.u[0]
-    g1 = (rl * square - rb * middle - ry * middle * above) * found.u[1]
-    here = _here(found.past)
-    out = gy.new_empty(law.size, *gy.shape)
-    # of where the bin begins, and of how large it is, on either axis
-    begins, size = torch.stack((-gt, gy)), torch.stack((-gt * t - gs * s, gs + gy * above / below))
-    torch.mul(size[:, None], here, out=out[: 2 * bins].unflatten(0, (2, bins)))
-    out[: 2 * bins].unflatten(0, (2, bins))[:, :-1].addcmul_(begins[:, None], found.past)
-    torch.mul(here[1:], g0, out=out[2 * bins :]).addcmul_(here[:-1], g1)
-    if found.shares.shape[2] < len(gy):  # one b for all rows
-        out = out.sum(1, keepdim=True)
-    of_shares = out[: 2 * bins].unflatten(0, (2, bins))
-    of_shares -= (of_shares * found.shares).sum(1, keepdim=True)
-    of_shares *= found.shares * (2 * law.bound * (1 - law.LEAST * bins))
-    return direct + gt, out.flatten(1).mT.reshape(out.shape[1], -1)
+    """Gradients of a (n, B) and b from those of g and log g'."""
+    inside, shares, past, own, w, h, s, d, u, t, rest, middle, bend, above, below, slopes, slope = found
+    bins, rows, axis, n = law.bins, shares.shape[3], 2 * law.bound, len(gy)
+    d0, d1 = d.unbind(1)
+    direct, gl = gy - gy * inside, gl * inside
+    gy = gy - direct
+    turn, lower, upper = rest - t, 2 * gl / below, gl / slopes  # of log g', by what is below and above in its fraction
+    higher = axis * gy * h / below  # of the height within the bin
+    lowers = torch.addcmul(lower, higher, above / below)
+    gt = torch.addcmul(d1 * t - d0 * rest, s, turn).mul_(upper).mul_(2).addcmul_(bend * turn, lower, value=-1)
+    gt = gt.div_(axis * w).addcmul_(gy, slope)
+    gs = torch.addcmul(higher * t * t, upper, middle, value=2).addcmul_(lowers, 2 * middle - 1)
+    gs = gs.addcdiv_(gl, s, value=2).div_(w)
+    g0 = ((higher - lowers) * middle).addcmul_(upper * rest, rest)
+    g1 = (upper * t * t).addcmul_(lowers, middle, value=-1)
+    # of what lies before the bin, and of how large it is, on either axis: both are sums of shares
+    begins = torch.stack((-gt, gy), 1).mul_(axis)
+    size = torch.stack((-(axis * gt * t).addcmul_(gs, s), gs.addcdiv_(axis * gy * above, below)), 1)
+    if rows < gy.shape[1]:  # one b for all rows
+        sums = gy.new_zeros(n, 4, bins).scatter_add_(2, own.expand(-1, 4, -1), torch.cat((begins, size), 1))
+        later, of_shares = sums.unsqueeze(3).split(2, 1)
+        of_shares = of_shares + later.sum(2, keepdim=True) - later.cumsum(2)
+    else:
+        of_shares = past[:, None] * begins[:, :, None]
+        of_shares.flatten(2).scatter_(2, own.expand(-1, 2, -1), size)
+    of_shares -= (of_shares * shares).sum(2, keepdim=True)
+    of_slopes = torch.stack((g0, g1), 1).mul_(u).flatten(1)
+    knots = gy.new_zeros(n, (bins + 1) * rows).scatter_add_(1, _ends(own, rows).flatten(1), of_slopes)
+    out = gy.new_empty(n, law.size, rows)
+    torch.mul(of_shares, shares, out=out[:, : 2 * bins].unflatten(1, (2, bins))).mul_(1 - law.LEAST * bins)
+    out[:, 2 * bins :] = knots.view(n, -1, rows)[:, 1:-1]
+    return direct.add_(gt), out.flatten(0, 1).mT
+
+
+def _ends(own: Tensor, rows: int) -> Tensor:
+    """(n, 2, B): where the two knots of a bin stand among those of all rows."""
+    return torch.cat((own, own + rows), 1)

@@ -85,6 +85,8 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     dim = len(part.i2) if part else data.dim
     prior: Prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](dim, learned=model.learned_prior)
     units = units_of(data, splits)
+    if model.members > 1 and (data.levels or data.classes):
+        raise NicestError(f"model.members is for tables: expected 1 for images, got {model.members}")
     if part and data.classes:
         within = _chain(recipe, prior, enumerate(model.layers, 1), data.shape)
         return Flow(units, Within(part, within, OneHot(len(data.classes))), PartPrior(prior, part))
@@ -96,8 +98,6 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     whole = PartPrior(prior, part) if part else prior
     if model.members == 1:
         return Flow(units, chain(), whole)
-    if not part:
-        raise NicestError(f"model.members is for data with targets: expected 1 without them, got {model.members}")
     return Mixture(units, [chain() for _ in range(model.members)], whole)
 
 

@@ -18,6 +18,9 @@ STEPS = {"low": 600, "medium": 1_800, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which splines have networks twice as wide
 MEMBERS = {"low": 2, "medium": 5, "high": 5}  # flows whose densities are averaged in a prediction, of few rows
+HIGH_MEMBERS = 5, 2  # in a density of all columns with effort "high", of few rows and of many
+AVERAGED = 4_000  # steps that are enough where several flows are averaged
+MANY = 5_000  # rows from which steps gain more than members
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -37,7 +40,7 @@ def recipes_for(n: int, dim: int, given: Given) -> list[Recipe]:
     elif effort == "low":
         kinds = [additive if n < 20 * dim else splines]
     else:
-        kinds = [splines, partial(splines, whitened=True), *([additive] if n < 5_000 else [])]
+        kinds = [splines, partial(splines, whitened=True), *([additive] if n < MANY else [])]
     return [kind(n, dim, given, effort) for kind in kinds]
 
 
@@ -51,6 +54,7 @@ def additive(n: int, dim: int, given: Given, effort: str) -> Recipe:
         "width": 32 if n < 500 else 64 if n < 5_000 else 128,
         "dropout": 0.2 if n < 50 * dim else 0.0,
         "initialisation": "whitened",
+        "members": members_of(n, dim, effort),
     }
     batch = min(1024, max(64, 1 << round(math.log2(max(10, n) / 10))))
 
@@ -79,15 +83,22 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
         "dropout": 0.2 if n < 5_000 else 0.1,
         "initialisation": "whitened",
         "prior": "gaussian",
+        "members": members_of(n, dim, effort),
     }
     batch = min(256, max(32, 1 << round(math.log2(n / 4))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
         rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
-        steps = bounded(STEPS[effort], recipe, dim, effort)
+        steps = STEPS[effort] if recipe.model.members == 1 else min(STEPS[effort], AVERAGED)
+        steps = bounded(steps, recipe, dim, effort)
         return rates | _steps(steps, trained(n), recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
 
     return _chosen(_table("splines after a whitening" if whitened else "splines"), model, batch, train, given, dim)
+
+
+def members_of(n: int, dim: int, effort: str) -> int:
+    """How many flows are averaged in a density of all columns: without couplings they would all be the same."""
+    return 1 if effort != "high" or n < FEW or dim < 2 else HIGH_MEMBERS[n >= MANY]
 
 
 def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
@@ -99,7 +110,7 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
     """
     effort = Recipe().changed({"train": dict(given["train"])}, "NICE").train.effort
     bins = 8 if n < 500 else 16
-    members = 1 if targets > 4 else MEMBERS[effort] if n < 5_000 else 2  # of many rows, steps gain more than members
+    members = 1 if targets > 4 else MEMBERS[effort] if n < MANY else 2
     model = {
         "law": "affine-spline",
         "bins": bins,

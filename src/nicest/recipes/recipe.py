@@ -154,7 +154,7 @@ class ModelSettings(Settings):
         "torch's default; weights U(-0.01, 0.01) and biases 0; last layer 0; or that, with the scaling set so that"
         " whitened data has the variance of the prior",
     )
-    members: int = setting(1, "flows whose densities are averaged; more than 1 only with targets", within(1, 100))
+    members: int = setting(1, "flows whose densities are averaged; more than 1 only for tables", within(1, 100))
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn the location and scale of the prior in every dimension")
     blocks: tuple[Block, ...] = setting(

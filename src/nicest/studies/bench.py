@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.flows import Flow
+from nicest.flows import Flow, Spline
 from nicest.inference.engine import Engine
 from nicest.lowering import capture, lower
 from nicest.plots import bench_figure, picture_kind, save_figure
@@ -31,9 +31,13 @@ from nicest.train.fit import start
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
 
-NETS = ("mnist", "cifar10", "small")
-SMALL = ("model.hidden_layers=2", "model.width=64")
-SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,)}
+NETS: dict[str, tuple[str, ...]] = {  # by what they differ from the paper's recipe of that name, or of MNIST
+    "mnist": (),
+    "cifar10": (),
+    "small": ("model.hidden_layers=2", "model.width=64"),
+    "spline": ("model.hidden_layers=2", "model.width=128", "model.couplings=8", "model.law=spline"),
+}
+SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,), "spline": (16,)}
 WARPS = ("share=0.8", "rotation=0.1", "scale=0.08", "shear=0.1", "shift=0.5", "elastic=0.5", "contrast=1.2")
 Runs = dict[str, Callable[[], object]]  # "training step", "log_prob", "sample"
 Group = list[tuple[str, str, Callable[[], object]]]  # what is done, by which library
@@ -88,15 +92,15 @@ def bench(
 
 
 def recipe_of(net: str, batch: int) -> Recipe:
-    """The paper's recipe of a net, at this batch; whitening is left out for all."""
-    recipe = load_recipe("mnist" if net == "small" else net)
-    recipe = recipe.override(*(SMALL if net == "small" else ()), "model.preprocess=none", f"train.batch={batch}")
+    """The recipe of a net, at this batch; whitening is left out for all."""
+    recipe = load_recipe(net if net == "cifar10" else "mnist")
+    recipe = recipe.override(*NETS[net], "model.preprocess=none", f"train.batch={batch}")
     return replace(recipe, name=net, data=replace(recipe.data, shape=SHAPES[net], levels=256))
 
 
 def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, Any]]) -> Iterator[Group]:
     """Each library's runs, one at a time, to spare memory; `startup` gets the seconds to its first training step."""
-    for library in ("nicest", *installed()):
+    for library in ("nicest", *installed(splines=recipe.model.law == "spline")):
         began = time.perf_counter()
         runs = our_runs(recipe, device) if library == "nicest" else peer_runs(library, recipe, device)
         runs["training step"]()
@@ -143,7 +147,7 @@ def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
     if device.type == "cuda":
         runs = our_runs(recipe, device, precision=torch.float32)
         yield [(what, "nicest, float32", runs[what]) for what in ("log_prob", "sample")]
-    if len(recipe.data.shape) == 1:
+    if len(recipe.data.shape) == 1 and recipe.model.law == "additive":
         flow, y = build(recipe).to(device).eval(), torch.rand(recipe.train.batch, recipe.data.dim, device=device)
         fast = lower(flow)
         ways = {
@@ -183,7 +187,8 @@ def import_milliseconds() -> float:
 def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
     """The same work in a peer: dequantise, forward, backward, Adam; in inference without gradients."""
     batch, model = recipe.train.batch, recipe.model
-    peer = build_peer(library, recipe.data.dim, (model.width,) * model.hidden_layers[0])
+    bins = model.bins if model.law == "spline" else 0
+    peer = build_peer(library, recipe.data.dim, (model.width,) * model.hidden_layers[0], bins=bins)
     optimizer = torch.optim.Adam(peer.flow.to(device).parameters(), lr=1e-3)
     rows = rows_to(noise(recipe)[:batch], device)
 
@@ -206,7 +211,8 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
     """The matrix products of a step and of a pass, and a fused Adam over as many weights, each alone."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     half, batch, model = recipe.data.dim // 2, recipe.train.batch, recipe.model
-    sizes = list(pairwise([half, *[model.width] * model.hidden_layers[0], half])) * model.couplings
+    outputs = half * (Spline(model.bins).size if model.law == "spline" else 1)
+    sizes = list(pairwise([half, *[model.width] * model.hidden_layers[0], outputs])) * model.couplings
     weights = [torch.randn(o, i, device=device, dtype=dtype) for i, o in sizes]
     inputs = [torch.randn(batch, i, device=device, dtype=dtype) for i, _ in sizes]
     gradients = [torch.randn(batch, o, device=device, dtype=dtype) for _, o in sizes]

@@ -1,9 +1,10 @@
-"""The same NICE in other flow libraries, as their users would build it: the company `bench` keeps."""
+"""The same flows in other libraries, as their users would build them: the company `bench` keeps."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -11,32 +12,36 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from nicest.flows import MLP
+from nicest.flows import MLP, Spline
+
+BOUND = Spline.bound  # beyond which splines are the identity
 
 
 class Peer(NamedTuple):
-    """Four additive couplings and a scaling over halves of D numbers, under a Gaussian, of a library's own blocks."""
+    """Couplings over halves of D numbers, under a Gaussian, of a library's own blocks."""
 
     flow: nn.Module
     log_prob: Callable[[Tensor], Tensor]
     sample: Callable[[int], Tensor]
 
 
-def build_peer(library: str, dim: int, hidden: tuple[int, ...]) -> Peer:
-    """The flow of a library, with networks of so many hidden units."""
+def build_peer(library: str, dim: int, hidden: tuple[int, ...], *, bins: int = 0) -> Peer:
+    """The flow of a library, with networks of so many hidden units: four additive couplings and a scaling, or, with
+    `bins`, eight couplings with splines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        peer = PEERS[library](dim, hidden)
+        peer = (SPLINES if bins else PEERS)[library](dim, hidden, *([bins] if bins else []))
     Distribution.set_default_validate_args(__debug__)  # zuko turns it off for everybody
     return peer
 
 
 class Network(nn.Module):
-    """One half to the other; peers hand their networks sizes and contexts, which this one leaves."""
+    """One half to the other, or to what a spline takes for it; peers hand networks a context, which this one leaves."""
 
-    def __init__(self, dim: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, dim: int, hidden: tuple[int, ...], size: int = 1) -> None:
         super().__init__()
-        self.network = MLP(dim // 2, dim // 2, hidden)
+        self.network = MLP(dim // 2, size * (dim // 2), hidden)
+        self.hidden_features = hidden[-1]  # by whose root nflows and normflows divide what goes into a softmax
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return self.network(x)
@@ -97,9 +102,52 @@ def _freia(dim: int, hidden: tuple[int, ...]) -> Peer:
     return Peer(flow, log_prob, sample)
 
 
+def _nflows_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
+    from nflows import distributions, flows, transforms
+
+    spline = transforms.PiecewiseRationalQuadraticCouplingTransform
+    layers = [spline(mask, lambda *_: Network(dim, hidden, 3 * bins - 1), **_tails(bins)) for mask in _masks(dim)]
+    flow = flows.Flow(transforms.CompositeTransform(layers), distributions.StandardNormal([dim]))
+    return Peer(flow, flow.log_prob, flow.sample)
+
+
+def _zuko_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
+    import zuko
+    from zuko.flows.coupling import GeneralCouplingTransform
+
+    spline = partial(zuko.transforms.MonotonicRQSTransform, bound=BOUND)
+    how = {"univariate": spline, "shapes": [(bins,), (bins,), (bins - 1,)], "hidden_features": hidden}
+    couplings = [GeneralCouplingTransform(dim, mask=mask < 1, **how) for mask in _masks(dim)]
+    normal = torch.zeros(dim), torch.ones(dim)
+    base = zuko.lazy.UnconditionalDistribution(zuko.distributions.DiagNormal, *normal, buffer=True)
+    flow = zuko.flows.Flow(couplings, base)
+    return Peer(flow, lambda x: flow().log_prob(x), lambda n: flow().sample((n,)))
+
+
+def _normflows_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
+    import normflows
+    from normflows.flows.neural_spline import coupling
+
+    spline = coupling.PiecewiseRationalQuadraticCoupling
+    layers = [spline(mask, lambda *_: Network(dim, hidden, 3 * bins - 1), **_tails(bins)) for mask in _masks(dim)]
+    flow = normflows.NormalizingFlow(normflows.distributions.DiagGaussian(dim, trainable=False), layers)
+    return Peer(flow, flow.log_prob, lambda n: flow.sample(n)[0])
+
+
+def _tails(bins: int) -> dict[str, Any]:
+    return {"num_bins": bins, "tails": "linear", "tail_bound": BOUND}
+
+
+def _masks(dim: int) -> list[Tensor]:
+    """1 for the half that a coupling changes, of eight in turn."""
+    mask = (torch.arange(dim) >= dim // 2).float()
+    return [mask, 1 - mask] * 4
+
+
 PEERS = {"nflows": _nflows, "zuko": _zuko, "normflows": _normflows, "FrEIA": _freia}
+SPLINES = {"nflows": _nflows_splines, "zuko": _zuko_splines, "normflows": _normflows_splines}
 
 
-def installed() -> list[str]:
-    """The peers that are here."""
-    return [name for name in PEERS if find_spec(name)]
+def installed(*, splines: bool = False) -> list[str]:
+    """The peers that are here, all or those with splines."""
+    return [name for name in (SPLINES if splines else PEERS) if find_spec(name)]

@@ -158,8 +158,10 @@ def _draws(flow: Flow) -> int:
 
 
 def encoded(engine: Engine, rows: np.ndarray) -> np.ndarray:
-    """Latent coordinates of rows, in whose steps noise is drawn."""
-    x = rows_to(rows, engine.device)
+    """Latent coordinates of rows, in whose steps noise is drawn; of a mixture, those of its first flow."""
+    x, flow = rows_to(rows, engine.device), engine.flow
+    if len(flow.chains) > 1:  # data and samples are compared by them, for which any coordinates do
+        engine = Engine(Flow(flow.units, flow.chain, flow.prior))
     found = np.concatenate([part.cpu().numpy() for part in engine.each("encode", x)])
     return np.nan_to_num(found, nan=np.inf)  # too far out for a number
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
-from nicest.flows import Flow
+from nicest.flows import Bijection, Flow
 from nicest.lowering import lower
 from nicest.progress import track
 from nicest.recipes.defaults import IN_MEMORY
@@ -51,11 +51,13 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     for precision, each in track(flows.items(), "certifying", len(flows)):
         points = y.to(each.units.scale.dtype)
         with torch.inference_mode():
-            roundtrip = (each.chain.inverse(each.chain(points)[0]) - points).abs() / width
+            trips = [chain.inverse(chain(points)[0]) - points for chain in each.chains]
+            roundtrip = torch.cat(trips).abs() / width
         result["dtype"].append(precision)
         result["max_roundtrip"].append(float(roundtrip.max()))
         result["mean_roundtrip"].append(float(roundtrip.mean()))
-        errors = torch.tensor([log_det_error(each, points[i]) for i in picked], dtype=torch.float64)
+        found = [log_det_error(chain, points[i]) for chain in each.chains for i in picked]
+        errors = torch.tensor(found, dtype=torch.float64)
         result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
     result |= {"n": len(y), "jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
     kept = result | {"dataset": kept_recipe(recipe, run.path).data.name}
@@ -70,10 +72,10 @@ def examples(flow: Flow, rows: Tensor, n: int) -> Tensor:
     given = None
     if flow.prior.scored is not None:  # samples of the conditions of these rows
         given = flow.conditional_prior.partition.split(rows)[0].to(real)[torch.arange(more) % len(rows)]
-    return torch.cat((real, flow.chain.inverse(flow.draw_latent(more, given=given))))
+    return torch.cat((real, flow.invert(flow.draw_latent(more, given=given))))
 
 
-def log_det_error(flow: Flow, y: Tensor) -> float:
+def log_det_error(chain: Bijection, y: Tensor) -> float:
     """|log det of the chain - log |det| of the Jacobian by automatic differentiation|, at one point, in nats.
 
     Copies of y go through the chain together, and copy i asks for the gradient of h_i, a row of the Jacobian.
@@ -81,7 +83,7 @@ def log_det_error(flow: Flow, y: Tensor) -> float:
     rows: list[Tensor] = []
     for wanted in torch.eye(len(y), dtype=y.dtype, device=y.device).split(AT_ONCE):
         copies = y.expand(len(wanted), -1).clone().requires_grad_()
-        h, log_det = flow.chain(copies)
+        h, log_det = chain(copies)
         rows += torch.autograd.grad(h, copies, wanted)
     jacobian = torch.cat(rows).double()
     return abs(float(log_det[0].detach().double() - torch.linalg.slogdet(jacobian).logabsdet))

@@ -116,7 +116,8 @@ class Sample(Score):
             part = flow.conditional_prior.partition
             y = flow.enter(part.merge(given, torch.zeros_like(h)), noise=noise)
             h = part.merge(part.split(y)[0], h)
-        x: Tensor = flow.decode(h) if member is None else flow.of_members(h, member)  # type: ignore[operator]
+        found = flow.invert(h) if member is None else flow.of_members(h, member)  # type: ignore[operator]
+        x = flow.units.leave(found)
         return x if given is None else flow.conditional_prior.partition.split(x)[1]
 
 

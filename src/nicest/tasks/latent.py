@@ -46,6 +46,14 @@ class Model:
         of = "" if run.label is None else f", label {run.label}"
         self.heading = plots.heading(self.data.name, self.recipe.name) + of
 
+    @classmethod
+    def with_codes(cls, run: Run) -> Model:
+        """The model of a run, unless its rows have no codes."""
+        if (count := len(run.flow.chains)) > 1:
+            what = f"{run.path} holds the mean of {count} flows, which has no latent coordinates"
+            raise NicestError(f"{what}: train with model.members=1")
+        return cls(run)
+
     def encode(self, x: Tensor) -> Tensor:
         return torch.cat([part.clone() for part in self.run.engine.each("encode", x, noise=False)])
 
@@ -59,7 +67,7 @@ class Model:
     def draw(self, n: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
         """Codes of n samples, (n, D)."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        return self.flow.prior.rsample(n, temperature=temperature, generator=generator).detach()
+        return self.flow.draw_latent(n, temperature=temperature, generator=generator).detach()
 
     def nats(self, x: Tensor) -> Tensor:
         """log p of rows, (B,), a level at its middle, in the recipe's unit."""
@@ -142,7 +150,7 @@ def spectrum(run: Run, *, pca: bool = True, out: str | Path | None = None) -> di
     whitens: behind a whitening every deviation is 1, which is what the figure then shows. A component's own standard
     deviation is `deviation` σ_d; that is what the figure draws.
     """
-    model = Model(run)
+    model = Model.with_codes(run)
     path = model.path(out, "spectrum", images=False)
     arrays = {"sigma": model.sigma[model.order].cpu().numpy()}
     if pca:
@@ -179,7 +187,7 @@ def sphere(
         raise NicestError(f"expected a grid of 1 or more a side, got {grid}")
     if radius is not None and not 0 < radius < math.inf:
         raise NicestError(f"expected a radius above 0, such as 10, got {radius}")
-    model = Model(run)
+    model = Model.with_codes(run)
     path = model.path(out, "sphere")
     axes, typical = model.axes(basis, seed), model.typical_radius(basis)
     length = typical if radius is None else radius
@@ -236,7 +244,7 @@ def interpolate(
         raise NicestError(f"expected a way of {', '.join(WAYS)}, got {way!r}")
     if steps < 2:
         raise NicestError(f"expected 2 steps, both ends, or more, got {steps}")
-    model = Model(run)
+    model = Model.with_codes(run)
     path = model.path(out, "interpolate")
     rows = run.rows(split)
     chosen = list(pairs or [(k, k + 1) for k in range(0, min(10, len(rows)) - 1, 2)])
@@ -292,7 +300,7 @@ def truncate(
     directions. Errors are mean squares of the images that come out, over pixels and up to 1000 images, on the
     interval of the recipe or of standardised columns.
     """
-    model = Model(run)
+    model = Model.with_codes(run)
     path = model.path(out, "truncate", images=False)
     rows, dim = run.rows(split), model.data.dim
     if not 1 <= n <= len(rows):

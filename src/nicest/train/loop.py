@@ -296,14 +296,15 @@ def finite(flow: Flow) -> bool:
 @torch.no_grad()
 def sick_layer(flow: Flow, x: Tensor) -> str:
     """The first layer whose weights, output or log-det are not finite."""
-    x = flow.enter(x)
-    layers = getattr(flow.chain, "layers", None)
-    for name, layer in layers.items() if isinstance(layers, torch.nn.ModuleDict) else [("chain", flow.chain)]:
-        x, log_det = layer(x)
-        suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
-        for part, tensors in suspects.items():
-            if not all(bool(tensor.isfinite().all()) for tensor in tensors):
-                return f"the {part} of layer {name!r}"
+    y = flow.enter(x)
+    for chain in flow.chains:
+        x, layers = y, getattr(chain, "layers", None)
+        for name, layer in layers.items() if isinstance(layers, torch.nn.ModuleDict) else [("chain", chain)]:
+            x, log_det = layer(x)
+            suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
+            for part, tensors in suspects.items():
+                if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+                    return f"the {part} of layer {name!r}"
     return ELSEWHERE
 
 
