@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nicest.detector import NICEDetector
     from nicest.errors import NicestError
     from nicest.estimator import NICE
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
@@ -34,6 +35,7 @@ __all__ = [
     "Gaussian",
     "Logistic",
     "NICEClassifier",
+    "NICEDetector",
     "NICERegressor",
     "NicestError",
     "Run",
@@ -56,6 +58,7 @@ _HOMES = {
     "Gaussian": "nicest.flows",
     "Logistic": "nicest.flows",
     "NICEClassifier": "nicest.predictors",
+    "NICEDetector": "nicest.detector",
     "NICERegressor": "nicest.predictors",
     "NicestError": "nicest.errors",
     "Run": "nicest.runs.run",

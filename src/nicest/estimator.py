@@ -18,6 +18,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from sklearn.base import (
     BaseEstimator,
     ClassNamePrefixFeaturesOutMixin,
@@ -44,10 +46,10 @@ from nicest.inference.engine import Engine
 from nicest.inference.impute import MIXED
 from nicest.messages import listed
 from nicest.progress import Bar
-from nicest.recipes import Recipe
+from nicest.recipes import Recipe, parse
 from nicest.recipes.defaults import FEW
 from nicest.runs.digests import ENVIRONMENT
-from nicest.runs.folder import COLUMNS, FORMAT, METRICS, RunFolder, newer
+from nicest.runs.folder import COLUMNS, FORMAT, METRICS, RunFolder, newer, restore_flow
 from nicest.runs.run import DRAWS, Run
 from nicest.runs.runtime import choose_device, environment
 from nicest.runs.sinks import Saved
@@ -508,10 +510,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return self.n_features_in_
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in super().__getstate__().items() if name != "_kept_engine"}
-        if "flow_" in state:  # any machine may read it
-            state = state | {"flow_": copy.deepcopy(state["flow_"]).cpu()}
-        return state
+        return plain_state({name: each for name, each in super().__getstate__().items() if name != "_kept_engine"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(live_state(state))
 
     def _given(self, names: dict[str, str]) -> dict[str, Any]:
         """The parameters that are not None, by their names in the recipe."""
@@ -649,6 +651,24 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         plain = {name: python_number(value) for name, value in self.get_params().items()}
         plain["bounds"] = {name: list(pair) for name, pair in self._named_bounds(self.columns_).items()} or None
         return plain if isinstance(plain["random_state"], int) else plain | {"random_state": None}
+
+
+def plain_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an estimator in plain values: the flow as safetensors, recipe and columns as text and lists."""
+    if "flow_" not in state:
+        return state
+    tensors = {name: each.detach().cpu().clone() for name, each in state["flow_"].state_dict().items()}
+    told = {"recipe_": state["recipe_"].to_toml(), "columns_": columns_to_json(state["columns_"])}
+    return state | {"flow_": save_tensors(tensors)} | told
+
+
+def live_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of which `plain_state` made plain values."""
+    if "flow_" not in state:
+        return state
+    source, recipe = "a stored estimator", parse(state["recipe_"], "a stored estimator")
+    flow = restore_flow(recipe, load_tensors(state["flow_"]), source).eval()
+    return state | {"flow_": flow, "recipe_": recipe, "columns_": columns_from_json(state["columns_"], source)}
 
 
 def check_validation_fraction(share: float | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from collections.abc import Sequence
@@ -40,6 +39,8 @@ from nicest.estimator import (
     extremes,
     hypercube,
     in_words_of_parameters,
+    live_state,
+    plain_state,
     python_number,
     repetitions,
     rescaled,
@@ -252,10 +253,10 @@ class Predictor(BaseEstimator):
         """Take up what `_kept` gave."""
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if "flow_" in state:  # any machine may read it
-            state = state | {"flow_": copy.deepcopy(state["flow_"]).cpu()}
-        return state
+        return plain_state(super().__getstate__())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(live_state(state))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
