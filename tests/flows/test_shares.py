@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nicest.flows import MLP, Features, Units
 from nicest.flows.repeated import once, repeated
-from nicest.flows.shares import Share, dropout, own, whole
+from nicest.flows.shares import Share, own, whole
 from nicest.lowering.lower import FastMLP
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp
@@ -38,25 +38,6 @@ def test_each_share_meets_what_its_rows_meet_in_the_whole(draw: str, size: int):
             found = DRAWS[draw](share.rows(ROWS))
         torch.testing.assert_close(found, share.rows(expected))
         assert torch.equal(torch.get_rng_state(), after)
-
-
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
-def test_dropout_drops_as_many_as_it_says_and_keeps_the_mean(p: float):
-    torch.manual_seed(0)
-    x = torch.full((999, 1001), 3.0, requires_grad=True)  # a number of them that no 4 divides
-    y = dropout(x, p)
-    error = 5 * (p * (1 - p) / x.numel()) ** 0.5  # five standard deviations of the share
-    assert abs(float((y == 0).double().mean()) - p) <= error + 2**-17  # and half a step of the chance
-    torch.testing.assert_close(y[y > 0].unique(), torch.tensor([3 / (1 - p)]), rtol=1e-4, atol=0)
-    assert abs(float(y.detach().double().mean()) - 3) <= 3 * error / (1 - p) + 1e-4
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(3 * gradient, y.detach())
-    neighbours = (y[:, 1:] == 0) & (y[:, :-1] == 0)
-    assert abs(float(neighbours.double().mean()) - p * p) <= error + 2**-16
-
-
-def test_dropout_of_nearly_all_is_finite():
-    assert dropout(torch.ones(10, 10), 1 - 1e-9).isfinite().all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -51,26 +50,15 @@ def own(drawn: Tensor) -> Tensor:
 
 
 class Dropout(nn.Dropout):
-    """`dropout` as a layer."""
+    """torch's dropout of the whole batch, for the rows x that are here."""
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p) if self.training else x
 
 
 def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
-    """Each number of the whole batch is 0 with chance p, else 1 / (1 - p) times what it was; x are the rows here."""
-    if _held is None and x.device.type != "cpu":
+    """torch's dropout of the whole batch, for the rows x that are here."""
+    if _held is None:
         return functional.dropout(x, p, inplace=inplace)
-    kept = own(_kept(x.new_ones(whole(len(x)), *x.shape[1:]), p))
+    kept = own(functional.dropout(x.new_ones(whole(len(x)), *x.shape[1:]), p, inplace=inplace))
     return x.mul_(kept) if inplace else x * kept
-
-
-@torch.no_grad()
-def _kept(ones: Tensor, p: float) -> Tensor:
-    """What to multiply numbers with. On a CPU it is drawn by 16 bits each: torch's own draws take six times as long."""
-    if ones.device.type != "cpu":
-        return functional.dropout(ones, p)
-    bits = torch.empty(-(-ones.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    dropped = min(round(p * 2**16), 2**16 - 1)
-    torch.ge(bits[: ones.numel()].view_as(ones), dropped - 2**15, out=ones)
-    return ones.mul_(2**16 / (2**16 - dropped))

@@ -133,8 +133,8 @@ The figures are of these weights, on {rows}.
 
 ```sh
 pip install 'nicest[hub]'
-nicest pull {repo} --out model
-nicest sample model -n 100
+nicest pull {repo}
+nicest sample runs/{repo.partition("/")[2]} -n 100
 ```
 
 Weights are safetensors; nothing in the files is executed. `sha256sum -c {SUMS}` checks them.
