@@ -99,6 +99,35 @@ def test_the_probabilities_of_two_categories_sum_to_one():
     assert found.min() > 0
 
 
+@pytest.mark.parametrize("other", ["number", "category"])
+def test_values_of_a_category_lie_beside_those_that_are_like_them(other: str):
+    """Whatever their codes; their widths are how frequent they are."""
+    generator = torch.Generator().manual_seed(0)
+    place = torch.multinomial(torch.tensor([0.1, 0.2, 0.1, 0.3, 0.2, 0.1]), 3000, True, generator=generator)
+    code = torch.tensor([3, 0, 5, 1, 4, 2])  # of each place along the line
+    along = place + 2 * torch.randn(3000, generator=generator)
+    if other == "category":
+        along = (along > 1).float() + 2 * (along > 4)  # 0, 1, 3
+    noise = torch.randn(3000, generator=generator)
+    noise[::5] = math.nan  # missing cells
+    x = torch.stack([code[place].float(), along, noise], 1).double()
+    atoms: list[list[float]] = [[0, 1, 2, 3, 4, 5], [0, 1, 3] if other == "category" else [], []]
+    kinds = [True, other == "category", False]
+    plain = MixedUnits([0, 0, 0], atoms, categories=kinds).double()
+    plain.fit_rows(x)
+    assert plain.start[0].argsort().tolist() == [0, 1, 2, 3, 4, 5]  # numbers keep their order
+    made = MixedUnits([0, 0, 0], atoms, categories=kinds, unordered=kinds).double()
+    made.fit_rows(x)
+    order = made.start[0].argsort().tolist()
+    assert order in (code.tolist(), code.flip(0).tolist())
+    torch.testing.assert_close(made.end[0] - made.start[0], (x[:, 0].long().bincount() + 0.5).double() / 3003)
+    codes = torch.arange(6.0).double()
+    assert torch.equal(made.values_of(0), codes)
+    rows = torch.cat((codes[:, None], x[:6, 1:].nan_to_num(0.0)), 1)
+    for u in (0.0, 0.3, 1.0):
+        assert torch.equal(made.leave(made.enter(rows, noise=torch.full_like(rows, u)))[:, 0], codes)
+
+
 @pytest.mark.parametrize(("d", "low", "high"), [(1, 0, 40_000), (2, -12, 12), (5, 0, 1), (6, 0, 1)])
 def test_probability_of_the_spikes_and_density_of_the_rest_make_one(d: int, low: float, high: float):
     made = MixedUnits([0], ATOMS[d : d + 1], bounds=BOUNDS[d : d + 1]).double()

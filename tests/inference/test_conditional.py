@@ -116,6 +116,46 @@ def conditional_cdf(part: tuple[Tensor, Tensor], number: float, at: float) -> fl
     return stats.norm(float(middle[1]), float(spread[1, 1]) ** 0.5).cdf(at)
 
 
+class TestCategories:
+    """Values whose intervals lie in another order than their codes."""
+
+    @staticmethod
+    def flow() -> Flow:
+        generator = torch.Generator().manual_seed(0)
+        place = torch.multinomial(torch.tensor([0.2, 0.3, 0.1, 0.37, 0.03]), 5000, True, generator=generator)
+        code = torch.tensor([3, 0, 4, 1, 2])[place]
+        x = torch.stack([code.float(), place + torch.randn(5000, generator=generator)], 1).double()
+        units = MixedUnits([0.0, 0.0], [[0, 1, 2, 3, 4], []], categories=[True, False], unordered=[True, False])
+        units.double().fit_rows(x)
+        assert units.start[0].argsort().tolist() in ([3, 0, 4, 1, 2], [2, 1, 4, 0, 3])
+        chain = Chain(units.first_layers() | {"whitening": TriangularAffine(2).double()})
+        chain.layers["whitening"].fit(chain.layers["bounds"](units.enter(x))[0])
+        return Flow(units, chain, Gaussian(2)).double().eval()
+
+    @pytest.mark.parametrize("pieces", [between(0, 2), equal(4), [*between(0, 1), *equal(3)], above(0.5)])
+    def test_are_drawn_as_often_as_the_model_says(self, pieces: list):
+        """Among many draws of the model that meet the condition, by their codes."""
+        flow = self.flow()
+        x, found = drawn(flow, {0: pieces})
+        every = flow.sample(40_000, generator=torch.Generator().manual_seed(1))
+        met = torch.stack([(every[:, 0] >= low[0]) & (every[:, 0] <= high[0]) for low, high in pieces]).any(0)
+        assert set(x[:, 0].tolist()) == set(every[met, 0].tolist())
+        assert found.share == pytest.approx(float(met.double().mean()), rel=0.1)
+        close(x, every[met])
+
+    def test_a_rare_one_beside_a_range(self):
+        flow = self.flow()
+        x, found = drawn(flow, {0: equal(2), 1: [((-math.inf, 0), (1.0, -1))]})
+        assert not found.independent
+        every = flow.sample(2_000_000, generator=torch.Generator().manual_seed(1))
+        met = every[(every[:, 0] == 2) & (every[:, 1] < 1)]
+        assert 30 < len(met) < 20_000
+        assert set(x[:, 0].tolist()) == {2.0}
+        assert float(x[:, 1].mean() - met[:, 1].mean()) == pytest.approx(
+            0, abs=5 * float(met[:, 1].std()) / len(met) ** 0.5
+        )
+
+
 class TestGaussian:
     """A Gaussian flow of correlated columns: all is known in closed form."""
 

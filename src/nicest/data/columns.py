@@ -23,12 +23,14 @@ class Support(NamedTuple):
     steps       in which its numbers are whole, 0 where they are continuous
     atoms       values with a probability of their own: all of a category's, and spikes
     categories  whether its atoms are all it has
+    unordered   whether these have no order, as texts have none
     bounds      the least and the largest value there can be, infinite where nothing says so
     """
 
     steps: tuple[float, ...]
     atoms: tuple[tuple[float, ...], ...]
     categories: tuple[bool, ...]
+    unordered: tuple[bool, ...]
     bounds: tuple[tuple[float, float], ...]
 
     @property
@@ -119,6 +121,7 @@ def support(columns: Sequence[Column], targets: Sequence[int] = ()) -> Support:
             for column in columns
         ),
         tuple(bool(column.values) for column in columns),
+        tuple(isinstance(next(iter(column.values), 0), str) for column in columns),
         tuple(column.limits for column in columns),
     )
 

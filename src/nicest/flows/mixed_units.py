@@ -18,6 +18,7 @@ from nicest.flows.units import Bounds, InSteps, Units
 
 FIT_ROWS = 50_000  # rows that the widths of atoms are fitted to
 SMOOTHING = 0.5  # rows added to every category
+FEW_ATOMS = 50  # values of a category by which those of another are compared
 
 
 class MixedUnits(Units):
@@ -25,7 +26,8 @@ class MixedUnits(Units):
 
     Every atom gets an interval of the real line, from which it is drawn uniformly, as a whole step is by `Units`; the
     rest of its column moves apart to make room. A category consists of atoms alone, in [0, 1], each as wide as it is
-    frequent. As every real number belongs to a value, draws hold no others.
+    frequent; those of an `unordered` one lie beside others whose rows are like theirs. As every real number belongs to a
+    value, draws hold no others.
 
     `local(y)` is what a row's atoms add to its log-likelihood, the log of the width of their intervals: log p(x) is of
     the measure that counts atoms and measures the rest. As for whole steps it is a bound, from below.
@@ -47,12 +49,13 @@ class MixedUnits(Units):
         atoms: Sequence[Sequence[float]],
         *,
         categories: Sequence[bool] = (),
+        unordered: Sequence[bool] = (),
         bounds: Sequence[tuple[float, float]] = (),
         room: int = 1,
         as_they_are: Sequence[int] = (),
     ) -> None:
         super().__init__(step, standardise=True, as_they_are=as_they_are)
-        self.discrete = True
+        self.discrete, self.unordered = True, tuple(unordered) or (False,) * self.dim
         dim, room = self.dim, max(room, *map(len, atoms), 1)
         at = torch.full((dim, room), math.inf)
         for d, each in enumerate(atoms):
@@ -134,6 +137,9 @@ class MixedUnits(Units):
             raise ValueError("expected every lower bound below its upper bound; one is not, or is not a number")
         return lower, upper
 
+    def values_of(self, column: int) -> Tensor | None:
+        return None if bool(self.line[column]) else self.at[column][self.at[column].isfinite()]
+
     def carry(self, mean: Tensor, covariance: Tensor) -> None:
         """Nothing: it does not follow in closed form."""
 
@@ -190,7 +196,7 @@ class MixedUnits(Units):
         for d in range(self.dim):
             count = (some[:, d, None].float() == self.at[d].float()).double().sum(0)
             if not bool(self.line[d]):
-                self._fit_category(d, count)
+                self._fit_category(d, count, self._alike(d, some))
             elif bool(self.at[d].isfinite().any()):
                 self._fit_spikes(d, some[:, d], count)
         self.loc.zero_()
@@ -209,12 +215,36 @@ class MixedUnits(Units):
         self.scale.copy_(torch.where(self.low.isfinite(), reach, spread))
         self.loc[self.as_they_are], self.scale[self.as_they_are] = 0.0, 1.0
 
-    def _fit_category(self, d: int, count: Tensor) -> None:
-        known = int(self.at[d].isfinite().sum())
-        count = count[:known] + SMOOTHING
+    def _fit_category(self, d: int, count: Tensor, order: Tensor) -> None:
+        count = count[order] + SMOOTHING
         edges = functional.pad((count / count.sum()).cumsum(0), (1, 0))
         edges[-1] = 1.0
-        self.start[d, :known], self.end[d, :known] = edges[:-1].to(self.start), edges[1:].to(self.end)
+        self.start[d, order], self.end[d, order] = edges[:-1].to(self.start), edges[1:].to(self.end)
+
+    def _alike(self, d: int, rows: Tensor) -> Tensor:
+        """The atoms of a category in an order that brings those together whose rows are alike in the other columns.
+
+        It is that of the first coordinate of a correspondence analysis: the first singular vector of what the other
+        columns are in the mean where the category has this value. Along such a line little jumps.
+        """
+        known, others = int(self.at[d].isfinite().sum()), []
+        for c in range(self.dim):
+            if c == d:
+                continue
+            atoms = self.at[c][self.at[c].isfinite()]
+            if self.line[c]:
+                others.append(rows[:, c, None])
+            elif len(atoms) <= FEW_ATOMS:
+                others.append((rows[:, c, None].float() == atoms.float()).to(rows))
+        if not self.unordered[d] or known < 3 or not others:
+            return torch.arange(known, device=rows.device)
+        features = torch.cat(others, 1)
+        mean, variance = mean_and_variance(features)
+        features = ((features - mean) / variance.clamp_min(1e-30).sqrt()).nan_to_num(0.0).clamp(-5, 5)
+        values = (rows[:, d, None].float() == self.at[d, :known].float()).to(rows)
+        root = (values.sum(0) + SMOOTHING).sqrt()
+        vectors = torch.linalg.svd(values.mT @ features / root[:, None], full_matrices=False)[0]
+        return (vectors[:, 0] / root).argsort()
 
     def _fit_spikes(self, d: int, cells: Tensor, count: Tensor) -> None:
         """As wide as the rest of the column would be, if as many rows lay there."""

@@ -183,6 +183,10 @@ class Units(nn.Module):
             return constraints.independent(each, 1)
         return InSteps(self.step if scored is None else self.step[list(scored)])
 
+    def values_of(self, column: int) -> Tensor | None:
+        """All values of a category, whose intervals may lie in any order; None for columns of numbers."""
+        return None
+
     def box(self, bounds: Bounds | None = None) -> tuple[Tensor, Tensor]:
         """The lower and upper corner, (1, D) each, of where y may lie; bounds are in units of the data.
 

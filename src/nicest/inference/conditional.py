@@ -82,14 +82,14 @@ class Region:
     """
 
     def __init__(self, units: Units, ranges: Mapping[int, Sequence[Range]]) -> None:
-        self.columns, most = list(ranges), max(map(len, ranges.values()))
+        spans = {d: spans_of(units, d, pieces) for d, pieces in ranges.items()}
+        self.columns, most = list(spans), max(map(len, spans.values()))
         self.least, self.most = (end[0, self.columns, None] for end in units.box())  # of all y
         self.lower = torch.full((len(ranges), most), torch.inf).to(units.scale)
         self.upper = -self.lower
-        for k, (d, pieces) in enumerate(ranges.items()):
+        for k, pieces in enumerate(spans.values()):
             for i, (low, high) in enumerate(pieces):
-                self.lower[k, i] = edge(units, d, *low, first=True).clamp_min(self.least[k, 0])
-                self.upper[k, i] = edge(units, d, *high, first=False).clamp_max(self.most[k, 0])
+                self.lower[k, i], self.upper[k, i] = low.clamp_min(self.least[k, 0]), high.clamp_max(self.most[k, 0])
         self.has_points = bool((self.lower == self.upper).any())
         self.size = torch.ones_like(self.least[:, 0])
         self.reach = torch.zeros_like(self.size)  # how far beyond its pieces a column may lie
@@ -134,6 +134,26 @@ class Region:
             inside, log_slope = torch.where(which, inside, at), torch.where(which, log_slope, 0.0)
         y[:, self.columns] = inside
         return y, log_slope.sum(1)
+
+
+def spans_of(units: Units, column: int, ranges: Sequence[Range]) -> list[tuple[Tensor, Tensor]]:
+    """The first and the last y of every piece of a column, sorted and apart; values of a category follow no line, and
+    make a piece with those beside them in y."""
+    codes = units.values_of(column)
+    if codes is None:
+        return [
+            (edge(units, column, *low, first=True), edge(units, column, *high, first=False)) for low, high in ranges
+        ]
+    rows = torch.zeros(len(codes), units.dim, dtype=torch.float64, device=units.scale.device)
+    rows[:, column] = codes
+    firsts, lasts = (units.enter(rows, noise=torch.full_like(rows, u).to(units.scale))[:, column] for u in (0.0, 1.0))
+    spans, before = list[tuple[Tensor, Tensor]](), False
+    for i in firsts.argsort().tolist():
+        asked = any(low <= (float(codes[i]), 0) <= high for low, high in ranges)
+        if asked:
+            spans[-1 if before else len(spans) :] = [(spans[-1][0] if before else firsts[i], lasts[i])]
+        before = asked
+    return spans
 
 
 def edge(units: Units, column: int, number: float, side: int, *, first: bool) -> Tensor:

@@ -123,9 +123,9 @@ def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
         among = data.targets or range(dim)
         return Units.columns([step if i in among else 0.0 for i, step in enumerate(steps)], as_they_are=as_codes)
     found = (splits and splits.support) or Support(
-        (0.0,) * dim, ((),) * dim, (False,) * dim, ((-math.inf, math.inf),) * dim
+        (0.0,) * dim, ((),) * dim, (False,) * dim, (False,) * dim, ((-math.inf, math.inf),) * dim
     )
-    options = {"categories": found.categories, "bounds": found.bounds, "room": data.atoms}
+    options = {"categories": found.categories, "unordered": found.unordered, "bounds": found.bounds, "room": data.atoms}
     return MixedUnits(found.steps, found.atoms, as_they_are=as_codes, **options)  # type: ignore[arg-type]
 
 
