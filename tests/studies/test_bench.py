@@ -10,11 +10,13 @@ from PIL import Image
 
 from nicest import cli
 from nicest.errors import NicestError
+from nicest.flows import ConvNet
 from nicest.recipes.build import build
 from nicest.studies import bench as bench_task
 from nicest.studies import cost as study
+from nicest.studies import peers
 from nicest.studies.bench import bench, measure
-from nicest.studies.peers import PEERS, SPLINES, build_peer, installed
+from nicest.studies.peers import GLOWS, PEERS, SPLINES, build_glow, build_peer, installed
 
 CPU = torch.device("cpu")
 
@@ -99,7 +101,7 @@ def test_it_says_on_what_it_ran(result: dict):
 
 
 def test_an_unknown_net_is_refused():
-    with pytest.raises(NicestError, match="expected nets of mnist, cifar10, small, spline, got lenet"):
+    with pytest.raises(NicestError, match="expected nets of mnist, cifar10, small, spline, glow, got lenet"):
         bench(["lenet"])
 
 
@@ -128,7 +130,7 @@ def test_a_peer_has_the_same_networks(library: str):
 @pytest.mark.peers
 @pytest.mark.parametrize("library", SPLINES)
 def test_a_peer_has_the_same_splines(library: str):
-    if library not in installed(splines=True):
+    if library not in installed(SPLINES):
         pytest.skip(f"{library} is not installed: nicest[bench]")
     peer = build_peer(library, 6, (16, 16), bins=5)
     networks = 8 * (3 * 16 + 16 + 16 * 16 + 16 + 16 * 3 * 14 + 3 * 14)
@@ -143,7 +145,7 @@ def test_splines_are_benched_beside_those_of_peers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bench_task, "import_milliseconds", lambda: 1.0)
     result = bench(["spline"], [16], windows=1, seconds=0.0, device="cpu")
     steps = {row["lib"] for row in result["rows"] if row["what"] == "training step"}
-    assert steps == {"nicest", "nicest + average", "floor", *installed(splines=True)}
+    assert steps == {"nicest", "nicest + average", "floor", *installed(SPLINES)}
     recipe = bench_task.recipe_of("spline", 512)
     assert (recipe.data.dim, recipe.model.couplings, recipe.model.law, recipe.model.bins) == (16, 8, "spline", 8)
 
@@ -179,3 +181,32 @@ def test_on_the_command_line(
     out = capsys.readouterr().out
     assert asked == [(["small"], [8], {"windows": 1, "seconds": 0.0, "device": "cpu", "out": None})]
     assert set(json.loads(out)) >= {"device", "rows"} if as_json else "times the floor" in out
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("library", GLOWS)
+def test_a_peer_has_a_glow_of_the_same_size(library: str, monkeypatch: pytest.MonkeyPatch):
+    if library not in installed(GLOWS):
+        pytest.skip(f"{library} is not installed")
+    for module in (peers, bench_task):
+        monkeypatch.setattr(module, "STEPS", 1)
+        monkeypatch.setattr(module, "WIDTH", 8)
+    recipe = bench_task.recipe_of("glow", 2)
+    ours = sum(p.numel() for net in build(recipe).modules() if isinstance(net, ConvNet) for p in net.parameters())
+    peer = build_glow(library, (3, 32, 32))
+    theirs = sum(p.numel() for net in peer.flow.modules() if isinstance(net, ConvNet) for p in net.parameters())
+    assert ours == theirs
+    x = peer.sample(3)
+    assert x.shape == (3, 3072)
+    assert peer.log_prob(x).shape == (3,)
+
+
+def test_a_glow_is_benched_beside_those_of_peers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_task, "import_milliseconds", lambda: 0.0)
+    for module in (peers, bench_task):
+        monkeypatch.setattr(module, "STEPS", 1)
+        monkeypatch.setattr(module, "WIDTH", 8)
+    result = bench(["glow"], [2], windows=1, seconds=0.0, device="cpu")
+    steps = {row["lib"] for row in result["rows"] if row["what"] == "training step"}
+    assert {"nicest", "floor", *installed(GLOWS)} <= steps
+    assert all(row["microseconds"] > 0 for row in result["rows"])

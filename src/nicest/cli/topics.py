@@ -118,7 +118,7 @@ def truncate(
 @command(app, lambda result: show.study(result) if "trainings" in result else show.bench(result))
 def bench(
     net: Annotated[
-        list[str] | None, typer.Option(help="mnist (default), cifar10, small or spline; repeatable.")
+        list[str] | None, typer.Option(help="mnist (default), cifar10, small, spline or glow; repeatable.")
     ] = None,
     batch: Annotated[
         list[int] | None, options.integer(1, 100_000, "Batch size; repeatable.", show_default="200")

@@ -26,8 +26,8 @@ class MixedUnits(Units):
 
     Every atom gets an interval of the real line, from which it is drawn uniformly, as a whole step is by `Units`; the
     rest of its column moves apart to make room. A category consists of atoms alone, in [0, 1], each as wide as it is
-    frequent; those of an `unordered` one lie beside others whose rows are like theirs. As every real number belongs to a
-    value, draws hold no others.
+    frequent; those of an `unordered` one lie beside others whose rows are like theirs. Every real number belongs to a
+    value, so that draws hold no others.
 
     `local(y)` is what a row's atoms add to its log-likelihood, the log of the width of their intervals: log p(x) is of
     the measure that counts atoms and measures the rest. As for whole steps it is a bound, from below.

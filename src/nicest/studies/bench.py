@@ -14,19 +14,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.flows import Flow, Spline
+from nicest.flows import ConvNet, Flow, Spline
 from nicest.inference.engine import Engine
 from nicest.lowering import capture, lower
 from nicest.plots import bench_figure, picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
+from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
 from nicest.recipes.build import build
+from nicest.recipes.recipe import ModelSettings
 from nicest.runs.runtime import choose_device, environment, rows_to
-from nicest.studies.peers import build_peer, installed
+from nicest.studies.peers import (
+    BLOCKS,
+    GLOWS,
+    PEERS,
+    SCALES,
+    SPLINES,
+    STEPS,
+    WIDTH,
+    build_glow,
+    build_peer,
+    installed,
+)
 from nicest.train.fit import start
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
@@ -36,10 +51,12 @@ NETS: dict[str, tuple[str, ...]] = {  # by what they differ from the paper's rec
     "cifar10": (),
     "small": ("model.hidden_layers=2", "model.width=64"),
     "spline": ("model.hidden_layers=2", "model.width=128", "model.couplings=8", "model.law=spline"),
+    "glow": (),
 }
-SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,), "spline": (16,)}
+SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,), "spline": (16,), "glow": (3, 32, 32)}
 WARPS = ("share=0.8", "rotation=0.1", "scale=0.08", "shear=0.1", "shift=0.5", "elastic=0.5", "contrast=1.2")
 Runs = dict[str, Callable[[], object]]  # "training step", "log_prob", "sample"
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Group = list[tuple[str, str, Callable[[], object]]]  # what is done, by which library
 
 
@@ -95,12 +112,21 @@ def recipe_of(net: str, batch: int) -> Recipe:
     """The recipe of a net, at this batch; whitening is left out for all."""
     recipe = load_recipe(net if net == "cifar10" else "mnist")
     recipe = recipe.override(*NETS[net], "model.preprocess=none", f"train.batch={batch}")
+    if net == "glow":
+        recipe = replace(recipe, model=ModelSettings(blocks=glow(), prior="gaussian"))
     return replace(recipe, name=net, data=replace(recipe.data, shape=SHAPES[net], levels=256))
+
+
+def glow() -> tuple[Block, ...]:
+    """The blocks of what `build_glow` builds of peers."""
+    couplings = CouplingBlock(STEPS, "channels", LawSettings("affine"), ConvNetwork(BLOCKS, WIDTH), mixing=True)
+    return (SqueezeBlock(), couplings, FactorOutBlock()) * (SCALES - 1) + (SqueezeBlock(), couplings)
 
 
 def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, Any]]) -> Iterator[Group]:
     """Each library's runs, one at a time, to spare memory; `startup` gets the seconds to its first training step."""
-    for library in ("nicest", *installed(splines=recipe.model.law == "spline")):
+    peers = GLOWS if recipe.model.blocks else SPLINES if recipe.model.law == "spline" else PEERS
+    for library in ("nicest", *installed(peers)):
         began = time.perf_counter()
         runs = our_runs(recipe, device) if library == "nicest" else peer_runs(library, recipe, device)
         runs["training step"]()
@@ -188,7 +214,12 @@ def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
     """The same work in a peer: dequantise, forward, backward, Adam; in inference without gradients."""
     batch, model = recipe.train.batch, recipe.model
     bins = model.bins if model.law == "spline" else 0
-    peer = build_peer(library, recipe.data.dim, (model.width,) * model.hidden_layers[0], bins=bins)
+    hidden = (model.width,) * model.hidden_layers[0]
+    peer = (
+        build_glow(library, recipe.data.shape)
+        if model.blocks
+        else build_peer(library, recipe.data.dim, hidden, bins=bins)
+    )
     optimizer = torch.optim.Adam(peer.flow.to(device).parameters(), lr=1e-3)
     rows = rows_to(noise(recipe)[:batch], device)
 
@@ -208,32 +239,60 @@ def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
 
 
 def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
-    """The matrix products of a step and of a pass, and a fused Adam over as many weights, each alone."""
+    """The products, of matrices or by convolutions, of a step and of a pass, and a fused Adam of as many weights."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    half, batch, model = recipe.data.dim // 2, recipe.train.batch, recipe.model
-    outputs = half * (Spline(model.bins).size if model.law == "spline" else 1)
-    sizes = list(pairwise([half, *[model.width] * model.hidden_layers[0], outputs])) * model.couplings
-    weights = [torch.randn(o, i, device=device, dtype=dtype) for i, o in sizes]
-    inputs = [torch.randn(batch, i, device=device, dtype=dtype) for i, _ in sizes]
-    gradients = [torch.randn(batch, o, device=device, dtype=dtype) for _, o in sizes]
+    batch = recipe.train.batch
+    layers = list(convolutions(recipe) if recipe.model.blocks else products(recipe))
+    weights, inputs, gradients = (
+        [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+        for shapes in zip(*((w, (batch, *x), (batch, *y)) for w, x, y in layers), strict=True)
+    )
+    if recipe.model.blocks:
+        inputs, gradients = (
+            [x.contiguous(memory_format=torch.channels_last) for x in each] for each in (inputs, gradients)
+        )
 
     def forward() -> None:
         for w, a in zip(weights, inputs, strict=True):
-            a @ w.t()
+            functional.conv2d(a, w, padding=w.shape[-1] // 2) if a.ndim > 2 else a @ w.t()
 
     def forward_and_backward() -> None:
         forward()
         for k, (w, a, g) in enumerate(zip(weights, inputs, gradients, strict=True)):
+            if a.ndim > 2:
+                pad = w.shape[-1] // 2
+                conv2d_weight(a, w.shape, g, padding=pad)
+                conv2d_input(a.shape, w, g, padding=pad)
+                continue
             g.t() @ a
             if k:  # nothing needs the gradient of the data
                 g @ w
 
-    parameters = [torch.randn(o, i + 1, device=device, requires_grad=True) for i, o in sizes]
+    parameters = [torch.randn(w.numel() + len(w), device=device, requires_grad=True) for w in weights]
     for p in parameters:
         p.grad = torch.randn_like(p)
     adam = torch.optim.Adam(parameters, lr=1e-3, fused=True, capturable=device.type == "cuda")
     runs: Runs = {"products": forward, "training products": forward_and_backward, "adam": adam.step}
     return {what: capture(run, device)[0].replay for what, run in runs.items()} if device.type == "cuda" else runs
+
+
+def products(recipe: Recipe) -> Iterator[Shapes]:
+    """The matrix products of all coupling functions: shapes of weights, of a row that goes in and of what comes out."""
+    half, model = recipe.data.dim // 2, recipe.model
+    outputs = half * (Spline(model.bins).size if model.law == "spline" else 1)
+    for _ in range(model.couplings):
+        for i, o in pairwise([half, *[model.width] * model.hidden_layers[0], outputs]):
+            yield (o, i), (i,), (o,)
+
+
+def convolutions(recipe: Recipe) -> Iterator[Shapes]:
+    """The same of convolutions."""
+    for network in build(recipe).modules():
+        if isinstance(network, ConvNet):
+            for each in network.modules():
+                if isinstance(each, nn.Conv2d):
+                    inputs, outputs = ((c, *network.inputs[1:]) for c in (each.in_channels, each.out_channels))
+                    yield tuple(each.weight.shape), inputs, outputs
 
 
 def measure(runs: Sequence[Callable[[], object]], device: torch.device, windows: int, seconds: float) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from nicest.flows import MLP, Spline
+from nicest.flows import MLP, Additive, ConvNet, Spline
 
 BOUND = Spline.bound  # beyond which splines are the identity
+SCALES, STEPS, BLOCKS, WIDTH = 3, 8, 2, 128  # a Glow's scales, couplings on each, and networks
 
 
 class Peer(NamedTuple):
-    """Couplings over halves of D numbers, under a Gaussian, of a library's own blocks."""
+    """Couplings over halves of D numbers or of channels, under a Gaussian, of a library's own blocks."""
 
     flow: nn.Module
     log_prob: Callable[[Tensor], Tensor]
@@ -45,6 +46,28 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return self.network(x)
+
+
+def build_glow(library: str, shape: tuple[int, ...]) -> Peer:
+    """A Glow of a library (Kingma and Dhariwal 2018) for square images (C, H, W).
+
+    On each of three scales eight affine couplings of halves of the channels, each with a mixing and a scaling of
+    channels; after the first two scales half of the channels leave.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return GLOWS[library](shape)
+
+
+class Planes(nn.Module):
+    """A network of images, from so many channels to so many others, on a square."""
+
+    def __init__(self, inputs: int, outputs: int, side: int) -> None:
+        super().__init__()
+        self.network, self.outputs = ConvNet((inputs, side, side), outputs, Additive(), WIDTH, BLOCKS), outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x.flatten(1)).unflatten(1, (self.outputs, *x.shape[2:]))
 
 
 def _nflows(dim: int, hidden: tuple[int, ...]) -> Peer:
@@ -134,6 +157,52 @@ def _normflows_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
     return Peer(flow, flow.log_prob, lambda n: flow.sample(n)[0])
 
 
+def _normflows_glow(shape: tuple[int, ...]) -> Peer:
+    import normflows
+
+    bases: list[Any] = []
+    scales: list[Any] = []
+    channels, side = shape[0], shape[1]
+    for scale in range(SCALES):
+        channels, side = 4 * channels, side // 2
+        layers = [normflows.flows.GlowBlock(channels, WIDTH) for _ in range(STEPS)]
+        for layer in layers:  # the same network for all
+            layer.flows[0].flows[1].param_map = Planes(channels // 2, channels, side)
+        channels //= 1 if scale == SCALES - 1 else 2
+        scales.append([*layers, normflows.flows.Squeeze()])
+        bases.append(normflows.distributions.DiagGaussian((channels, side, side), trainable=False))
+    merges = [normflows.flows.Merge() for _ in range(SCALES - 1)]
+    flow = normflows.MultiscaleFlow(bases[::-1], scales[::-1], merges, class_cond=False)
+    return Peer(flow, lambda x: flow.log_prob(x.unflatten(1, shape), None), lambda n: flow.sample(n)[0].flatten(1))
+
+
+def _freia_glow(shape: tuple[int, ...]) -> Peer:
+    from FrEIA import framework, modules
+
+    nodes: list[Any] = [framework.InputNode(*shape)]
+    last = nodes[0]
+    for scale in range(SCALES):
+        how = {"subnet_constructor": partial(Planes, side=shape[1] >> scale + 1), "permute_soft": True}
+        for block in (modules.IRevNetDownsampling, *[modules.AllInOneBlock] * STEPS):
+            nodes.append(framework.Node(last, block, how if block is modules.AllInOneBlock else {}))
+            last = nodes[-1]
+        if scale < SCALES - 1:
+            halves = framework.Node(last, modules.Split, {})
+            nodes += [halves, framework.OutputNode(halves.out1)]
+            last = halves.out0
+    flow = framework.GraphINN([*nodes, framework.OutputNode(last)])
+
+    def log_prob(x: Tensor) -> Tensor:
+        codes, log_det = flow(x.unflatten(1, shape))
+        return log_det - sum(0.5 * (h.square() + 1.8378770664093453).flatten(1).sum(1) for h in codes)
+
+    def sample(n: int) -> Tensor:
+        device = next(flow.parameters()).device
+        return flow([torch.randn(n, *each, device=device) for each in flow.global_out_shapes], rev=True)[0].flatten(1)
+
+    return Peer(flow, log_prob, sample)
+
+
 def _tails(bins: int) -> dict[str, Any]:
     return {"num_bins": bins, "tails": "linear", "tail_bound": BOUND}
 
@@ -147,7 +216,9 @@ def _masks(dim: int) -> list[Tensor]:
 PEERS = {"nflows": _nflows, "zuko": _zuko, "normflows": _normflows, "FrEIA": _freia}
 SPLINES = {"nflows": _nflows_splines, "zuko": _zuko_splines, "normflows": _normflows_splines}
 
+GLOWS = {"normflows": _normflows_glow, "FrEIA": _freia_glow}
 
-def installed(*, splines: bool = False) -> list[str]:
-    """The peers that are here, all or those with splines."""
-    return [name for name in (SPLINES if splines else PEERS) if find_spec(name)]
+
+def installed(among: Mapping[str, Any] = PEERS) -> list[str]:
+    """The peers that are here, all or those of SPLINES or GLOWS."""
+    return [name for name in among if find_spec(name)]
