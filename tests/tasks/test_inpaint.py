@@ -403,6 +403,22 @@ def test_samples_of_the_model_need_no_data(digits_run: Run, copy_of: Callable[[R
     assert result["masks"][0]["images"] == [0, 1, 2]
 
 
+def test_draws_differ_and_keep_the_observed(digits_run: Run, tmp_path: Path):
+    files = [tmp_path / "a.npz", tmp_path / "a.png", tmp_path / "a.gif"]
+    result = inpaint(digits_run, mask="top", n=2, draws=True, chains=3, steps=8, out=files)
+    found = np.load(tmp_path / "a.npz")
+    drawn, hidden = found["result"], found["hidden"]
+    assert drawn.shape == (3, 2, 8, 8)
+    assert (np.where(hidden, 0, drawn) == np.where(hidden, 0, found["truth"])).all()
+    assert all((drawn[i] != drawn[j]).any() for i, j in itertools.combinations(range(3), 2))
+    (row,) = result["masks"]
+    assert (len(row["r_hat"]), len(row["acceptance"])) == (2, 2)
+    flow = digits_run.flow
+    nats = flow.log_prob(torch.from_numpy(drawn.reshape(6, 64)), noise=False) + flow.units.interval_nats
+    np.testing.assert_allclose(np.ravel(row["end_nats"]), nats.detach(), rtol=1e-5)
+    assert all(file.exists() for file in files)
+
+
 class TestRefusals:
     def test_of_what_cannot_be_written(self, refusal: Callable[..., str], rows_run: Run, tmp_path: Path):
         assert ".png, .svg, .pdf, .gif, .npz" in refusal(inpaint, rows_run, out=tmp_path / "a.jpg")
@@ -425,6 +441,8 @@ class TestRefusals:
             ({"gradient_scale": math.nan}, "gradient scale above 0"),
             ({"direction": "up"}, "a direction of adam, gradient"),
             ({"preset": "paper"}, "a preset of ours, authors"),
+            ({"draws": True, "noise": 0.1}, "are of the ascent"),
+            ({"draws": True, "steps": 3}, "4 draws or more of each chain"),
         ],
     )
     def test_of_options(self, refusal: Callable[..., str], digits_run: Run, tmp_path: Path, options: dict, says: str):

@@ -398,7 +398,11 @@ def inpaint(
         ),
     ] = None,
     n: Annotated[int, options.integer(1, 100_000, "Images per mask.", "-n")] = 10,
-    chains: Annotated[int, options.integer(1, 100, "Ascents per image, each from its own start.")] = 1,
+    chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
+    draws: Annotated[
+        bool,
+        typer.Option("--draws", help="Draw fillings from the model's density given the rest, which vary, by chains."),
+    ] = False,
     preset: Annotated[
         options.Preset, typer.Option(help="The schedule of the ascent: ours, or that of the authors' code.")
     ] = "ours",
@@ -425,15 +429,16 @@ def inpaint(
         ),
     ] = None,
 ) -> Result:
-    """Hide part of each image and fill it in by maximising the log-likelihood.
+    """Hide part of each image and fill it in, by maximising the log-likelihood or by draws.
 
     Example: nicest inpaint runs/demo --mask left --mask random:75 --chains 4 --out a.png --out a.gif
+    Example: nicest inpaint digits-conv --mask bottom --draws --chains 4
     """
     from nicest.tasks.inpaint import inpaint as run_inpainting
 
     ascent: dict[str, Any] = {"steps": steps, "direction": direction, "gradient_scale": gradient_scale, "noise": noise}
     which: dict[str, Any] = {"mask": mask or "paper", "n": n, "split": split, "out": out or "inpaint.png"}
-    return run_inpainting(run, **which, chains=chains, preset=preset, seed=seed, **ascent)
+    return run_inpainting(run, **which, chains=chains, draws=draws, preset=preset, seed=seed, **ascent)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -196,17 +197,38 @@ def certificate(result: dict[str, Any]) -> None:
 def inpainting(result: dict[str, Any]) -> None:
     from rich.markup import escape
 
+    if result["draws"]:
+        drawn_fillings(result)
+        return
     table = _table("mask", "start, nats", "end, nats", "truth, nats", "gain, nats", "above truth")
     for row in result["masks"]:
         means = (f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth"))
         count = f"{row['images_above_truth']} of {len(row['images'])}"
         table.add_row(escape(row["mask"]), *means, f"{row['mean_gain_nats']:+.2f}", count)
-    data, way = Path(result["dataset"]).name, f"{result['steps']} steps, noise {result['noise']:g}"
-    source = "samples" if result["split"] == "samples" else f"{result['split']} split"
-    print(f"{data}, {source}: {result['n']} images under each mask, chains {result['chains']}; {way}")
+    print(f"{_inpainted(result)}, noise {result['noise']:g}")
     _print("", table, "")
     print("Nats are means. Above truth: the best chain ends with a higher log-likelihood than the original.")
     print(f"written in {result['seconds']:.1f} s:", *result["out"])
+
+
+def drawn_fillings(result: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    table = _table("mask", "draws, nats", "truth, nats", "moves taken", "largest R-hat")
+    for row in result["masks"]:
+        taken = statistics.fmean(row["acceptance"])
+        means = (f"{row[f'mean_{name}_nats']:.2f}" for name in ("end", "truth"))
+        table.add_row(escape(row["mask"]), *means, f"{taken:.0%}", f"{max(row['r_hat']):.2f}")
+    print(_inpainted(result))
+    _print("", table, "")
+    print("Nats are means. R-hat near 1: the chains of every image agree, and their draws are of the whole density.")
+    print(f"written in {result['seconds']:.1f} s:", *result["out"])
+
+
+def _inpainted(result: dict[str, Any]) -> str:
+    source = "samples" if result["split"] == "samples" else f"{result['split']} split"
+    many = f"{result['n']} images under each mask, chains {result['chains']}; {result['steps']} steps"
+    return f"{Path(result['dataset']).name}, {source}: {many}"
 
 
 def truncation(result: dict[str, Any]) -> None:

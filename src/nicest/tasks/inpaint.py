@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.files import require_writable
-from nicest.inference.fill import PRESETS, Schedule, fill
+from nicest.flows import Flow
+from nicest.flows.units import Bounds
+from nicest.inference.fill import PRESETS, Filled, Schedule, fill
+from nicest.inference.impute import impute_rows
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
@@ -26,6 +30,7 @@ from nicest.tasks.sample import draw
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
+DRAWING = 500  # moves of a chain that draws
 MOST_SAMPLES = 10_000  # that are drawn to be filled in
 LARGEST = 1 << 30  # numbers of the images that are kept on their way
 
@@ -42,6 +47,7 @@ def inpaint(
     gradient_scale: float | None = None,
     noise: float | None = None,
     chains: int = 1,
+    draws: bool = False,
     seed: int = 0,
     out: str | Path | Sequence[str | Path] = "inpaint.png",
 ) -> dict[str, Any]:
@@ -54,10 +60,17 @@ def inpaint(
     are on the recipe's interval, the units of `evaluate`, but without its noise: a truth is scored at the middle of
     its levels, which is higher than the mean over the noise. An image is above its truth where its likeliest chain
     ends so.
+
+    With `draws` nothing climbs: each chain draws the hidden from the model's density given the observed, by Langevin
+    moves that are exact in the long run, `steps` of them (500, unless told) after a warm-up. What is written are states
+    of the chains on their way, and `r_hat` says how far those of an image agree.
     """
     began = time.perf_counter()
     paths = _outputs(out)
-    schedule = choose_schedule(preset, steps=steps, direction=direction, gradient_scale=gradient_scale, noise=noise)
+    options = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
+    if draws and (preset != "ours" or any(value is not None for value in options.values())):
+        raise NicestError("a preset, direction, gradient scale and noise are of the ascent: leave them out to draw")
+    schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **options)
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
     if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
@@ -81,18 +94,23 @@ def inpaint(
     looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
     if (numbers := len(x) * chains * data.dim * (2 + len(looks))) > LARGEST:
         raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: use fewer images or chains")
+    where = torch.from_numpy(hidden.reshape(len(x), -1)).to(run.device)
+    quality: dict[str, Tensor] = {}
     with Bar("inpainting", 1000) as bar:
-        filled = fill(
-            flow,
-            x,
-            torch.from_numpy(hidden.reshape(len(x), -1)).to(run.device),
-            schedule=schedule,
-            chains=chains,
-            bounds=bounds,
-            looks=looks,
-            seed=seed,
-            watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),
-        )
+        if draws:
+            filled, quality = drawn(flow, x, where, chains, schedule.steps, bounds, seed, bar)
+        else:
+            filled = fill(
+                flow,
+                x,
+                where,
+                schedule=schedule,
+                chains=chains,
+                bounds=bounds,
+                looks=looks,
+                seed=seed,
+                watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),
+            )
     with torch.no_grad():
         truth_nats = flow.log_prob(x, noise=False).double() + unit
     arrays = {
@@ -106,7 +124,7 @@ def inpaint(
     names = [mask_name(each) for each in masks]
     title = f"{heading(data.name, recipe.name)}: hidden parts of {_images_of(split)}, filled in"
     for path in paths:
-        _write(path, arrays, names, data, title)
+        _write(path, arrays, names, data, title, draws=draws)
     start, end, truth = arrays["nats"][0], arrays["nats"][-1], arrays["truth_nats"]
     return {
         "out": [str(path) for path in paths],
@@ -116,24 +134,59 @@ def inpaint(
         "n": n,
         "chains": chains,
         "seed": seed,
-        **asdict(schedule),
+        "draws": draws,
+        **({"steps": schedule.steps} if draws else asdict(schedule)),
         "seconds": time.perf_counter() - began,
         "masks": [
             {
                 "mask": name,
                 "images": index[each].tolist(),
                 "truth_nats": truth[each].tolist(),
-                "start_nats": start[:, each].tolist(),
                 "end_nats": end[:, each].tolist(),
-                "mean_start_nats": float(start[:, each].mean()),
                 "mean_end_nats": float(end[:, each].mean()),
                 "mean_truth_nats": float(truth[each].mean()),
-                "mean_gain_nats": float((end - start)[:, each].mean()),
                 "images_above_truth": int((end.max(0) > truth)[each].sum()),
             }
+            | (
+                {of: values[each].tolist() for of, values in quality.items()}
+                if draws
+                else {
+                    "start_nats": start[:, each].tolist(),
+                    "mean_start_nats": float(start[:, each].mean()),
+                    "mean_gain_nats": float((end - start)[:, each].mean()),
+                }
+            )
             for name, each in zip(names, np.split(np.arange(len(index)), len(masks)), strict=True)
         ],
     }
+
+
+def drawn(
+    flow: Flow, x: Tensor, hidden: Tensor, chains: int, steps: int, bounds: Bounds | None, seed: int, bar: Bar
+) -> tuple[Filled, dict[str, Tensor]]:
+    """States of chains on their way, and by image the share of moves that they took and R-hat."""
+    keep = min(FRAMES, steps)
+    rows = x if x.is_floating_point() else x.float()
+    found = impute_rows(
+        flow,
+        rows,
+        hidden,
+        draws=chains * keep,
+        steps=steps,
+        chains=chains,
+        ascent=0,
+        bounds=bounds,
+        seed=seed,
+        watch=lambda share: bar.update(int(1000 * share)),
+    )
+    states = found.draws.unflatten(0, (chains, keep)).transpose(0, 1)
+    with torch.no_grad():
+        nats = torch.stack(
+            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in states]
+        )
+    looks = tuple(round((k + 1) * steps / keep) for k in range(keep))
+    quality = {"acceptance": found.acceptance.cpu(), "r_hat": found.r_hat.cpu()}
+    return Filled(looks, states.to(x.dtype), nats), quality
 
 
 def _images_of(split: str) -> str:
@@ -161,7 +214,9 @@ def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:
     return paths
 
 
-def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data: DataSettings, title: str) -> None:
+def _write(
+    path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data: DataSettings, title: str, *, draws: bool
+) -> None:
     if path.suffix.lower() == ".npz":
         ends = {"start": arrays["states"][0], "result": arrays["states"][-1], "masks": np.array(names)}
         save_arrays(path, **{name: array for name, array in arrays.items() if name != "states"}, **ends)
@@ -174,8 +229,14 @@ def _write(path: Path, arrays: dict[str, np.ndarray], names: Sequence[str], data
         frames = [image_grid(state[order[0], rows], brightest=white, columns=columns, size=240) for state in states]
         save_animation(frames, path)
         return
-    panels = {"truth": truth, "start": states[0][order[0], rows]}
+    panels = {"truth": truth}
+    if draws:
+        panels["observed"] = np.where(arrays["hidden"], 0, truth)
+        order = order * 0 + np.arange(len(order))[:, None]  # a draw is not better for being likely
+    else:
+        panels["start"] = states[0][order[0], rows]
     for k, chain in enumerate(order):
-        panels["result" if len(order) == 1 else f"result {k + 1}"] = states[-1][chain, rows]
+        name = "draw" if draws else "result"
+        panels[name if len(order) == 1 else f"{name} {k + 1}"] = states[-1][chain, rows]
     grids = {name: image_grid(images, brightest=white, columns=columns, size=1) for name, images in panels.items()}
     save_figure(panel_figure(grids, names, title=title), path)
