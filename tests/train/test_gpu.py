@@ -94,8 +94,10 @@ both = pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 
 
 @both
-def test_resume_on_the_gpu_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str):
-    recipe, settings = load_recipe("digits"), (*SMALL, f"train.precision={precision}")
+@pytest.mark.parametrize("name", ["digits", "digits-conv"])
+def test_resume_on_the_gpu_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str):
+    of = tuple(each for each in SMALL if name == "digits" or each.startswith("train."))
+    recipe, settings = load_recipe(name), (*of, f"train.precision={precision}")
     train(recipe, tmp_path / "straight", overrides=settings, device="cuda")
     interrupt_at(20, signal.SIGINT, monkeypatch)
     assert not train(recipe, tmp_path / "stopped", overrides=settings, device="cuda")["finished"]

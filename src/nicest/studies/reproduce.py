@@ -41,20 +41,23 @@ PLAN = (
     Entry("mnist-plain", 3),
     Entry("mnist-affine"),
     Entry("mnist-fast"),
+    Entry("mnist-conv"),
     # the best epoch by validation is among the first tens; later epochs overfit
     Entry("cifar10", overrides=("train.patience=100",)),
     Entry("cifar10-released", overrides=("train.patience=100",)),
     Entry("cifar10-best", 3),
+    Entry("cifar10-conv"),
     Entry("fer2013"),
     Entry("fer2013-tfd"),
     Entry("tfd"),
     Entry("tfd-released"),
-    Entry("svhn", 3, overrides=("train.patience=100",)),
-    Entry("svhn-released", overrides=("train.patience=100",)),
+    Entry("svhn", 3, overrides=("train.patience=40",)),
+    Entry("svhn-released", overrides=("train.epochs=300",)),
     Entry("svhn-best", 3),
+    Entry("svhn-conv"),
 )
 DONE = "evaluation.json"  # in a run folder: trained to its end, and this is what it scores on the test split
-FIGURES = ("mnist-best", "cifar10-best", "fer2013", "tfd", "svhn-best")
+FIGURES = ("mnist-best", "mnist-conv", "cifar10-best", "cifar10-conv", "fer2013", "tfd", "svhn-best", "svhn-conv")
 PUBLISHED = {"tfd": {"Deep MFA": 5250.0, "GRBM": 2413.0}, "cifar10": {"Deep MFA": 3622.0, "GRBM": 2365.0}}
 
 
@@ -234,6 +237,9 @@ def draw(run: Run, folder: Path) -> Iterator[Path]:
     yield folder / "samples.png"
     inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"])
     yield from (folder / "inpaint.png", folder / "inpaint.gif")
+    if run.recipe.model.blocks:  # of a convolutional flow, whose draws look like images
+        inpaint(run, mask=("bottom", "left"), n=4, chains=3, draws=True, out=folder / "draws.png")
+        yield folder / "draws.png"
     for basis in ("random", "top"):
         sphere(run, basis=basis, out=folder / f"sphere-{basis}.png")
         yield folder / f"sphere-{basis}.png"
@@ -332,6 +338,7 @@ PICTURES = {
     "inpainting": "inpaint.png",
     "inpainting by the authors' schedule": "inpaint-authors.png",
     "inpainting, the ascent": "inpaint.gif",
+    "inpainting by draws": "draws.png",
     "a sphere in a random subspace of latent space": "sphere-random.png",
     "a sphere in the three components of largest scale": "sphere-top.png",
     "spectrum": "spectrum.png",
