@@ -241,7 +241,7 @@ class TestRows:
         heard: list[Tensor] = []
         langevin = Walk.langevin
         monkeypatch.setattr(Walk, "langevin", lambda walk, at, step: (heard.append(step), langevin(walk, at, step))[1])
-        monkeypatch.setattr("nicest.inference.impute.JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.inference.langevin.JUMP_EVERY", 10**9)
         found = impute_rows(bent(3), torch.randn(6, 3).double(), torch.ones(6, 3, dtype=torch.bool), **FAST)
         warm, frozen = heard[: FAST["warmup"]], heard[FAST["warmup"] :]
         assert len({tuple(step.tolist()) for step in warm}) == FAST["warmup"]
@@ -254,7 +254,7 @@ class TestRows:
         assert "finite nowhere" in refusal(impute_rows, bent(3), x, x.isnan(), **FAST)
 
     def test_rows_whose_chains_do_not_mix_are_marked(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("nicest.inference.impute.JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.inference.langevin.JUMP_EVERY", 10**9)
         x = torch.tensor([[math.nan, -9.0], [0.0, 0.0]]).double()  # hills at ±√11, and nothing between
         found = impute_rows(two_hills(), x, x.isnan(), seed=1, **LONG)
         assert found.mixed.tolist() == [False, True]

@@ -256,6 +256,23 @@ class TestInpainting:
             assert (ends[0] != ends[1]).any()
             assert frames[-1][1]["nats"][chain] > frames[0][1]["nats"][chain] + 10
 
+    def test_exact_draws_differ_as_samples_of_the_model_do(self, ask: Ask, test_image: str, digits: Path):
+        """Where all is hidden, what is left is the model itself, inside the box of the pixels: the spread has the shape
+        of that of its samples, and is a little narrower."""
+        request = {"picture": test_image, "chains": 8, "steps": 1000, "method": "draws"}
+        half = events(ask("POST", f"{DIGITS}/inpaint", json=request | {"mask": TOP, "steps": 60}).text)
+        last = half[-2][1]
+        for picture in last["pictures"]:
+            np.testing.assert_array_equal(levels(picture)[4:], levels(test_image)[4:])
+        assert len(set(last["pictures"])) == 8
+        assert max(last["spread"][32:]) == 0
+        whole = events(ask("POST", f"{DIGITS}/inpaint", json=request | {"mask": packed(np.ones(64))}).text)[-2][1]
+        samples = nicest.open(digits).engine.sample(4000).double().clamp(0, 16)
+        expected = samples.std(0).numpy() / 16
+        assert 0.7 < np.mean(whole["spread"]) / np.mean(expected) < 1.02
+        assert np.corrcoef(whole["spread"], expected)[0, 1] > 0.97
+        assert whole["r_hat"] < 1.5
+
     def test_a_seed_is_a_way(self, ask: Ask, test_image: str):
         request = {"picture": test_image, "mask": TOP, "steps": 10}
         ends = [events(ask("POST", f"{DIGITS}/inpaint", json=request | {"seed": seed}).text)[-2] for seed in (1, 1, 2)]
@@ -268,6 +285,7 @@ class TestInpainting:
             ({"chains": limits.CHAINS + 1}, "chains"),
             ({"chains": 0}, "chains"),
             ({"noise": -1}, "noise"),
+            ({"method": "guess"}, "method"),
             ({"mask": packed(np.zeros(64))}, "hides nothing"),
             ({"mask": packed(np.ones(63))}, "64 bytes"),
             ({"mask": "???"}, "base64"),

@@ -150,6 +150,7 @@ class TestInpainting:
     def test_painted_filled_in_and_the_observed_stay(self, visit: Visit):
         page = visit.page
         page.locator("#choices button").nth(2).click()
+        page.click("#clear")
         stroke(visit, (0.3, 0.3), (0.7, 0.6))
         hidden = int(re.match(r"\d+", page.inner_text("#hidden-count"))[0])  # type: ignore[index]
         assert 2 <= hidden < 40
@@ -169,9 +170,44 @@ class TestInpainting:
         frames = float(re.search(r"(\d+) frames/s", page.inner_text("#progress"))[1])  # type: ignore[index]
         print(f"{frames:.0f} frames a second")
 
+    def test_at_once_one_button_and_the_original_beside(self, visit: Visit):
+        page = visit.page
+        assert page.inner_text("#hidden-count").startswith("32 of 64")  # the lower half
+        page.fill("#steps", "40")
+        visit.go_and_wait()
+        truth, filled = visit.levels("#truth-picture"), visit.levels("#results canvas")
+        assert (truth == visit.levels("#original")).all()
+        assert (filled[:32] == truth[:32]).all()
+        assert (filled != truth).any()
+        assert "nats" in page.inner_text("#truth-words")
+        page.locator("#results canvas").first.hover()
+        page.mouse.down()
+        assert (visit.levels("#results canvas") == truth).all()
+        page.mouse.up()
+        assert (visit.levels("#results canvas") == filled).all()
+        page.focus("#compare")
+        page.keyboard.down(" ")
+        assert (visit.levels("#results canvas") == truth).all()
+        page.keyboard.up(" ")
+        assert (visit.levels("#results canvas") == filled).all()
+
+    def test_draws_differ_and_show_their_spread(self, visit: Visit):
+        page = visit.page
+        page.click("[data-method=draws]")
+        page.fill("#steps", "200")
+        visit.go_and_wait()
+        page.wait_for_selector("#spread:not([hidden])")
+        ends = np.stack([visit.levels(f"#results canvas >> nth={k}") for k in range(4)])
+        assert (ends[:, :32] == visit.levels("#original")[:32]).all()
+        assert len(np.unique(ends, axis=0)) == 4
+        assert "R̂ =" in page.inner_text("#inpaint-note")
+        assert re.search(r"sd up to \d+ %", page.inner_text("#spread-words"))
+        assert page.locator("#results .best").count() == 0
+
     def test_rectangle_invert_clear_and_the_ten_masks(self, visit: Visit):
         page = visit.page
         assert page.locator("#masks button").count() == 10
+        page.click("#clear")
         assert page.locator("#go").is_disabled()
         page.click("[data-tool=rectangle]")
         stroke(visit, (0.05, 0.05), (0.45, 0.45))
@@ -185,9 +221,18 @@ class TestInpainting:
         assert "Nothing" in page.inner_text("#hidden-count")
         page.locator("#masks button").first.click()
         assert page.inner_text("#hidden-count").startswith("32 of 64")
+        page.click("#undo")
+        assert "Nothing" in page.inner_text("#hidden-count")
+        page.keyboard.press("Control+z")
+        assert page.inner_text("#hidden-count").startswith("40 of 64")
+        page.keyboard.press("Control+Shift+Z")
+        page.click("#redo")
+        assert page.inner_text("#hidden-count").startswith("32 of 64")
+        assert page.locator("#redo").is_disabled()
 
     def test_by_keyboard(self, visit: Visit):
         page = visit.page
+        page.click("#clear")
         page.focus("#mask")
         for key in ("ArrowRight", "ArrowDown", " ", "ArrowRight", "Enter"):
             page.keyboard.press(key)
@@ -197,6 +242,7 @@ class TestInpainting:
 
     def test_a_rectangle_by_keyboard(self, visit: Visit):
         page = visit.page
+        page.click("#clear")
         page.click("[data-tool=rectangle]")
         page.focus("#mask")
         page.keyboard.press(" ")
@@ -221,7 +267,7 @@ class TestInpainting:
                 page.wait_for_selector("#masks button")
             for button in ("#save-png", "#save-gif"):
                 assert page.locator(button).is_disabled()
-            assert page.inner_text("#go") == "Go"
+            assert page.inner_text("#go") == "Fill in"
             assert page.inner_text("#progress") + page.inner_text("#inpaint-note") == ""
             assert page.locator("#results canvas[data-picture]").count() == 0
 

@@ -443,7 +443,7 @@ def inpaint(
 
 @app.command()
 def studio(
-    runs: Annotated[list[Path], options.given("Run folders.", show_default=False)],
+    runs: Annotated[list[Path], options.given("Run folders.", show_default=False)] = [Path("mnist")],  # noqa: B006
     host: Annotated[
         str, typer.Option(help="The address to listen on. Any other address than that of this machine needs a token.")
     ] = "127.0.0.1",
@@ -457,7 +457,7 @@ def studio(
 ) -> None:
     """Serve models in the browser: inpaint, explore the latent space, score your own images.
 
-    Example: nicest studio runs/demo --open
+    Without a run, the model of MNIST that comes with nicest is served. Example: nicest studio runs/demo --open
     """
     from nicest.studio.server import is_loopback, serve
 

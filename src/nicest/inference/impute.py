@@ -14,7 +14,7 @@ from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
-from nicest.inference.langevin import JUMP_EVERY, SAMPLES, Chains, Point, adapted
+from nicest.inference.langevin import SAMPLES, Chains
 
 AT_ONCE = 500  # rows with missing cells
 MIXED = 1.1  # the largest R-hat of chains that agree
@@ -133,40 +133,17 @@ class Walk(Chains):
 
     def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
         """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""
-        x = torch.where(hidden, 0.0, x)
-        self.place(self.enter(x), hidden)
-        at, log_step = self.start(), self.first_step()
-        taken, states, heights = torch.zeros_like(log_step), [], []
-        langevins = 0
-        for i in range(1 - self.warmup, self.steps + 1):
-            if i % JUMP_EVERY == 0:
-                at, _ = self.jump(at)
-                at = self.redraw(at, x) if self.units.discrete else at
-            else:
-                at, chance = self.langevin(at, log_step.exp())
-                if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
-                    log_step = adapted(log_step, chance, i + self.warmup)
-                else:
-                    taken, langevins = taken + chance, langevins + 1
+        states, heights = [], []
+        for i, at in self.walk(x, hidden, warmup=self.warmup, steps=self.steps):
             if i in self.looks:
                 states.append(at.y)
                 heights.append(at.height)
             yield (i + self.warmup) / (self.warmup + self.steps)
         kept, height = torch.stack(states, 2), torch.stack(heights, 2).flatten(1)  # (B, chains, keep, ...)
         self.r_hat = torch.where(hidden, split_r_hat(kept.double()), 1.0).amax(-1)
-        self.acceptance = (taken / max(langevins, 1)).double()
         flat, each = kept.flatten(1, 2), torch.arange(len(x), device=x.device)
         self.draws = self.units.leave(flat.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, len(x)))
         self.top = flat[each, height.argmax(1)]
-
-    def start(self) -> Point:
-        """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw."""
-        drawn = self.at(self.noise())
-        centre = self.at(torch.zeros_like(drawn.w))
-        at = self.choose(drawn.nats.isfinite(), drawn, centre)
-        if not bool(at.nats.isfinite().all()):
-            raise NicestError("the log-likelihood of a row is finite nowhere that was tried: is a cell far off?")
-        return at
 
     def climb(self, steps: int) -> Tensor:
         """The mode: up the hill from the likeliest draw by the ascent of NICE §5.2, without its noise.

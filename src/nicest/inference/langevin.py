@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,6 +60,35 @@ class Chains:
     def at_once(self) -> int:
         """Rows that walk at once, for the memory's sake."""
         return max(1, min(ROWS // self.chains, NUMBERS // self.units.dim**2))
+
+    def walk(self, x: Tensor, hidden: Tensor, *, warmup: int, steps: int) -> Iterator[tuple[int, Point]]:
+        """Where the chains of rows are after each iteration, numbered 1 - warmup to steps; only those from 1 on are
+        draws. `acceptance` (B,) is the share of Langevin proposals taken since."""
+        x = torch.where(hidden, 0, x)
+        self.place(self.enter(x), hidden)
+        at, log_step = self.start(), self.first_step()
+        taken, langevins = torch.zeros_like(log_step), 0
+        for i in range(1 - warmup, steps + 1):
+            if i % JUMP_EVERY == 0:
+                at, _ = self.jump(at)
+                at = self.redraw(at, x) if self.units.discrete else at
+            else:
+                at, chance = self.langevin(at, log_step.exp())
+                if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
+                    log_step = adapted(log_step, chance, i + warmup)
+                else:
+                    taken, langevins = taken + chance, langevins + 1
+            self.acceptance = (taken / max(langevins, 1)).double()
+            yield i, at
+
+    def start(self) -> Point:
+        """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw."""
+        drawn = self.at(self.noise())
+        centre = self.at(torch.zeros_like(drawn.w))
+        at = self.choose(drawn.nats.isfinite(), drawn, centre)
+        if not bool(at.nats.isfinite().all()):
+            raise NicestError("the log-likelihood of a row is finite nowhere that was tried: is a cell far off?")
+        return at
 
     def moved(self, x: Tensor, hidden: Tensor, moves: int) -> Tensor:
         """Rows (B, D) whose hidden cells, drawn before, went some moves on; where nothing is finite they stay."""

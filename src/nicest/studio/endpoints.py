@@ -168,10 +168,13 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         responses={200: {"content": {"text/event-stream": {}}, "description": "Events: start, frame ..., end."}},
     )
     async def inpaint(run: Run, ask: messages.Inpainting) -> Response:
-        """Fill in what is hidden of a picture, watched: server-sent events with states and nats of every chain."""
+        """Fill in what is hidden of a picture, watched: server-sent events with states and nats of every chain.
+
+        The last frame of exact draws holds their `spread`, the standard deviation of every pixel as a share of the
+        brightest, and `r_hat`, which is near 1 where the chains agree."""
         desk.jobs.take()
         try:
-            events = await desk.step(lambda: Images(run.open()).ascent(ask, films))
+            events = await desk.step(lambda: Images(run.open()).inpainting(ask, films))
         except BaseException:
             desk.jobs.give_back()
             raise

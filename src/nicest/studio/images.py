@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
+from nicest.inference.impute import split_r_hat
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits, messages
 from nicest.studio.films import Films
@@ -32,7 +33,9 @@ from nicest.tasks.score import CAVEAT, ledger, outlier_scores
 DRAWS = 32  # of the noise, that the score of a picture is the mean over
 FRAMES = 150  # looks at an ascent, at least
 SECONDS = 1 / 25  # that pass between two looks, at most
+KEPT = 100  # states of a chain, that its R-hat is of
 
+Look = tuple[int, Tensor, Tensor, dict[str, Any]]  # steps done, states (chains, D), their nats, and what else is known
 Events = Generator[tuple[str, dict[str, Any]], None, None]  # what an event is called, and what it says
 
 
@@ -97,15 +100,17 @@ class Images:
         hidden = hidden_by(name, self.data.shape[-2:], seed=seed)
         return base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()
 
-    def ascent(self, ask: messages.Inpainting, films: Films) -> Events:
-        """The events of an ascent: its start, frames, and its end; what is wrong with the request is said at once."""
-        x = self.tensor(ask.picture)
-        bits = np.frombuffer(_bytes(ask.mask), np.uint8)
+    def hidden(self, mask: str) -> Tensor:
+        """What a mask hides of a picture, (1, D)."""
+        bits = np.frombuffer(_bytes(mask), np.uint8)
         height, width = self.data.shape[-2:]
         if bits.size != height * width:
             raise NicestError(f"expected a mask of {height * width} bytes, one for each pixel, got {bits.size}")
-        hidden = hidden_by(bits.reshape(height, width), self.data.shape).reshape(1, -1)
-        schedule = replace(OURS, steps=ask.steps, noise=ask.noise)
+        return torch.from_numpy(hidden_by(bits.reshape(height, width), self.data.shape).reshape(1, -1))
+
+    def inpainting(self, ask: messages.Inpainting, films: Films) -> Events:
+        """The events of an inpainting: its start, frames, and its end; what is wrong with it is said at once."""
+        x, hidden = self.tensor(ask.picture), self.hidden(ask.mask)
         truth = float(self.model.nats(x)[0])
         if not math.isfinite(truth):
             raise NicestError("the model gives this picture no finite likelihood: choose another")
@@ -115,9 +120,8 @@ class Images:
             """When to look: often at the start, and never later than a frame's time after the last look."""
             return i in marks or time.perf_counter() - last > SECONDS
 
-        looks = ascend(
-            self.model.flow, x, torch.from_numpy(hidden), due, schedule=schedule, chains=ask.chains, seed=ask.seed
-        )
+        climbs = ask.method == "ascent"
+        looks = self.climb(ask, x, hidden, due) if climbs else self.wander(ask, x, hidden, due)
 
         def events() -> Events:
             nonlocal last
@@ -125,17 +129,52 @@ class Images:
             film_id, film = films.begin(self.loaded.brightest)
             try:
                 yield "start", {"truth_nats": truth, "steps": ask.steps, "film": film_id}
-                for filled in looks:
-                    nats = [round(each + self.units.interval_nats, 3) for each in filled.nats[0, :, 0].tolist()]
-                    pictures = self.packed(filled.result[:, 0])
-                    film.add(filled.result[:, 0].cpu().numpy().reshape(-1, *self.data.shape))
-                    yield "frame", {"step": filled.looks[0], "nats": nats, "pictures": pictures}
+                for step, states, heights, more in looks:
+                    nats = [round(each + self.units.interval_nats, 3) for each in heights.tolist()]
+                    film.add(states.cpu().numpy().reshape(-1, *self.data.shape))
+                    yield "frame", {"step": step, "nats": nats, "pictures": self.packed(states), **more}
                     last = time.perf_counter()
                 yield "end", {"steps": ask.steps}
             finally:
                 self.loaded.climbers(-1)
 
         return events()
+
+    def climb(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Callable[[int], bool]) -> Iterator[Look]:
+        """Looks at the ascent of NICE §5.2."""
+        schedule = replace(OURS, steps=ask.steps, noise=ask.noise)
+        climb = ascend(self.model.flow, x, hidden, due, schedule=schedule, chains=ask.chains, seed=ask.seed)
+        return ((each.looks[0], each.result[:, 0], each.nats[0, :, 0], {}) for each in climb)
+
+    def wander(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Callable[[int], bool]) -> Iterator[Look]:
+        """Looks at exact chains through what is hidden given the rest. A quarter of the steps is the warm-up; all
+        states after it make the spread, the standard deviation of every pixel as a share of the brightest."""
+        chains = self.loaded.chains(ask.chains, ask.seed)
+        warmup = max(1, ask.steps // 4)
+        steps = max(1, ask.steps - warmup)
+        keep = {round((k + 1) * steps / KEPT) for k in range(KEPT)}
+
+        def looks() -> Iterator[Look]:
+            sums, kept = torch.zeros(3, x.shape[1], dtype=torch.float64), []  # of ones, of levels, of their squares
+            for i, at in chains.walk(x, hidden, warmup=warmup, steps=steps):
+                y = at.y[0]
+                states = torch.where(hidden, self.units.leave(y).to(x), x)
+                if i > 0:
+                    sums += torch.stack([states.double() ** k for k in range(3)]).sum(1)
+                if i in keep:
+                    kept.append(y.double())
+                if i == steps or due(i + warmup):
+                    nats = at.height[0].double() + self.model.flow.units_log_det + self.units.local(y)
+                    yield i + warmup, states, nats, self.spread(sums, kept, hidden) if i == steps else {}
+
+        return looks()
+
+    def spread(self, sums: Tensor, kept: list[Tensor], hidden: Tensor) -> dict[str, Any]:
+        """The standard deviation of every pixel, and the worst split R-hat."""
+        variance = (sums[2] / sums[0] - (sums[1] / sums[0]).square()).clamp_min(0)
+        pixels = variance.view(-1, *self.data.shape[-2:]).mean(0).sqrt() / self.loaded.brightest
+        r_hat = float(split_r_hat(torch.stack(kept, 1)[None])[0, hidden[0]].max()) if len(kept) > 3 else math.nan
+        return {"spread": [round(each, 4) for each in pixels.flatten().tolist()], "r_hat": number(r_hat)}
 
     def move(self, ask: messages.Move) -> messages.Moved:
         model = self.model

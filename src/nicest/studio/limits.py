@@ -18,6 +18,7 @@ STEPS = 5000
 CHAINS = 8
 COMPONENTS = 24  # with a slider
 PCA = 4096  # dimensions of data that has its principal components counted
+WALK = 4096  # dimensions of a model whose exact draws are made: they take a matrix of all by all
 JOBS = 4  # inpaintings at once
 WAITING = 64  # short requests at once
 CONNECTIONS = 256

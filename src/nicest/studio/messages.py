@@ -107,13 +107,15 @@ class Mask(BaseModel):
 
 
 class Inpainting(Message):
-    """An ascent: what is hidden of a picture, and how to climb."""
+    """What is hidden of a picture, and how to find it: an ascent of the log-likelihood, or exact draws of what is
+    hidden given the rest."""
 
     picture: Picture
     mask: Annotated[str, Field(max_length=2**20, description="A byte for each pixel, 1 where hidden, in base64.")]
+    method: Literal["ascent", "draws"] = "ascent"
     chains: Annotated[int, Field(ge=1, le=limits.CHAINS)] = 1
     steps: Annotated[int, Field(ge=1, le=limits.STEPS)] = 1000
-    noise: Annotated[float, Field(ge=0, le=10)] = 0.03
+    noise: Annotated[float, Field(ge=0, le=10, description="Of an ascent.")] = 0.03
     seed: Seed = 0
 
 

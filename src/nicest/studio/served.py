@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import math
@@ -14,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
+from nicest.inference.langevin import SAMPLES, Chains
 from nicest.recipes import load_recipe
 from nicest.runs.folder import RECIPE, RunFolder
 from nicest.runs.run import Run
-from nicest.runs.shipped import fetched
 from nicest.studio import limits
 from nicest.studio.messages import Metrics, Reference, ReferenceScores, RunInfo, Spectrum
 from nicest.tasks.latent import Model, principal
@@ -44,7 +46,6 @@ class Served:
     """
 
     def __init__(self, id: str, path: Path, label: int | None = None) -> None:
-        path = fetched(path)
         self.id, self.folder, self.label = id, RunFolder(path), label
         self.name = path.resolve().name + ("" if label is None else f", label {label}")
         self.lock = threading.RLock()
@@ -228,6 +229,24 @@ class Loaded:
         with self.lock:
             return [float(each) for each in principal(self.model.units, self.run.rows("train"))[1]]
 
+    def chains(self, count: int, seed: int) -> Chains:
+        """Exact chains, as many for each row. The Gaussian that they are fitted by is found once."""
+        if self.data.dim > limits.WALK:
+            raise NicestError(
+                f"exact draws need a model of at most {limits.WALK} dimensions, this one has {self.data.dim}: use the"
+                " ascent"
+            )
+        made = copy.copy(self.fitted_chains)
+        made.chains, made.generator = count, torch.Generator(self.run.device).manual_seed(seed)
+        return made
+
+    @functools.cached_property
+    def fitted_chains(self) -> Chains:
+        with self.lock:
+            generator = torch.Generator(self.run.device).manual_seed(0)
+            samples = self.engine.sample(SAMPLES, generator=generator)
+            return Chains(self.run.flow, samples, None, generator)
+
     def climbers(self, change: int) -> None:
         """Count the ascents; while there are any, the counting of reference scores rests."""
         with self.turnstile:
@@ -257,7 +276,7 @@ class Patient(Engine):
 def labels_of(path: Path) -> range:
     """The labels of a run by its recipe; none where its images have none, or where it cannot be read."""
     with suppress(NicestError):
-        return range(len(load_recipe(str(RunFolder(fetched(path)).path / RECIPE)).data.classes))
+        return range(len(load_recipe(str(RunFolder(path).path / RECIPE)).data.classes))
     return range(0)
 
 

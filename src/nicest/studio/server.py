@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from nicest import __version__
 from nicest.errors import NicestError
 from nicest.messages import one_line, printable
+from nicest.runs.shipped import fetched
 from nicest.studio import limits
 from nicest.studio.connections import Connection
 from nicest.studio.endpoints import add_endpoints
@@ -89,7 +90,7 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
     """Every run under a name that is safe in an address, made from that of its folder; and every label of a run of
     images given labels, beside each other."""
     served: dict[str, Served] = {}
-    for path in paths:
+    for path in map(fetched, paths):
         if not path.exists():
             raise NicestError(
                 f"expected a run folder, found no {path}: train one with `nicest train`, or `nicest demo`"

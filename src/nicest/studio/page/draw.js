@@ -86,6 +86,20 @@ export function paint(canvas, run, picture) {
   return canvas;
 }
 
+const HEAT = [[16, 23, 28], [103, 30, 66], [200, 62, 74], [247, 164, 92], [255, 244, 214]];
+
+/** Draw numbers from 0 to `most`, one for each pixel of a run's images, from dark to bright. */
+export function heat(canvas, run, values, most) {
+  const [height, width] = size(run), image = new ImageData(width, height);
+  values.forEach((value, i) => {
+    const place = Math.min(1, Math.max(0, value / (most || 1))) * (HEAT.length - 1), k = Math.min(HEAT.length - 2, Math.floor(place));
+    image.data.set([...HEAT[k].map((each, c) => each + (place - k) * (HEAT[k + 1][c] - each)), 255], 4 * i);
+  });
+  Object.assign(canvas, { width, height });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
 export function thumbnail(run, picture, label, chosen) {
   const button = el("button", { type: "button", ariaLabel: label }, paint(el("canvas"), run, picture));
   button.setAttribute("aria-pressed", "false");

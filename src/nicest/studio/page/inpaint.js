@@ -1,10 +1,11 @@
 // Paint over a part of an image and watch the model fill it in.
 import { blob, follow, get, latest, send, whenBack } from "./api.js";
-import { $, bytes, download, dropping, el, fill, modest, nats, note, number, paint, Plot, press, segments, size, sorry, text64, thumbnail, waiting, waits } from "./draw.js";
+import { $, bytes, download, dropping, el, fill, heat, modest, nats, note, number, paint, Plot, press, segments, size, sorry, text64, thumbnail, waiting, waits } from "./draw.js";
 
 const lists = latest(), takes = latest(), stencils = latest(), films = latest();
 let studio, run, plot, picture = null, mask = null, tool = "brush", source = "test", page = 0;
 let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, corner = null, marked = null, film = null, file = null;
+let method = "ascent", past = [], future = [], held = false;
 
 export function setup(given) {
   studio = given;
@@ -12,6 +13,16 @@ export function setup(given) {
   segments("sources", "source", (value) => { source = value; page = 0; takes(); choices(); });
   segments("tools", "tool", (value) => { tool = value; corner = null; show(); });
   $("others").addEventListener("click", () => { page += 1; choices(); });
+  segments("methods", "method", (value) => { method = value; $("noise").disabled = method !== "ascent"; });
+  $("undo").addEventListener("click", () => step(past, future));
+  $("redo").addEventListener("click", () => step(future, past));
+  addEventListener("keydown", (event) => {
+    if ($("inpaint").hidden || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.matches("input, select")) return;
+    event.preventDefault();
+    if (event.shiftKey) step(future, past);
+    else step(past, future);
+  });
+  holding();
   $("invert").addEventListener("click", () => change((bit) => 1 - bit));
   $("clear").addEventListener("click", () => change(() => 0));
   $("go").addEventListener("click", go);
@@ -36,7 +47,8 @@ export function choose(chosen) {
   source = chosen.data ? "samples" : "test"; // without the data there are samples
   press($("sources"), $("sources").querySelector(`[data-source=${source}]`));
   const [height, width] = size(chosen);
-  mask = new Uint8Array(height * width);
+  mask = lowerHalf(height, width);
+  past = []; future = [];
   $("brush").max = Math.max(3, Math.round(height / 3));
   $("brush").value = Math.max(1, Math.round(height / 8));
   $("chains").replaceChildren(...Array.from({ length: studio.limits.chains }, (_, i) => el("option", {}, String(i + 1))));
@@ -44,6 +56,9 @@ export function choose(chosen) {
   $("steps").max = studio.limits.steps;
   reset();
 }
+
+/** What is hidden when the page opens: there is something to fill in at once. */
+const lowerHalf = (height, width) => new Uint8Array(height * width).fill(1, Math.floor(height / 2) * width);
 
 export function enter(chosen) {
   if (run === chosen) return;
@@ -60,8 +75,9 @@ function reset() {
   abort?.abort();
   abort = null;
   films();
-  frames = []; marked = film = null;
+  frames = []; marked = film = null; held = false;
   delete $("results").dataset.frames;
+  original(null);
   results(Number($("chains").value) || 1);
   plot.show([]);
   $("progress").textContent = "";
@@ -134,12 +150,13 @@ function easel() {
     const clip = (value, most) => Math.min(most - 1, Math.max(0, Math.floor(value * most)));
     return { x: clip((event.clientX - frame.left) / frame.width, width), y: clip((event.clientY - frame.top) / frame.height, height) };
   };
-  let last = null, before = null, first = null;
+  let last = null, before = null, first = null; // where the stroke is, what was hidden before it, and where it began
   canvas.addEventListener("pointerdown", (event) => {
     if (!picture || event.button || !event.isPrimary) return;
     abort?.abort();
     canvas.setPointerCapture(event.pointerId);
     last = first = at(event);
+    remember();
     before = mask.slice();
     stroke(last, last, first, before);
   });
@@ -170,6 +187,7 @@ function mark() {
   if (tool !== "rectangle") return dab(tool === "eraser" ? 0 : 1);
   if (!corner) { corner = cursor; return; }
   abort?.abort();
+  remember();
   stroke(corner, cursor, corner, mask.slice());
   corner = null;
 }
@@ -177,6 +195,7 @@ function mark() {
 function dab(bit) {
   if (!picture) return;
   abort?.abort();
+  remember();
   spot(cursor, bit);
 }
 
@@ -202,7 +221,23 @@ function spot({ x, y }, bit) {
 function change(rule) {
   if (!mask) return;
   abort?.abort();
+  remember();
   mask = mask.map(rule);
+  show();
+}
+
+/** Keep the mask as it is now, to come back to. */
+function remember() {
+  past = [...past.slice(-99), mask.slice()];
+  future = [];
+}
+
+/** One mask back, or forth again. */
+function step(from, to) {
+  if (!from.length) return;
+  abort?.abort();
+  to.push(mask);
+  mask = from.pop();
   show();
 }
 
@@ -224,6 +259,9 @@ function show() {
   const count = mask.reduce((sum, bit) => sum + bit, 0);
   $("hidden-count").textContent = corner ? "One corner is set: space sets the other." : count ? `${count} of ${mask.length} pixels hidden` : "Nothing is hidden yet.";
   $("go").disabled = !picture || !count;
+  $("undo").disabled = !past.length;
+  $("redo").disabled = !future.length;
+  if (picture) paint($("truth-picture"), run, marked?.picture ?? picture);
 }
 
 function hatch() {
@@ -243,10 +281,29 @@ function results(count) {
   chains = Array.from({ length: count }, (_, i) => {
     const canvas = el("canvas"), words = el("figcaption", {}, "–");
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `chain ${i + 1}`);
+    canvas.setAttribute("aria-label", `filling ${i + 1}`);
     return { canvas, words, figure: el("figure", {}, canvas, words), points: [] };
   });
   $("results").replaceChildren(...chains.map((each) => each.figure));
+}
+
+/** The words below the original, and no spread yet. */
+function original(truth) {
+  $("truth-words").textContent = truth === null ? "original" : `original, ${nats(truth)}`;
+  $("spread").hidden = true;
+}
+
+/** While a filling or the button is held, the original stands in the place of every filling. */
+function holding() {
+  const hold = (on) => {
+    if (!frames.length || held === on) return;
+    held = on;
+    chains.forEach(({ canvas }, i) => paint(canvas, run, on ? marked.picture : frames.at(-1).pictures[i]));
+  };
+  for (const each of [$("results"), $("compare")]) each.addEventListener("pointerdown", (event) => { if (!event.button && event.target.matches("canvas, button")) hold(true); });
+  for (const each of ["pointerup", "pointercancel"]) addEventListener(each, () => hold(false));
+  $("compare").addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); hold(true); } });
+  for (const each of ["keyup", "blur"]) $("compare").addEventListener(each, () => hold(false));
 }
 
 const columns = (count) => $("results").style.setProperty("--columns", count === 1 ? 1 : count <= 4 ? 2 : 4);
@@ -267,12 +324,13 @@ async function go() {
   films();
   const mine = abort = new AbortController();
   const ask = {
-    picture, mask: text64(mask), chains: Number($("chains").value), steps, noise,
+    picture, mask: text64(mask), method, chains: Number($("chains").value), steps, noise,
     seed: Math.floor(Math.random() * 2 ** 31),
   };
   results(ask.chains);
-  frames = [];
+  frames = []; held = false;
   marked = { picture, mask: mask.slice() };
+  original(null);
   let truth = null, began = performance.now();
   busy(true);
   note("inpaint-note", "");
@@ -280,11 +338,12 @@ async function go() {
   try {
     await follow(`/api/runs/${run.id}/inpaint`, ask, (name, data) => {
       if (mine.signal.aborted || abort !== mine) return;
-      if (name === "start") { truth = data.truth_nats; film = data.film; began = performance.now(); }
-      if (name === "frame") frame(data, truth, ask.steps, began);
+      if (name === "start") { truth = data.truth_nats; film = data.film; began = performance.now(); original(truth); }
+      if (name === "frame") frame(data, truth, ask, began);
       if (name === "error") throw new Error(data.error);
     }, mine.signal);
     if (abort !== mine) return;
+    if (ask.method === "draws") return differ(frames.at(-1));
     const best = Math.max(...frames.at(-1).nats);
     note("inpaint-note", `The likeliest chain ends ${Math.abs(best - truth).toFixed(1)} nats ${best > truth ? "above" : "below"} the original.`);
   } catch (error) {
@@ -304,11 +363,21 @@ function tip(i, series) {
   return `step ${series[0].points[i][0]}, nats\n${lines.join("\n")}`;
 }
 
-function frame(data, truth, steps, began) {
+/** How much exact draws differ, and whether their chains agree. */
+function differ({ spread, r_hat }) {
+  const most = Math.max(...spread);
+  heat($("spread-picture"), run, spread, most);
+  $("spread-words").textContent = `spread: sd up to ${(100 * most).toFixed(0)}\u00a0% of white`;
+  $("spread").hidden = false;
+  const agree = r_hat !== null && r_hat < 1.1;
+  note("inpaint-note", `Draws from the model, given what is visible. ${r_hat === null ? "Too few steps to tell whether the chains agree." : `R̂ = ${r_hat.toFixed(2)}: ${agree ? "the chains agree." : "the chains do not agree yet, so take more steps before you trust the spread."}`}`);
+}
+
+function frame(data, truth, { steps, method }, began) {
   frames.push(data);
-  const best = data.nats.indexOf(Math.max(...data.nats));
+  const best = method === "ascent" ? data.nats.indexOf(Math.max(...data.nats)) : -1;
   chains.forEach((chain, i) => {
-    paint(chain.canvas, run, data.pictures[i]);
+    if (!held) paint(chain.canvas, run, data.pictures[i]);
     chain.words.textContent = nats(data.nats[i]);
     chain.figure.classList.toggle("best", chains.length > 1 && i === best);
     chain.points.push([data.step, data.nats[i]]);
@@ -323,7 +392,8 @@ function frame(data, truth, steps, began) {
 function busy(on) {
   if (!on && document.activeElement === $("stop")) $("go").focus();
   $("stop").disabled = !on;
-  $("go").textContent = on || frames.length ? "Again" : "Go";
+  $("go").textContent = on || frames.length ? "Again" : "Fill in";
+  $("compare").disabled = !frames.length;
   $("save-png").disabled = $("save-gif").disabled = on || !frames.length;
 }
 
