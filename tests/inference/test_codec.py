@@ -145,11 +145,11 @@ def test_another_machine_decodes_it(careful: bool, monkeypatch: pytest.MonkeyPat
     """With errors far larger than those of real machines, so that many numbers lie near an edge: the rows that have
     one are stored as they are, and without that care another machine decodes nothing."""
     module, near, codec = "nicest.inference.codec", StackGrid._near, CODECS["affine"]
-    errors = {"NETWORK_ERROR": 2.0**-21, "ULPS": 2.0**-31, "PRIOR_ERROR": 2.0**-39}
+    errors = {"NETWORK_ERROR": 2.0**-20, "ULPS": 2.0**-30, "PRIOR_ERROR": 2.0**-38}
     for name, error in errors.items():
         monkeypatch.setattr(f"{module}.{name}", error)
     torch.manual_seed(0)
-    rows = np.random.default_rng(0).integers(0, codec.levels, (60, codec.dim)).astype(np.uint8)
+    rows = np.random.default_rng(0).integers(0, codec.levels, (150, codec.dim)).astype(np.uint8)
 
     def off(grid: StackGrid, t: torch.Tensor, bits: int, error: float) -> torch.Tensor:
         return near(grid, t if grid.encoding else elsewhere(t, error), bits, error if careful else -1.0)
@@ -162,7 +162,7 @@ def test_another_machine_decodes_it(careful: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(StackGrid, "_near", off)
     stored = struct.unpack_from("<5I", block)[2]
     if careful:
-        assert 0 < stored < 40
+        assert 0 < stored < 100
         assert np.array_equal(Codec.decode(codec, block), rows)
     else:
         with pytest.raises(nicest.NicestError, match="cannot be decoded"):
@@ -211,7 +211,7 @@ class TestDamage:
 
         assert not told(self.data)
         generator = np.random.default_rng(0)
-        for _ in range(30):
+        for _ in range(6):
             broken = bytearray(self.data)
             broken[generator.integers(len(broken))] ^= 1 << generator.integers(8)
             assert told(bytes(broken))
