@@ -26,7 +26,7 @@ from nicest.flows.grid import Grid, Map
 FINER = 10  # bits by which the grid of a dequantised pixel is finer than its level
 BITS = 12  # bits after the point between layers
 EXTRA = 10  # bits more, to which `bend` resolves an increasing function
-LARGEST = 1 << 24  # most values of a symbol, for the entropy coder
+LARGEST = 1 << 36  # most values of a symbol
 PRIOR_BITS, PRIOR_REACH, PRIOR_FLOOR = 30, 32, 2.0**-10  # of the quantised prior: see `_Prior`
 ULPS = 2.0**-46  # relative error of a law that another machine may make
 NETWORK_ERROR = 2.0**-40  # relative error of a network in float64 that another machine may make
@@ -71,21 +71,39 @@ class Stack:
         return np.array(self.coder.get_compressed(unseal=fresh))
 
     def pop(self, sizes: Tensor) -> Tensor:
-        """A symbol of 0..n-1 for each size n."""
-        count = sizes.reshape(-1).numpy().astype(np.int32)
-        some = count > 1
-        if self.bits < np.log2(count).sum() + 128:
+        """A symbol of 0..n-1 for each size n; the last ones, less than n / 4096 of them, are never taken."""
+        high, low = _parts(sizes)
+        if self.bits < np.log2(high).sum() + low.sum() + 128:
             raise Exhausted
-        found = np.zeros(len(count), dtype=np.int64)
-        found[some] = self.coder.decode(self.uniform, count[some])
+        found = self._pop(high) << low
+        found += self._pop(1 << low)
         self.least = min(self.least, self.bits)
         return torch.from_numpy(found).view(sizes.shape)
 
     def push(self, symbols: Tensor, sizes: Tensor) -> None:
         """Put back what `pop` with these sizes then takes."""
-        count = sizes.reshape(-1).numpy().astype(np.int32)
-        some = count > 1
-        self.coder.encode_reverse(symbols.reshape(-1).numpy().astype(np.int32)[some], self.uniform, count[some])
+        high, low = _parts(sizes)
+        values = symbols.reshape(-1).numpy()
+        if ((values < 0) | (values >= high << low)).any():
+            raise Damaged
+        self._push(values & ((1 << low) - 1), 1 << low)
+        self._push(values >> low, high)
+
+    def _pop(self, sizes: np.ndarray) -> np.ndarray:
+        found, some = np.zeros(len(sizes), dtype=np.int64), sizes > 1
+        found[some] = self.coder.decode(self.uniform, sizes[some].astype(np.int32))
+        return found
+
+    def _push(self, symbols: np.ndarray, sizes: np.ndarray) -> None:
+        some = sizes > 1
+        self.coder.encode_reverse(symbols[some].astype(np.int32), self.uniform, sizes[some].astype(np.int32))
+
+
+def _parts(sizes: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """n as about h 2^k with h < 8192: the coder rounds the probabilities of larger alphabets."""
+    n = sizes.reshape(-1).numpy()
+    low = np.maximum(np.frexp(n)[1].astype(np.int64) - 13, 0)
+    return n >> low, low
 
 
 def constriction() -> Any:
