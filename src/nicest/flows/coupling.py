@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.grid import Grid, Map
+from nicest.flows.grid import Grid
 from nicest.flows.laws import Law
 from nicest.flows.repeated import once
 
@@ -132,16 +132,11 @@ class Coupling(Bijection):
 
     def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
         i1, i2 = self.partition.split(i)
-        return self.partition.merge(i1, grid.bend(i2, *self._laws(i1, grid, context)))
+        return self.partition.merge(i1, self.law.to_grid(i2, grid.network(self.m, i1, context), grid))
 
     def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
         j1, j2 = self.partition.split(j)
-        return self.partition.merge(j1, grid.unbend(j2, *self._laws(j1, grid, context)))
-
-    def _laws(self, i1: Tensor, grid: Grid, context: Tensor | None) -> tuple[Map, Map]:
-        """g and g⁻¹ at the points x_I1."""
-        b = grid.rounded(self.m(grid.real(i1), context))
-        return lambda a: self.law.forward(a, b)[0], lambda y: self.law.inverse(y, b)
+        return self.partition.merge(j1, self.law.from_grid(j2, grid.network(self.m, j1, context), grid))
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """The coupling function at x_I1."""

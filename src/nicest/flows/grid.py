@@ -27,6 +27,10 @@ class Grid(ABC):
         """Real numbers as the nearest number of cells."""
 
     @abstractmethod
+    def network(self, m: Callable[[Tensor, Tensor | None], Tensor], i: Tensor, context: Tensor | None) -> Tensor:
+        """What a network gives at points."""
+
+    @abstractmethod
     def rounded(self, b: Tensor) -> Tensor:
         """Real numbers, rounded to what every machine agrees on."""
 

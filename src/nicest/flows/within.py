@@ -61,8 +61,9 @@ class Within(Bijection):
 
     def _context(self, i1: Tensor, grid: Grid, context: Tensor | None) -> Tensor | None:
         """What f is given beside the points of x_I2."""
-        found = self.m(grid.real(i1), context)
-        return found if found is None or self.network is None else grid.rounded(found)
+        if self.network is None:
+            return context
+        return grid.rounded(grid.network(self.network, i1, context))
 
     def m(self, x1: Tensor, context: Tensor | None) -> Tensor | None:
         if self.network is None:

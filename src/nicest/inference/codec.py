@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import lzma
 import math
 import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +25,15 @@ from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.flows.grid import Grid, Map
 
-FINER = 10  # bits by which the grid of a dequantised pixel is finer than its level
+FINER, COARSER = 10, 4  # bits by which the grid of a dequantised pixel is finer than its level; without a first layer
 BITS = 12  # bits after the point between layers
 EXTRA = 10  # bits more, to which `bend` resolves an increasing function
 LARGEST = 1 << 36  # most values of a symbol
-PRIOR_BITS, PRIOR_REACH, PRIOR_FLOOR = 30, 32, 2.0**-10  # of the quantised prior: see `_Prior`
+PRIOR_BITS, PRIOR_FLOOR = 5, 2.0**-10  # of the quantised prior: see `_Prior`
 ULPS = 2.0**-46  # relative error of a law that another machine may make
 NETWORK_ERROR = 2.0**-40  # relative error of a network in float64 that another machine may make
-PRIOR_ERROR = 2.0**-49  # error of a cumulative probability that another machine may make
-MOST = 2.0**11  # size of a number beyond which a row is stored as it is
-BATCH = 128  # rows that are coded at once, at most
+BATCH = 512  # rows that are coded at once, at most
+GROUP = 16  # rows that a network reads at once: what it computes stays in the processor's cache
 MOST_ROWS = 1 << 16  # of a block
 RAW = [{"id": lzma.FILTER_LZMA2, "preset": 6}]  # how rows are stored that the flow cannot code
 TRIES = 8  # steps to the cell that `bend` came from
@@ -73,35 +74,59 @@ class Stack:
     def pop(self, sizes: Tensor) -> Tensor:
         """A symbol of 0..n-1 for each size n; the last ones, less than n / 4096 of them, are never taken."""
         high, low = _parts(sizes)
-        if self.bits < np.log2(high).sum() + low.sum() + 128:
-            raise Exhausted
-        found = self._pop(high) << low
-        found += self._pop(1 << low)
-        self.least = min(self.least, self.bits)
+        found = self._pop(high)
+        if low is not None:
+            found = (found << low) + self._pop(1 << low)
+        self._check()
         return torch.from_numpy(found).view(sizes.shape)
 
     def push(self, symbols: Tensor, sizes: Tensor) -> None:
         """Put back what `pop` with these sizes then takes."""
         high, low = _parts(sizes)
         values = symbols.reshape(-1).numpy()
-        if ((values < 0) | (values >= high << low)).any():
+        if low is not None:
+            values, rest = values >> low, values & ((1 << low) - 1)
+        if (values < 0).any() or (values >= high).any():
             raise Damaged
-        self._push(values & ((1 << low) - 1), 1 << low)
-        self._push(values >> low, high)
+        if low is not None:
+            self._push(rest, 1 << low)
+        self._push(values, high)
+
+    def pop_from(self, model: Any, shape: Sequence[int]) -> Tensor:
+        """A symbol of a fixed model for each number of a tensor."""
+        found = self.coder.decode(model, math.prod(shape))
+        self._check()
+        return torch.from_numpy(found).view(*shape).long()
+
+    def push_to(self, model: Any, symbols: Tensor) -> None:
+        """Put back what `pop_from` then takes."""
+        self.coder.encode_reverse(symbols.reshape(-1).numpy().astype(np.int32), model)
+
+    def _check(self) -> None:
+        self.least = min(self.least, self.bits)
+        if self.least < 128:
+            raise Exhausted
 
     def _pop(self, sizes: np.ndarray) -> np.ndarray:
-        found, some = np.zeros(len(sizes), dtype=np.int64), sizes > 1
+        some = sizes > 1
+        if some.all():
+            return self.coder.decode(self.uniform, sizes.astype(np.int32)).astype(np.int64)
+        found = np.zeros(len(sizes), dtype=np.int64)
         found[some] = self.coder.decode(self.uniform, sizes[some].astype(np.int32))
         return found
 
     def _push(self, symbols: np.ndarray, sizes: np.ndarray) -> None:
         some = sizes > 1
-        self.coder.encode_reverse(symbols[some].astype(np.int32), self.uniform, sizes[some].astype(np.int32))
+        if not some.all():
+            symbols, sizes = symbols[some], sizes[some]
+        self.coder.encode_reverse(symbols.astype(np.int32), self.uniform, sizes.astype(np.int32))
 
 
-def _parts(sizes: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _parts(sizes: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
     """n as about h 2^k with h < 8192: the coder rounds the probabilities of larger alphabets."""
     n = sizes.reshape(-1).numpy()
+    if n.max(initial=0) < 1 << 13:
+        return n, None
     low = np.maximum(np.frexp(n)[1].astype(np.int64) - 13, 0)
     return n >> low, low
 
@@ -126,12 +151,17 @@ class StackGrid(Grid):
 
     def __init__(self, stack: Stack, rows: int, *, encoding: bool) -> None:
         self.stack, self.rows, self.encoding = stack, rows, encoding
+        self.extra = constriction().stream.model.Uniform(1 << EXTRA)
 
     def real(self, i: Tensor) -> Tensor:
         return i.double() * 2.0**-BITS
 
     def cells(self, t: Tensor) -> Tensor:
         return self._near(t, BITS, NETWORK_ERROR)
+
+    def network(self, m: Callable[[Tensor, Tensor | None], Tensor], i: Tensor, context: Tensor | None) -> Tensor:
+        given = context.split(GROUP) if context is not None else itertools.repeat(None)
+        return torch.cat([m(self.real(part), c) for part, c in zip(i.split(GROUP), given, strict=False)])
 
     def rounded(self, b: Tensor) -> Tensor:
         return self.real(self.cells(b))
@@ -140,13 +170,13 @@ class StackGrid(Grid):
         low, high = self._edge(i, g, bits), self._edge(i + 1, g, bits)
         self._require((high > low) & (high - low <= LARGEST))
         z = low + self.stack.pop(high - low)
-        self.stack.push(z & ((1 << EXTRA) - 1), torch.full_like(z, 1 << EXTRA))
+        self.stack.push_to(self.extra, z & ((1 << EXTRA) - 1))
         return z >> EXTRA
 
     def unbend(
         self, j: Tensor, g: Map, inverse: Map, bits: int = BITS, among: tuple[int, int] = (-(1 << 40), 1 << 40)
     ) -> Tensor:
-        z = (j << EXTRA) + self.stack.pop(torch.full_like(j, 1 << EXTRA))
+        z = (j << EXTRA) + self.stack.pop_from(self.extra, j.shape)
         near = inverse(z.double() * 2.0 ** -(BITS + EXTRA)) * 2.0**bits
         self._require(near.isfinite() & (near.abs() < 2.0**40))
         i = near.floor().long().clamp(among[0], among[1] - 1)
@@ -167,12 +197,12 @@ class StackGrid(Grid):
 
     def _near(self, t: Tensor, bits: int, error: float) -> Tensor:
         """t in units of 2^-bits as integers; unfit where an error of so much would change one."""
-        self._require(t.abs() < MOST)  # false of NaN
-        at = t * 2.0**bits + 0.5
-        whole = at.floor()
-        if self.encoding and t.ndim > 1:
-            margin = torch.minimum(at - whole, whole + 1 - at)
-            self._require(margin > error * 2.0**bits * t.abs().clamp_min(1.0))
+        at = t * 2.0**bits
+        whole = at.round()
+        off, spare = (at - whole).abs_(), 0.5 - error * 2.0**bits
+        if not self.encoding or t.ndim < 2:
+            off, spare = torch.zeros_like(off), 0.5
+        self._require(off.add_(at.abs_(), alpha=error) < spare)  # false of NaN and of what is too large
         return whole.long()
 
     def _require(self, fit: Tensor) -> None:
@@ -207,9 +237,11 @@ class Codec:
             torch.arange(self.levels + 1.0, dtype=torch.float64)[:, None].expand(-1, self.dim)
         )
         low, high = units.interval
-        self.fine = math.ceil(math.log2(self.levels / (high - low))) + FINER
-        self.edges = (edges[:, 0] * 2.0**self.fine).round().long()
         self.first, self.rest = self.flow.chain.parted()
+        self.fine = math.ceil(math.log2(self.levels / (high - low))) + FINER
+        if self.first is None and self.fine - FINER + COARSER <= BITS:
+            self.fine = BITS  # no layer needs a finer grid
+        self.edges = (edges[:, 0] * 2.0**self.fine).round().long()
         self.prior = _Prior(self.flow.prior)
         self.dtype = np.dtype(np.uint8 if self.levels <= 256 else np.uint16).newbyteorder("<")
         try:
@@ -252,7 +284,7 @@ class Codec:
         same = int(np.argmin(np.append(words[:both] == start[:both], False)))  # words that were never taken
         raw = lzma.compress(rows[sorted(odd)].tobytes(), lzma.FORMAT_RAW, filters=RAW) if odd else b""
         head = struct.pack("<5I", len(rows), len(batches), len(odd), len(raw), same)
-        lists = np.array(batches, np.uint8).tobytes() + np.array(sorted(odd), "<u4").tobytes()
+        lists = np.array(batches, "<u2").tobytes() + np.array(sorted(odd), "<u4").tobytes()
         block = head + lists + raw + words[same:].astype("<u4").tobytes()
         if not np.array_equal(self.decode(block), rows):
             raise NicestError("a block did not decode to what was coded; nothing was written")
@@ -262,9 +294,9 @@ class Codec:
         """The rows of a block, so many at most."""
         try:
             count, n_batches, n_odd, size, same = struct.unpack_from("<5I", block)
-            batches = np.frombuffer(block, np.uint8, n_batches, 20)
-            odd = np.frombuffer(block, "<u4", n_odd, 20 + n_batches)
-            at, start = 20 + n_batches + 4 * n_odd, self._first_words()
+            batches = np.frombuffer(block, "<u2", n_batches, 20)
+            odd = np.frombuffer(block, "<u4", n_odd, 20 + 2 * n_batches)
+            at, start = 20 + 2 * n_batches + 4 * n_odd, self._first_words()
             if count > expected or batches.sum() + n_odd != count or same > len(start) or (odd >= count).any():
                 raise Damaged
             words = np.concatenate([start[:same], np.frombuffer(block, "<u4", offset=at + size)])
@@ -297,7 +329,8 @@ class Codec:
         level = torch.from_numpy(rows.astype(np.int64))
         i = self.edges[level]
         i = i + stack.pop(self.edges[level + 1] - i)
-        i = grid.bend(i, *self._first(), bits=self.fine)
+        if self.fine != BITS:
+            i = grid.bend(i, *self._first(), bits=self.fine)
         if self.rest is not None:
             i = self.rest.to_grid(i, grid)
         self.prior.push(i, grid)
@@ -311,7 +344,11 @@ class Codec:
         j = self.prior.pop(count, grid)
         if self.rest is not None:
             j = self.rest.from_grid(j, grid)
-        i = grid.unbend(j, *self._first(), bits=self.fine, among=(int(self.edges[0]), int(self.edges[-1])))
+        i, among = j, (int(self.edges[0]), int(self.edges[-1]))
+        if self.fine != BITS:
+            i = grid.unbend(j, *self._first(), bits=self.fine, among=among)
+        elif not among[0] <= int(i.min()) <= int(i.max()) < among[1]:
+            raise Damaged
         level = torch.searchsorted(self.edges, i, right=True) - 1
         stack.push(i - self.edges[level], self.edges[level + 1] - self.edges[level])
         return level.numpy().astype(self.dtype)
@@ -329,47 +366,49 @@ class Codec:
 
 
 class _Prior:
-    """The prior of a cell of the grid, as whole numbers of 2^-30.
+    """The prior of a cell of the grid: a bin by its probability, and the cell in it by equal ones.
 
-    The learned scale is a layer; the standard law is mixed with a uniform one on ±32, by a thousandth, so that every
-    cell has a probability.
+    The learned scale is a layer. Bins are narrow where the standard law has its mass and wide far from it; each gets
+    a little more than the law gives, so that all numbers up to 2048 can be coded.
     """
 
     def __init__(self, prior: Any) -> None:
-        self.prior, self.dim = prior, prior.dim
-        self.reach = PRIOR_REACH << BITS
+        self.prior, edges = prior, _edges()
+        self.bins = constriction().stream.model.Categorical(_shares(prior), perfect=False)
+        self.edges = (edges * 2.0**BITS).long()
 
     def push(self, i: Tensor, grid: StackGrid) -> None:
-        e = grid.bend(i, *self._standardise())
-        grid._require(e.abs() < self.reach)
-        low, high = self._share(e, grid), self._share(e + 1, grid)
-        z = low + grid.stack.pop(high - low)
-        half = torch.full_like(z, 1 << (PRIOR_BITS // 2))
-        grid.stack.push(z % half, half)
-        grid.stack.push(z // half, half)
+        if self.prior.learned:
+            i = grid.bend(i, *self._standardise())
+        grid._require((i >= self.edges[0]) & (i < self.edges[-1]))
+        k = torch.searchsorted(self.edges, i, right=True) - 1
+        first = self.edges[k]
+        grid.stack.push(i - first, self.edges[k + 1] - first)
+        grid.stack.push_to(self.bins, k)
 
     def pop(self, count: int, grid: StackGrid) -> Tensor:
-        half = torch.full((count, self.dim), 1 << (PRIOR_BITS // 2))
-        z = grid.stack.pop(half) * half
-        z = z + grid.stack.pop(half)
-        low, high = torch.full_like(z, -self.reach), torch.full_like(z, self.reach)
-        while bool((high - low > 1).any()):  # bisection: share(low) <= z < share(high)
-            middle = (low + high) // 2
-            above = self._share(middle, grid) > z
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-        first = self._share(low, grid)
-        grid.stack.push(z - first, self._share(low + 1, grid) - first)
-        return grid.unbend(low, *self._standardise())
+        k = grid.stack.pop_from(self.bins, (count, self.prior.dim))
+        first = self.edges[k]
+        i = first + grid.stack.pop(self.edges[k + 1] - first)
+        return grid.unbend(i, *self._standardise()) if self.prior.learned else i
 
     def _standardise(self) -> tuple[Map, Map]:
         loc, scale = self.prior.loc, self.prior.log_scale.exp()
         return (lambda h: (h - loc) / scale), (lambda e: e * scale + loc)
 
-    def _share(self, e: Tensor, grid: StackGrid) -> Tensor:
-        """P(E < e), in units of 2^-30."""
-        real = grid.real(e)
-        mixed = (1 - PRIOR_FLOOR) * self.prior.standard_cdf(real) + PRIOR_FLOOR * (real / (2 * PRIOR_REACH) + 0.5)
-        return grid._near(mixed, PRIOR_BITS, PRIOR_ERROR)
+
+def _edges() -> Tensor:
+    """Edges of the bins of the prior: 1/32 wide up to ±16, then 16 bins for each doubling, up to ±2048."""
+    narrow = torch.arange(0, 16, 2.0**-PRIOR_BITS, dtype=torch.float64)
+    wide = [torch.arange(16, 32, dtype=torch.float64) * 2.0**k for k in range(7)]
+    above = torch.cat([narrow, *wide, narrow.new_tensor([2048.0])])
+    return torch.cat([-above.flip(0)[:-1], above])
+
+
+def _shares(prior: Any) -> np.ndarray:
+    """Probabilities of the bins, in whole numbers of 2^-24: the same on every machine."""
+    share = prior.standard_cdf(_edges()).diff()
+    return np.asarray((((1 - PRIOR_FLOOR) * share + PRIOR_FLOOR / len(share)) * 2.0**24).round() * 2.0**-24)
 
 
 def digest(flow: Flow) -> str:
