@@ -19,6 +19,8 @@ COMMANDS = [
     ["sample"],
     ["classify"],
     ["score"],
+    ["compress"],
+    ["decompress"],
     ["impute"],
     ["predict"],
     ["calibrate"],

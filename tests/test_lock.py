@@ -56,6 +56,7 @@ def test_every_dependency_of_every_extra_is_pinned_to_what_is_installed():
     extras = frozenset(metadata.metadata("nicest").get_all("Provides-Extra"))
     assert extras == {
         "bench",
+        "codec",
         "dev",
         "dist",
         "docs",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nicest.estimator import NICE
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
+    from nicest.inference.packed import compress, decompress
     from nicest.lowering import lower
     from nicest.predictors import NICEClassifier, NICERegressor
     from nicest.recipes.recipe import TrainSettings
@@ -43,6 +44,8 @@ __all__ = [
     "TrainSettings",
     "Units",
     "__version__",
+    "compress",
+    "decompress",
     "fit",
     "load",
     "lower",
@@ -65,6 +68,8 @@ _HOMES = {
     "RunFolder": "nicest.runs.folder",
     "TrainSettings": "nicest.recipes.recipe",
     "Units": "nicest.flows",
+    "compress": "nicest.inference.packed",
+    "decompress": "nicest.inference.packed",
     "fit": "nicest.train.fit",
     "load": "nicest.runs.run",
     "lower": "nicest.lowering",

@@ -298,6 +298,38 @@ def score(
     return run_scoring(run, files, out=out, draws=draws, seed=seed)
 
 
+@command(app, show.compressed)
+def compress(
+    run: Any,
+    files: Annotated[list[Path], options.given("Arrays, idx files or folders of images.", show_default=False)],
+    out: Annotated[Path, options.out_file("The compressed file.")] = Path("packed.nicest"),
+) -> Result:
+    """Compress images without loss. You need the same model to decompress them. Needs the extra `codec`.
+
+    Example: nicest compress digits-conv images.npy --out packed.nicest
+    """
+    from nicest.tasks.compress import compress as run_compression
+
+    return run_compression(run, files, out=out)
+
+
+@command(app, show.decompressed)
+def decompress(
+    packed: Annotated[Path, options.given("A file of `nicest compress`.", show_default=False)],
+    out: Annotated[Path, options.out_file("The images: an array, .npy.")] = Path("images.npy"),
+    model: Annotated[
+        Path | None, typer.Option("--run", help="The run that compressed it.", show_default="as the file says")
+    ] = None,
+) -> Result:
+    """Decompress a file of `nicest compress`. Images in damaged blocks are left out, and the rest is written.
+
+    Example: nicest decompress packed.nicest --out images.npy
+    """
+    from nicest.tasks.compress import decompress as run_decompression
+
+    return run_decompression(packed, out=out, run=model)
+
+
 @command(app, show.imputation, also=("labels",))
 def impute(
     run: Any,

@@ -88,6 +88,18 @@ def scores(result: dict[str, Any]) -> None:
     print(result["caveat"])
 
 
+def compressed(result: dict[str, Any]) -> None:
+    size = f"{result['bytes']:,} bytes, {result['bits_per_dim']:.3f} bits/dim, from {result['raw_bytes']:,} bytes"
+    print(f"{result['rows']:,} images in {result['out']}: {size}")
+    print(f"to decompress, keep the model: {result['model_bytes'] / 1e6:.1f} MB")
+
+
+def decompressed(result: dict[str, Any]) -> None:
+    print(f"{result['rows']:,} images in {result['out']}")
+    if "failed" in result:
+        print(f"{result['lost_rows']:,} images are lost: {result['failed']}")
+
+
 def samples(result: dict[str, Any]) -> None:
     print(f"{result['n']} samples in {result['out']}")
     if result.get("share") is not None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nicest.flows.grid import Grid, Map
+
 
 class Law(ABC):
     """A coupling law g(a; b), invertible in a for every b; b holds `size` numbers for each number of a.
@@ -28,6 +30,18 @@ class Law(ABC):
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         """The a with g(a; b) = y."""
 
+    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
+        """g(·; b) and its inverse, for rows of n numbers: what depends on b alone is computed once."""
+        return lambda a: self.forward(a, b)[0], lambda y: self.inverse(y, b)
+
+    def to_grid(self, i: Tensor, b: Tensor, grid: Grid) -> Tensor:
+        """g on points of a grid, (B, n)."""
+        return grid.bend(i, *self.maps(grid.rounded(b), i.shape[-1]))
+
+    def from_grid(self, j: Tensor, b: Tensor, grid: Grid) -> Tensor:
+        """The points that `to_grid` took to j."""
+        return grid.unbend(j, *self.maps(grid.rounded(b), j.shape[-1]))
+
     def from_planes(self, b: Tensor) -> Tensor:
         """b from images (B, size · C, H, W), of an a that is (C, H, W): its numbers stay at their pixel."""
         return b.flatten(1)
@@ -42,6 +56,12 @@ class Additive(Law):
 
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         return y - b
+
+    def to_grid(self, i: Tensor, b: Tensor, grid: Grid) -> Tensor:
+        return i + grid.cells(b)
+
+    def from_grid(self, j: Tensor, b: Tensor, grid: Grid) -> Tensor:
+        return j - grid.cells(b)
 
 
 @dataclass(frozen=True)
@@ -154,15 +174,25 @@ class Spline(Law):
         return 3 * self.bins - 1
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self._rise(a, self._knots(b, a.shape[-1]))
+
+    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
+        return self._find(y, self._knots(b, y.shape[-1]))
+
+    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
+        knots = self._knots(b, n)
+        return lambda a: self._rise(a, knots)[0], lambda y: self._find(y, knots)
+
+    def _rise(self, a: Tensor, knots: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         inner = a.clamp(-self.bound, self.bound)
-        found = self._bin(inner, b, axis=0)
+        found = self._bin(inner, *knots, axis=0)
         rise, log_slope = found.at(((inner - found.x) / found.w).clamp(0, 1))
         inside = a.abs() < self.bound
         return torch.where(inside, found.y + rise, a), torch.where(inside, log_slope, 0.0).sum(-1)
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
+    def _find(self, y: Tensor, knots: tuple[Tensor, Tensor]) -> Tensor:
         inner = y.clamp(-self.bound, self.bound)
-        found = self._bin(inner, b, axis=1)
+        found = self._bin(inner, *knots, axis=1)
         return torch.where(y.abs() < self.bound, found.x + found.w * found.find(inner - found.y), y)
 
     def from_planes(self, b: Tensor) -> Tensor:
@@ -186,15 +216,18 @@ class Spline(Law):
         logits = ((each - self.LEAST).clamp_min(1e-2 * self.LEAST).log() for each in (widths, heights))
         return torch.cat((*logits, self.STEEPEST.bound * slopes), -1).flatten()
 
-    def _bin(self, v: Tensor, b: Tensor, axis: int) -> Bin:
-        """The bins that v lies in, by their widths (axis 0) or their heights (axis 1)."""
+    def _knots(self, b: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The knots of n splines on both axes, (B, n, 2, bins + 1), and the slopes at them."""
         k, bound = self.bins, self.bound
-        shares, slopes = b.unflatten(-1, (v.shape[-1], self.size)).split((2 * k, k - 1), -1)
+        shares, slopes = b.unflatten(-1, (n, self.size)).split((2 * k, k - 1), -1)
         shares = self.LEAST + (1 - self.LEAST * k) * shares.unflatten(-1, (2, k)).softmax(-1)
         between = 2 * bound * shares.cumsum(-1)[..., :-1] - bound
-        knots = pad(pad(between, (1, 0), value=-bound), (0, 1), value=bound)  # (B, n, 2, bins + 1)
-        slopes = pad(self.STEEPEST.log_scale(slopes), (1, 1)).exp()
-        which = (between[..., axis, :] <= v[..., None]).sum(-1, keepdim=True)
+        knots = pad(pad(between, (1, 0), value=-bound), (0, 1), value=bound)
+        return knots, pad(self.STEEPEST.log_scale(slopes), (1, 1)).exp()
+
+    def _bin(self, v: Tensor, knots: Tensor, slopes: Tensor, axis: int) -> Bin:
+        """The bins that v lies in, by their widths (axis 0) or their heights (axis 1)."""
+        which = (knots[..., axis, 1:-1] <= v[..., None]).sum(-1, keepdim=True)
         here = which[..., None].expand(*which.shape[:-1], 2, 1)
         (x, y), (x1, y1) = (knots.gather(-1, each)[..., 0].unbind(-1) for each in (here, here + 1))
         return Bin(x, y, x1 - x, y1 - y, *(slopes.gather(-1, each)[..., 0] for each in (which, which + 1)))
@@ -235,6 +268,11 @@ class AffineSpline(Law):
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         b1, b2 = b.tensor_split((Affine.size * y.shape[-1],), -1)
         return self.affine.inverse(self.spline.inverse(y, b2), b1)
+
+    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
+        b1, b2 = b.tensor_split((Affine.size * n,), -1)
+        spline, found = self.spline.maps(b2, n)
+        return lambda a: spline(self.affine.forward(a, b1)[0]), lambda y: self.affine.inverse(found(y), b1)
 
     def from_planes(self, b: Tensor) -> Tensor:
         b1, b2 = b.tensor_split((Affine.size * b.shape[1] // self.size,), 1)

@@ -25,6 +25,8 @@ class Logit(Bijection):
     log det = Σ_d [log(1 - 2 margin) - log a_d - log(1 - a_d)]. The margin keeps y finite at 0 and 1.
     """
 
+    elementwise = True
+
     def __init__(self, margin: float = 1e-6) -> None:
         super().__init__()
         if not 0 <= margin < 0.5:
@@ -51,6 +53,7 @@ class Bounded(Bijection):
     counts as 1e-6 from it.
     """
 
+    elementwise = True
     ends: Tensor
 
     def __init__(self, ends: Sequence[int] | Tensor) -> None:
@@ -84,6 +87,7 @@ class SinhArcsinh(Bijection):
     spreads short ones out. ε = 0, δ = 1, loc = 0, scale = 1 is the identity. All four are fitted, then held.
     """
 
+    elementwise = True
     loc: Tensor
     log_scale: Tensor
     skew: Tensor
@@ -154,6 +158,8 @@ class Elementwise(Bijection):
     starts it where the quantiles of the data are those of a Gaussian. With a context, of `context_dim` numbers, b is a
     linear function of it: before the prior, an affine law of a label makes the prior one of each class.
     """
+
+    elementwise = True
 
     def __init__(self, law: Law, dim: int, context_dim: int = 0) -> None:
         super().__init__()

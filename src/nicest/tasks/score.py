@@ -152,7 +152,7 @@ def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Ba
     if columns:
         yield encode(_read_columns(part.path, columns), columns, part.path)
         return
-    values = _read_rows(part.path, recipe)
+    values = model_rows(part.path, recipe)
     yield Batch(values, np.zeros(len(values), dtype=bool))
 
 
@@ -171,7 +171,7 @@ def _read_columns(path: Path, columns: Sequence[Column]) -> Any:
     return pa.table(cells, [column.name for column in columns])
 
 
-def _read_rows(path: Path, recipe: Recipe) -> np.ndarray:
+def model_rows(path: Path, recipe: Recipe) -> np.ndarray:
     """The rows of an array, an image or a folder of images, which must be of the kind the model is of."""
     fit = images.Fit(recipe.data.crop, recipe.data.resize) if path.suffix not in (".npy", ".npz") else images.Fit()
     if path.suffix == ".npz":

@@ -1,0 +1,163 @@
+"""The file of compressed rows: a header, a table of blocks with checksums, and the blocks, each decoded by itself.
+
+8 bytes     magic
+u32 u32 u32 version, bytes of the header, CRC-32 of header and table
+header      JSON: the model's SHA-256, shape, levels, rows, rows of a block, what else the writer says
+table       for each block: u64 offset, u32 bytes, u32 CRC-32
+blocks
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from nicest.errors import NicestError
+from nicest.files import to_json
+from nicest.flows import Flow
+from nicest.inference.codec import MOST_ROWS, Codec
+from nicest.messages import shown
+
+MAGIC, VERSION = b"\x89NICEST\n", 1
+BLOCK = 4096  # rows of a block
+START, ENTRY = struct.Struct("<8s3I"), struct.Struct("<QII")
+
+
+def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK) -> bytes:
+    """Rows of grey levels, (n, D) or (n, ...) with D numbers in each, without loss as bytes.
+
+    `block` rows at most are decoded together. The flow must be the same, to the bit, when they are decompressed.
+    """
+    file = io.BytesIO()
+    pack(Codec(flow), rows, file, block=block)
+    return file.getvalue()
+
+
+def decompress(flow: Flow, data: bytes, *, partial: bool = False) -> np.ndarray:
+    """The rows that `compress` was given; if `partial`, those of intact blocks of a damaged file."""
+    packed = Packed(data, Codec(flow))
+    parts = list(packed.blocks())
+    if not partial:
+        packed.require_all()
+    rows = [part.rows for part in parts if part.rows is not None]
+    values = np.concatenate([np.empty((0, *packed.shape), packed.codec.dtype), *rows])
+    return values.astype(values.dtype.newbyteorder("="))
+
+
+def pack(
+    codec: Codec,
+    rows: np.ndarray,
+    file: IO[bytes],
+    *,
+    shape: Sequence[int] = (),
+    block: int = BLOCK,
+    says: dict[str, Any] | None = None,
+    done: Callable[[int], None] = lambda rows: None,
+) -> None:
+    """Write rows to a file that can be wound back; `done` hears how many are written."""
+    rows = np.asarray(rows)
+    shape = tuple(shape or rows.shape[1:])
+    if rows.ndim < 2 or math.prod(shape) != codec.dim or math.prod(rows.shape[1:]) != codec.dim:
+        raise NicestError(f"expected rows of {codec.dim} numbers, as the model has, got shape {rows.shape}")
+    if rows.dtype.kind not in "biu" or (rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < codec.levels):
+        got = f"{rows.dtype}" + (f" from {rows.min()} to {rows.max()}" if rows.size else "")
+        raise NicestError(f"expected integers from 0 to {codec.levels - 1}, as the model has, got {got}")
+    if not 1 <= block <= MOST_ROWS:
+        raise NicestError(f"expected blocks of 1 to {MOST_ROWS} rows, got {block}")
+    header = {"model": codec.digest, "shape": shape, "levels": codec.levels, "rows": len(rows), "block": block}
+    text = to_json({**(says or {}), **header}, indent=None).encode()
+    entries, at = [], START.size + len(text) + ENTRY.size * -(-len(rows) // block)
+    file.seek(at)
+    for first in range(0, len(rows), block):
+        some = rows[first : first + block]
+        content = codec.encode(some.reshape(len(some), codec.dim))
+        file.write(content)
+        entries.append(ENTRY.pack(at, len(content), zlib.crc32(content)))
+        at += len(content)
+        done(first + len(some))
+    table = b"".join(entries)
+    file.seek(0)
+    file.write(START.pack(MAGIC, VERSION, len(text), zlib.crc32(text + table)) + text + table)
+
+
+class Block(NamedTuple):
+    """Rows of a file from `first` on; None where they are lost."""
+
+    first: int
+    rows: np.ndarray | None
+
+
+class Packed:
+    """A file of compressed rows; `says` is its header."""
+
+    def __init__(self, data: bytes, codec: Codec | None = None, source: str = "the data") -> None:
+        self.data, self.source, self.lost = data, source, list[tuple[int, int]]()
+        if not data:
+            raise NicestError(f"{source}: expected a file of `nicest compress`, got an empty one")
+        if data[:8] != MAGIC:
+            raise NicestError(f"{source}: expected a file of `nicest compress`, got something else")
+        try:
+            _, version, size, check = START.unpack_from(data)
+            if version != VERSION:
+                raise NicestError(f"{source}: format {version} is of a newer nicest: update nicest to read it")
+            self.says = json.loads(data[START.size : START.size + size])
+            self.count, self.size = int(self.says["rows"]), int(self.says["block"])
+            self.shape, self.levels = tuple(map(int, self.says["shape"])), int(self.says["levels"])
+            blocks = -(-self.count // self.size)
+            end = START.size + size + ENTRY.size * blocks
+            intact = zlib.crc32(data[START.size : end]) == check and end <= len(data)
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError):
+            intact = False
+        if not intact or not 0 < self.size <= MOST_ROWS:
+            raise NicestError(f"{source}: its header is damaged or cut short: get the file again")
+        self.table = list(ENTRY.iter_unpack(data[START.size + size : end]))
+        if codec is not None:
+            self.open(codec)
+
+    def open(self, codec: Codec) -> None:
+        """Be decoded by this model, which must be the one that coded it."""
+        if self.says["model"] != codec.digest:
+            raise NicestError(
+                f"{self.source}: expected the model that compressed it, SHA-256 {shown(self.says['model'])}, got"
+                f" {codec.digest}; files of `nicest compress` need nicest.open(run, dtype=torch.float64)"
+            )
+        self.codec = codec
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block in turn; `lost` then has those that are damaged."""
+        for k in range(len(self.table)):
+            yield self.block(k)
+
+    def block(self, k: int) -> Block:
+        """Block k, decoded by itself."""
+        offset, size, check = self.table[k]
+        content, first = self.data[offset : offset + size], k * self.size
+        expected = min(self.size, self.count - first)
+        try:
+            if len(content) != size or zlib.crc32(content) != check:
+                raise NicestError("damaged")
+            rows = self.codec.decode(content, expected)
+            if len(rows) != expected:
+                raise NicestError("damaged")
+        except NicestError:
+            self.lost.append((k, first))
+            return Block(first, None)
+        return Block(first, rows.reshape(expected, *self.shape))
+
+    def require_all(self) -> None:
+        if self.lost:
+            raise NicestError(f"{self.source}: {self.missing()}: get the file again, or take the rest")
+
+    def missing(self) -> str:
+        """The blocks that are lost, in words."""
+        ranges = [f"{k} (rows {first}..{min(first + self.size, self.count) - 1})" for k, first in self.lost]
+        return f"{len(self.lost)} of {len(self.table)} blocks are damaged or cut off: {', '.join(ranges[:5])}" + (
+            f" and {len(ranges) - 5} more" if len(ranges) > 5 else ""
+        )

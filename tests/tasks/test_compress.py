@@ -1,0 +1,85 @@
+"""`nicest compress` and `nicest decompress`: files, and what is said of those that do not fit."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nicest.cli import app
+from nicest.data import load
+from nicest.errors import NicestError
+from nicest.runs.run import Run
+from nicest.tasks import compress as tasks
+
+pytest.importorskip("constriction", reason="compression needs constriction: install nicest[codec]")
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Run("digits-conv")
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    return load("digits").test[:5].reshape(-1, 8, 8)
+
+
+def test_files_come_back_in_one_array(run: Run, images: np.ndarray, tmp_path: Path):
+    np.save(tmp_path / "some.npy", images[:3])
+    idx = struct.pack(">BBBB3I", 0, 0, 8, 3, 2, 8, 8) + images[3:].tobytes()
+    (tmp_path / "others-idx3-ubyte").write_bytes(idx)
+    out = tmp_path / "packed.nicest"
+    result = tasks.compress(run, [tmp_path / "some.npy", tmp_path / "others-idx3-ubyte"], out=out)
+    assert result["rows"] == 5
+    assert result["bytes"] == out.stat().st_size
+    assert result["raw_bytes"] == 5 * 64
+    assert str(tmp_path).encode() not in out.read_bytes()
+    asked = ["decompress", str(out), "--out", str(tmp_path / "back.npy"), "--json"]
+    answer = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert json.loads(answer.stdout)["files"] == [
+        {"name": "some.npy", "rows": 3},
+        {"name": "others-idx3-ubyte", "rows": 2},
+    ]
+    back = np.load(tmp_path / "back.npy")
+    assert back.dtype == np.uint8
+    assert np.array_equal(back, images)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "back.npy",
+        "others-idx3-ubyte",
+        "packed.nicest",
+        "some.npy",
+    ]
+
+
+def test_a_failure_leaves_what_was_there(run: Run, images: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "packed.nicest"
+    out.write_text("before")
+    np.save(tmp_path / "some.npy", images[:2])
+    monkeypatch.setattr(tasks.Codec, "decode", lambda self, block, expected=0: np.zeros((2, 64), np.uint8))
+    with pytest.raises(NicestError, match="a block did not decode"):
+        tasks.compress(run, [tmp_path / "some.npy"], out=out)
+    assert out.read_text() == "before"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
+    path, out = tmp_path / "some.npy", tmp_path / "packed.nicest"
+    for array, match in [
+        (np.zeros((3, 9, 9), np.uint8), r"expected shape \(8, 8\)"),
+        (images + np.uint8(100), "expected levels 0..16"),
+        (images.astype(np.float32), "continuous"),
+    ]:
+        np.save(path, array)
+        with pytest.raises(NicestError, match=match):
+            tasks.compress(run, [path], out=out)
+    path.write_bytes(b"")
+    with pytest.raises(NicestError, match="0 bytes"):
+        tasks.compress(run, [path], out=out)
+    with pytest.raises(NicestError, match=r"an array to write to, \.npy"):
+        tasks.decompress(path, out=out)
+    with pytest.raises(NicestError, match="got an empty one"):
+        tasks.decompress(path, out=tmp_path / "back.npy")
+    assert not out.exists()
