@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 def printable(text: object) -> str:
     """Text on one line: line breaks, and what else cannot be printed, as Python escapes them."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(text))
+    text = str(text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def one_line(error: object) -> str:

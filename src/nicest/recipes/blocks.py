@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -222,16 +223,27 @@ BLOCKS = _by_kind(
 NETWORKS = _by_kind(MLPNetwork, ResidualNetwork, ConvNetwork)
 
 
+@cache
+def types_of(made: type) -> dict[str, Any]:
+    """The types of the fields of a class, by name."""
+    return get_type_hints(made)
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
 def coerce(value: Any, kind: Any, where: str) -> Any:
     """`value` as `kind`, or an error that says what was expected."""
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value in choices:
+    origin, args = _parts(kind)
+    if origin is Literal:
+        if value in args:
             return value
-        near = nearest(value, choices) if isinstance(value, str) else ""
-        raise NicestError(f"{where} is one of {', '.join(choices)}; got {shown(value)}{near}")
-    if get_origin(kind) is tuple:
-        of, several = get_args(kind)[0], value if isinstance(value, list | tuple) else [value]
+        near = nearest(value, args) if isinstance(value, str) else ""
+        raise NicestError(f"{where} is one of {', '.join(args)}; got {shown(value)}{near}")
+    if origin is tuple:
+        of, several = args[0], value if isinstance(value, list | tuple) else [value]
         if of is Block:
             return tuple(of_kind(each, BLOCKS, f"{where}, block {i}: ") for i, each in enumerate(several, 1))
         if isinstance(value, str) and of is not str:
@@ -241,7 +253,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
         return of_kind(value, NETWORKS, f"{where}.")
     if kind is LawSettings:
         return _law(value, where)
-    kinds = [each for each in (get_args(kind) or (kind,)) if each is not type(None)]
+    kinds = [each for each in (args or (kind,)) if each is not type(None)]
     if isinstance(value, int) and abs(value) >= 1 << 63:
         raise NicestError(f"{where} must be a number below 2^63; got {shown(value)}")
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
@@ -265,7 +277,7 @@ def of_kind(table: Any, registry: Mapping[str, type], where: str) -> Any:
         near = nearest(kind, registry) if isinstance(kind, str) else ""
         raise NicestError(f"{where}kind is one of {kinds}; got {shown(kind)}{near}")
     made = registry[kind]
-    hints, known = get_type_hints(made), [each.name for each in fields(made)]
+    hints, known = types_of(made), [each.name for each in fields(made)]
     values = {}
     for key, value in table.items():
         if key in known:

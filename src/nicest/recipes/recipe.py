@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from nicest.errors import NicestError
 from nicest.messages import nearest, shown
@@ -36,6 +36,7 @@ from nicest.recipes.blocks import (
     at_least,
     coerce,
     setting,
+    types_of,
     within,
 )
 
@@ -376,7 +377,7 @@ class Recipe(Settings):
 
 def _typed(settings: Any, where: str) -> Any:
     """Settings whose values are of the types they are said to be; numbers of numpy become Python's."""
-    hints = get_type_hints(type(settings))
+    hints = types_of(settings.__class__)
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     made = {n: v if n == "blocks" else coerce(v, hints[n], f"{where}.{n}") for n, v in plain.items()}
@@ -427,7 +428,7 @@ def _require_short(text: str, source: str) -> None:
 
 def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") -> Any:
     """`settings` with the values of `table`, which must be of the right names and types."""
-    hints = get_type_hints(type(settings))
+    hints = types_of(settings.__class__)
     changes = {}
     for key, value in table.items():
         if key not in hints:
