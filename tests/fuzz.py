@@ -1698,9 +1698,9 @@ def one_part(name: str, part: int, seed: int, keep: Path | None) -> Done:
     """A part of the cases of one reader, in a process of its own."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    reader, began = reader_of(name), time.process_time()
+    reader, began = reader_of(name), processor_time()
     tally = fuzz(reader, PART, seed, keep, part)
-    return Done(tally.counts, tally.said, time.process_time() - began)
+    return Done(tally.counts, tally.said, processor_time() - began)
 
 
 class Results:
