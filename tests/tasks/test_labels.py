@@ -63,9 +63,9 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("recipe", "precision"), [("digits-labels", "float32"), ("digits-conv", "bfloat16")])
-def test_the_contrast_is_minus_log_p_of_the_label_beside_another(recipe: str, precision: str):
+def test_the_label_term_is_minus_log_p_of_the_label_beside_another(recipe: str, precision: str):
     """Its gradient is that of the formula, of images with the same noise under both labels."""
-    own = ("data.labels=true", "train.contrast=3", f"train.precision={precision}", "train.ema=0")
+    own = ("data.labels=true", "train.label_weight=3", f"train.precision={precision}", "train.ema=0")
     made, splits = load_recipe(recipe).override(*own), load("digits", labels=True)
     state = start(made, splits, torch.device("cpu"))
     with torch.no_grad():

@@ -263,7 +263,7 @@ class TrainSettings(Settings):
     lr_decay: float = setting(1.0005, "exponential schedule: divisor per step", at_least(1))
     lr_floor: float = setting(0.0, "exponential schedule: smallest learning rate")
     loss: Literal["nats", "nats-per-dim"] = setting("nats", "unit of the loss; it matters for eps and clip")
-    contrast: float = setting(
+    label_weight: float = setting(
         0.0,
         "of images with labels: weight of -log p(label | image), between the label and another one; doubles the work",
         NOT_NEGATIVE,
@@ -333,7 +333,7 @@ class Recipe(Settings):
             not (self.sized and self.data.labels),
         )
         several = self.data.labels and len(self.data.classes) != 1
-        yield "train.contrast", "0 for data without labels, or with one", self.train.contrast == 0 or several
+        yield "train.label_weight", "0 for data without labels, or with one", self.train.label_weight == 0 or several
 
     def changed(self, table: Mapping[str, Any], source: str) -> Recipe:
         """The recipe with the settings of a table of tables, such as {"train": {"epochs": 50}}, checked."""

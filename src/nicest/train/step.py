@@ -74,7 +74,7 @@ class TrainingStep:
         unit = len(state.flow.prior.scored or range(state.flow.dim)) if settings.loss == "nats-per-dim" else 1
         with self.share.of(self.batch):
             rows = self.warp(self.rows[self.index])
-            if settings.contrast:
+            if settings.label_weight:
                 rows = torch.cat((rows, self.mislabelled(rows)))
         with self.share.of(self.batch, copies=len(rows) // len(self.index)), deterministic():
             nats = self.flow(rows) / unit  # forward is log_prob; noise is drawn afresh inside
@@ -82,7 +82,7 @@ class TrainingStep:
             loss = -right.mean()
             self.loss.copy_(loss.detach())
             for each in wrong:
-                loss = loss + settings.contrast * functional.softplus(unit * (each - right)).mean() / unit
+                loss = loss + settings.label_weight * functional.softplus(unit * (each - right)).mean() / unit
             self.fused.zero_grad() if self.fused else state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
 
