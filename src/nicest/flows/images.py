@@ -109,7 +109,8 @@ class ConvNet(nn.Module):
 
     It reads I1 as an image of shape `inputs` and gives what `law` takes for `channels` channels of I2 on the same
     pixels: the sets of `channels` and of a `checkerboard` of even width lie so. A learned bias for every pixel tells
-    places apart; a context adds a bias for every pixel of its own, a linear function of it. Convolutions of float32 are not rounded to TF32, which would cost the inverse its digits.
+    places apart; a context adds another one, which is a linear function of it. Convolutions of float32 are not rounded
+    to TF32, which would cost the inverse its digits.
     """
 
     def __init__(
