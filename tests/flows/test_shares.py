@@ -40,6 +40,20 @@ def test_each_share_meets_what_its_rows_meet_in_the_whole(draw: str, size: int):
         assert torch.equal(torch.get_rng_state(), after)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("draw", [each for each in DRAWS if each != "warps"])
+def test_copies_of_a_share_meet_the_same(draw: str, size: int):
+    torch.manual_seed(1)
+    expected, after = DRAWS[draw](ROWS), torch.get_rng_state()
+    for rank in range(size):
+        share = Share(rank, size)
+        torch.manual_seed(1)
+        with share.of(len(ROWS), copies=2):
+            found = DRAWS[draw](share.rows(ROWS).repeat(2, 1))
+        torch.testing.assert_close(found, share.rows(expected).repeat(2, 1))
+        assert torch.equal(torch.get_rng_state(), after)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_shares_make_up_the_batch(size: int):
     rows = torch.arange(10)

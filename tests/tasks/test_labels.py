@@ -17,11 +17,13 @@ from sklearn.linear_model import LogisticRegression
 import nicest
 from nicest import Run
 from nicest.cli import main
+from nicest.data import load
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.lowering import lower
 from nicest.recipes import load_recipe
 from nicest.recipes.build import build
+from nicest.runs.runtime import rows_to
 from nicest.tasks.certify import certify
 from nicest.tasks.classify import classify, judged, log_likelihoods, posterior
 from nicest.tasks.evaluate import evaluate
@@ -29,7 +31,8 @@ from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import spectrum
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
-from nicest.train.fit import train
+from nicest.train.fit import start, train
+from nicest.train.step import TrainingStep
 from small_runs import run, same_run
 
 QUICK = (
@@ -57,6 +60,38 @@ def labelled(folder: Path) -> Run:
 
 def lines(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.parametrize(("recipe", "precision"), [("digits-labels", "float32"), ("digits-conv", "bfloat16")])
+def test_the_label_term_is_minus_log_p_of_the_label_beside_another(recipe: str, precision: str):
+    """Its gradient is that of the formula, of images with the same noise under both labels."""
+    own = ("data.labels=true", "train.label_weight=3", f"train.precision={precision}", "train.ema=0")
+    made, splits = load_recipe(recipe).override(*own), load("digits", labels=True)
+    state = start(made, splits, torch.device("cpu"))
+    with torch.no_grad():
+        for p in state.flow.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    for module in state.flow.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    rows, index = rows_to(splits.train, state.device), torch.arange(20)
+    step = TrainingStep(state, rows, 20)
+    step.index.copy_(index)
+    torch.manual_seed(5)
+    step.differentiate()
+    found = torch.cat([p.grad.flatten() for p in state.flow.parameters() if p.grad is not None])
+
+    torch.manual_seed(5)
+    other, noise = torch.randint(1, 10, (20,)), torch.rand(20, 65)
+    x, label = rows[:20, :64].float(), rows[:20, 64:].float()
+    right, wrong = (
+        state.flow.log_prob(torch.cat((x, c), 1), noise=noise) for c in (label, (label + other[:, None]) % 10)
+    )
+    log_share = torch.log_softmax(torch.stack((right, wrong)).double(), 0)[0]
+    expected = torch.autograd.grad(-(right + 3 * log_share).mean() / 64, list(state.flow.parameters()))
+    assert float(step.loss) == pytest.approx(-right.mean().item() / 64, abs=1e-2 if precision == "bfloat16" else 1e-5)
+    expected = torch.cat([each.flatten() for each in expected])
+    assert (found - expected).norm() < (0.1 if precision == "bfloat16" else 1e-4) * expected.norm()
 
 
 def random_flow(shape: tuple[int, ...], labels: int, *own: str, recipe: str = "digits", std: float = 0.3) -> Flow:

@@ -33,6 +33,8 @@ CASES = {
     "bf16 clipped": ("train.precision=bfloat16", "train.clip=0.5", "train.ema=0", "model.learned_prior=true"),
     "bf16 checkerboard": ("train.precision=bfloat16", "model.partition=checkerboard"),
     "bf16 linear": ("train.precision=bfloat16", "model.hidden_layers=0"),
+    "labels": ("train.precision=float32", "data.labels=true", "train.label_weight=2"),
+    "bf16 labels": ("train.precision=bfloat16", "data.labels=true", "train.label_weight=2"),
     "warped": ("augment.share=0.8", "augment.rotation=0.1", "augment.elastic=0.3"),
     "bf16 affine": ("train.precision=bfloat16", "model.law=affine", "model.hidden_layers=3", "model.dropout=0"),
 }
@@ -40,8 +42,8 @@ CASES = {
 
 def steps(*overrides: str, captured: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The losses of 30 steps, and the weights after them."""
-    recipe, splits = load_recipe("digits").override(*SMALL, *overrides), load("digits")
-    device = torch.device("cuda")
+    recipe, device = load_recipe("digits").override(*SMALL, *overrides), torch.device("cuda")
+    splits = load("digits", labels=recipe.data.labels)
     state = start(recipe, splits, device)
     rows = rows_to(splits.train, device)
     step, losses = TrainingStep(state, rows, 100, captured=captured), []

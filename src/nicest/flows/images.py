@@ -109,7 +109,8 @@ class ConvNet(nn.Module):
 
     It reads I1 as an image of shape `inputs` and gives what `law` takes for `channels` channels of I2 on the same
     pixels: the sets of `channels` and of a `checkerboard` of even width lie so. A learned bias for every pixel tells
-    places apart. Convolutions of float32 are not rounded to TF32, which would cost the inverse its digits.
+    places apart; a context adds another one, which is a linear function of it. Convolutions of float32 are not rounded
+    to TF32, which would cost the inverse its digits.
     """
 
     def __init__(
@@ -127,11 +128,13 @@ class ConvNet(nn.Module):
         self.inputs, self.law, self.context_dim = inputs, law, context_dim
         self.first = nn.Conv2d(inputs[0], width, 3, padding=1)
         self.place = nn.Parameter(torch.zeros(width, *inputs[1:]))
-        self.context = nn.Linear(context_dim, width, bias=False) if context_dim else None
+        self.context = nn.Linear(context_dim, self.place.numel(), bias=False) if context_dim else None
         self.blocks = nn.ModuleList(GatedBlock(width, dropout) for _ in range(blocks))
         self.last = nn.Conv2d(width, law.size * channels, 3, padding=1)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
+        if self.context is not None:
+            nn.init.zeros_(self.context.weight)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         check_context(context, self.context_dim)
@@ -139,7 +142,7 @@ class ConvNet(nn.Module):
             h = self.first(x1.unflatten(1, self.inputs).contiguous(memory_format=torch.channels_last))
             h = h + self.place.to(h.dtype)
             if self.context is not None and context is not None:
-                h = h + self.context(context.to(x1.dtype))[..., None, None]
+                h = h + self.context(context.to(x1.dtype)).unflatten(1, self.place.shape)
             for block in self.blocks:
                 h = block(h)
             return self.law.from_planes(self.last(functional.silu(h)))

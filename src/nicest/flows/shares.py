@@ -25,18 +25,19 @@ class Share:
         return batch[self.rank :: self.size]
 
     @contextmanager
-    def of(self, total: int) -> Iterator[None]:
-        """Inside, what a flow is given are the own rows of a batch of `total`."""
+    def of(self, total: int, *, copies: int = 1) -> Iterator[None]:
+        """Inside, what a flow is given are the own rows of a batch of `total`, and so many copies of them, which meet
+        the same random numbers."""
         global _held
         before = _held
-        _held = (self, total) if self.size > 1 else None
+        _held = (self, total, copies) if self.size > 1 or copies > 1 else None
         try:
             yield
         finally:
             _held = before
 
 
-_held: tuple[Share, int] | None = None  # the share this process has now, and of how many rows
+_held: tuple[Share, int, int] | None = None  # the share this process has now, of how many rows, and how often
 
 
 def whole(n: int) -> int:
@@ -46,7 +47,10 @@ def whole(n: int) -> int:
 
 def own(drawn: Tensor) -> Tensor:
     """The rows that belong to those which are here, of what was drawn for the whole batch."""
-    return drawn if _held is None else _held[0].rows(drawn).contiguous()
+    if _held is None:
+        return drawn
+    share, _, copies = _held
+    return share.rows(drawn).repeat(copies, *(1,) * (drawn.ndim - 1))
 
 
 class Dropout(nn.Dropout):

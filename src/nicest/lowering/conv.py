@@ -55,9 +55,7 @@ class FastConv:
     def planes(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """m(x_I1) in `dtype`, (B, H · W, n): at every pixel what `Law.from_planes` takes, and zeros after it."""
         network, blocks = self.network, self.blocks
-        of_context = (
-            network.place.new_zeros(len(network.place), 0) if network.context is None else network.context.weight
-        )
+        of_context = network.place.new_zeros(0) if network.context is None else network.context.weight
         context = x1.new_zeros(len(x1), 0) if context is None else context
         return _Conv.apply(
             x1, context, self.dtype, network.inputs, self.rate, network.first.weight, of_context, network.first.bias,
@@ -84,7 +82,7 @@ class _Pass:
 
     Block k takes h[k] and s[k] = silu(h[k]). c[k] = W₁ * s[k] is its convolution; u[k] is as in `GatedBlock`, and
     mean[k] its means over pixels; ag[k] = W₂ u[k] and lift[k] = V mean[k] are the gates, without their bias.
-    A context stands beside what the first convolution sees at every pixel.
+    A context adds `of_context` of it to h[0].
     """
 
     def __init__(
@@ -110,17 +108,18 @@ class _Pass:
         flat = torch.cat([w.reshape(-1) for w in (place.new_empty(0), *outer, *pooled)]).to(dtype)
         outers, pools = flat.tensor_split((2 * n * width**2,))
         self.outer, self.pooled = outers.view(n, 2 * width, width), pools.view(n, width, width)
-        read = torch.cat((first.flatten(1), of_context), 1).to(dtype)
-        self.seen, self.read = 9 * shape[0], read.shape[1]
-        self.first = functional.pad(read, (0, _eights(self.read) - self.read))
+        self.seen, self.given = 9 * shape[0], context.shape[1]
+        self.first = functional.pad(first.flatten(1).to(dtype), (0, _eights(self.seen) - self.seen))
+        maps = of_context.view(width, self.pixels, self.given).permute(2, 1, 0).flatten(1)
+        more = _eights(self.given) - self.given
+        self.of_context = functional.pad(maps.to(dtype), (0, 0, 0, more))
+        self.context = functional.pad(context.to(dtype), (0, more))
         self.place = (place.flatten(1) + first_bias[:, None]).mT.contiguous()
         self.kept: Tensor | None = None
         if rate and n:
             drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
             self.kept = own(drawn.bernoulli_(1 - rate))
         self.x = _patches(x, shape, self.first.shape[1], dtype)
-        if context.shape[1]:
-            self.x.unflatten(0, (len(x), -1))[..., self.seen : self.read] = context[:, None]
 
     def run(self) -> Tensor:
         n, width, new = self.n, self.width, self.x.new_empty
@@ -128,7 +127,10 @@ class _Pass:
         self.c: list[Tensor] = []
         self.ag: list[Tensor] = []
         self.lift: list[Tensor] = []
-        h, s = _enter(self.x @ self.first.mT, self.place)
+        m = self.x @ self.first.mT
+        if self.given:
+            m.view(self.images, -1).addmm_(self.context, self.of_context)
+        h, s = _enter(m, self.place)
         self.h, self.s = [h], [s]
         for k in range(n):
             self.c.append(self._convolve(self.s[k], self.inner[k]))
@@ -172,7 +174,9 @@ class _Pass:
         if not to_weights:
             return gx, [None] * len(self.shapes)
 
-        first, of_context = (gh.mT @ self.x)[:, : self.read].to(accurate).tensor_split((self.seen,), 1)
+        first = (gh.mT @ self.x)[:, : self.seen].to(accurate)
+        maps = (self.context.mT @ gh.view(images, -1))[: self.given].to(accurate)
+        of_context = maps.view(self.given, self.pixels, width).permute(2, 1, 0)
         place = _over_images(gh, images, accurate).mT.contiguous()
         pooled = torch.bmm(g_lift.mT, self.mean).to(accurate)
         of_gates, of_c = sums.sum(1).split([2 * width, width], -1)
@@ -182,7 +186,7 @@ class _Pass:
         *inner, last = inner_and_last.split([width] * n + [len(self.last_bias)])
         outers = outer.sum(1, dtype=accurate)
         grads = [first, of_context, place.sum(1), place, last, last_bias, *inner, *of_c, *outers, *of_gates, *pooled]
-        return gx, [g.view(size) for g, size in zip(grads, self.shapes, strict=True)]
+        return gx, [g.reshape(size) for g, size in zip(grads, self.shapes, strict=True)]
 
     def _kept(self, k: int) -> Tensor | None:
         return None if self.kept is None else self.kept[:, k]

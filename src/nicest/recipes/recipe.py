@@ -264,6 +264,11 @@ class TrainSettings(Settings):
     lr_decay: float = setting(1.0005, "exponential schedule: divisor per step", at_least(1))
     lr_floor: float = setting(0.0, "exponential schedule: smallest learning rate")
     loss: Literal["nats", "nats-per-dim"] = setting("nats", "unit of the loss; it matters for eps and clip")
+    label_weight: float = setting(
+        0.0,
+        "of images with labels: weight of -log p(label | image), between the label and another one; doubles the work",
+        NOT_NEGATIVE,
+    )
     clip: float = setting(0.0, "largest norm of the gradient; 0 for no clipping", NOT_NEGATIVE)
     ema: float = setting(
         0.0, "decay of the average of the weights, which is then evaluated and kept; 0 for none", BELOW_ONE
@@ -328,6 +333,8 @@ class Recipe(Settings):
             "false where the settings are chosen from the size of the data",
             not (self.sized and self.data.labels),
         )
+        several = self.data.labels and len(self.data.classes) != 1
+        yield "train.label_weight", "0 for data without labels, or with one", self.train.label_weight == 0 or several
 
     def changed(self, table: Mapping[str, Any], source: str) -> Recipe:
         """The recipe with the settings of a table of tables, such as {"train": {"epochs": 50}}, checked."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from nicest.flows.shares import own, whole
 from nicest.lowering import LoweredChain, capture, lower
 from nicest.lowering.conv import deterministic
 from nicest.train.augment import Warp
@@ -70,12 +72,25 @@ class TrainingStep:
         """The loss of these rows and its gradients."""
         state, settings = self.state, self.state.recipe.train
         unit = len(state.flow.prior.scored or range(state.flow.dim)) if settings.loss == "nats-per-dim" else 1
-        with self.share.of(self.batch), deterministic():
+        with self.share.of(self.batch):
             rows = self.warp(self.rows[self.index])
-            loss = -self.flow(rows).mean() / unit  # forward is log_prob; noise is drawn afresh inside
+            if settings.label_weight:
+                rows = torch.cat((rows, self.mislabelled(rows)))
+        with self.share.of(self.batch, copies=len(rows) // len(self.index)), deterministic():
+            nats = self.flow(rows) / unit  # forward is log_prob; noise is drawn afresh inside
+            right, *wrong = nats.split(len(self.index))
+            loss = -right.mean()
+            self.loss.copy_(loss.detach())
+            for each in wrong:
+                loss = loss + settings.label_weight * functional.softplus(unit * (each - right)).mean() / unit
             self.fused.zero_grad() if self.fused else state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-        self.loss.copy_(loss.detach())
+
+    def mislabelled(self, rows: Tensor) -> Tensor:
+        """The same images, each with another label, drawn at random: the label is the last number of a row."""
+        count = len(self.state.recipe.data.classes)
+        other = own(torch.randint(1, count, (whole(len(rows)),), device=rows.device))
+        return torch.cat((rows[:, :-1], ((rows[:, -1:] + other[:, None]) % count).to(rows.dtype)), 1)
 
     def exchange(self) -> None:
         """Make the loss, and gradients that torch does not see to, those of the whole batch."""
