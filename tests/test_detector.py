@@ -5,7 +5,9 @@ import pickle
 import pickletools
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
@@ -31,13 +33,38 @@ def detector(rows: np.ndarray) -> NICEDetector:
 def test_scores_labels_and_threshold_are_as_pyod_has_them(detector: NICEDetector, rows: np.ndarray):
     scores, truth = detector.decision_scores_, np.arange(200) >= 190
     assert np.array_equal(scores, detector.decision_function(rows))
-    assert np.array_equal(scores, -detector.model_.score_samples(rows))
     assert detector.threshold_ == np.percentile(scores, 95)
     assert np.array_equal(detector.labels_, (scores > detector.threshold_).astype(int))
     assert detector.labels_.sum() == 10
     assert np.array_equal(detector.predict(rows), detector.labels_)
     assert roc_auc_score(truth, scores) > 0.95
     assert set(detector.predict(np.array([[0.0, 0, 0], [9.0, -9, 9]])).tolist()) == {0, 1}
+
+
+def test_the_score_is_that_of_the_code_and_of_gaussians(detector: NICEDetector, rows: np.ndarray):
+    model = detector.model_
+    codes = model.flow_.prior.log_prob(torch.from_numpy(model.transform(rows))).numpy(force=True)
+    y = model.flow_.enter(torch.from_numpy(rows) - torch.tensor([each.origin for each in model.columns_]), noise=False)
+    expected = -(codes + detector.gaussians_.log_prob(y.numpy())) / 2
+    np.testing.assert_allclose(detector.decision_function(rows), expected)
+    assert np.array_equal(pickle.loads(pickle.dumps(detector)).decision_function(rows), detector.decision_scores_)
+
+
+def test_a_value_that_many_rows_share_hides_no_outlier():
+    """A density is as high as you like at such a value, which makes rows without it look odd."""
+    rng = np.random.default_rng(0)
+    x, odd = rng.normal(size=(600, 3)), rng.normal(size=(100, 3)) * 0.3 + [0, 2, -2]
+    x[:400, 0] = odd[:, 0] = 0
+    found = NICEDetector(NICE(effort="low", law="spline", width=16, epochs=60, random_state=0)).fit(x[::2])
+    test, truth = np.concatenate([x[1::2], odd]), np.arange(400) >= 300
+    assert roc_auc_score(truth, found.decision_function(test)) > 0.85
+    assert roc_auc_score(truth, -found.model_.score_samples(test)) < 0.75
+
+
+def test_a_value_that_training_never_saw_is_an_outlier():
+    table = pa.table({"a": ["x", "y"] * 40, "b": np.linspace(0, 1, 80)})
+    found = NICEDetector(NICE(**SMALL)).fit(table)
+    assert np.isposinf(found.decision_function(pa.table({"a": ["z", "x"], "b": [0.5, 0.5]}))).tolist() == [True, False]
 
 
 def test_a_row_with_a_missing_cell_has_no_score_and_is_no_outlier(rows: np.ndarray):

@@ -101,6 +101,11 @@ def test_wrong_input_is_told_in_one_line(model: NICE):
     assert "--set" not in str(error.value)
     with pytest.raises(ValueError, match="is constant"):
         NICE().fit(pa.table({"a": ["x", "y"] * 50, "b": [1.5] * 100}))
+    with pytest.raises(ValueError, match="or a data frame with columns of strings"):
+        NICE().fit([["x", 1], ["y", 2]] * 50)
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match=r"expected columns of one type each: .*column a"):
+        NICE().fit(pandas.DataFrame({"a": [1, "x"] * 50}))
 
 
 class TestBounds:
@@ -122,3 +127,16 @@ class TestBounds:
         X = np.random.default_rng(0).standard_normal((60, 2))
         with pytest.raises(ValueError, match="beyond its bounds 0 and inf"):
             NICE(bounds={1: (0, None)}).fit(X)
+
+    @pytest.mark.parametrize(
+        ("bounds", "why"),
+        [
+            ({7: (0, 1)}, "expected columns 0 to 1, or their names, got 7"),
+            ({0: 5}, r"expected \(low, high\) for column 0, got 5"),
+            ({"x1": ("a", 1)}, r"expected \(low, high\) for column 'x1', got \('a', 1\)"),
+            ([(0, 1), (0, 1)], "expected bounds as a mapping of columns"),
+        ],
+    )
+    def test_that_cannot_be_are_refused_in_one_line(self, bounds: Any, why: str):
+        with pytest.raises(ValueError, match=why):
+            NICE(bounds=bounds).fit(np.random.default_rng(0).random((60, 2)))

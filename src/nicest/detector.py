@@ -10,15 +10,22 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from nicest.estimator import NICE
+from nicest.inference.gaussians import Gaussians
 
 
 class NICEDetector(BaseEstimator):
-    """A `NICE` with the interface of PyOD's detectors; PyOD is not needed.
+    """A detector of outliers: `NICE` and mixtures of Gaussians, with the interface of PyOD, which is not needed.
 
         detector = NICEDetector(contamination=0.05).fit(X)
         detector.labels_                      # of the training rows: 1 for outliers, 0 for inliers
         detector.predict(X_new)               # of other rows
-        detector.decision_function(X_new)     # -log p(x), in nats: high for outliers
+        detector.decision_function(X_new)     # high for outliers
+
+    The score of a row x is minus the mean of two log-densities: log p_H(f(x)), that of its latent coordinates h = f(x)
+    under the prior of the flow, and the mean of those of mixtures of 1, 2, 4, 8, 16 and 32 Gaussians, fitted to the
+    same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever training rows share a
+    value, whatever else is odd about a row: it is the better density and the worse detector. Use
+    `model_.score_samples` for it.
 
     Parameters
     ----------
@@ -37,31 +44,53 @@ class NICEDetector(BaseEstimator):
         Labels of the training rows.
     model_
         The fitted `NICE`.
+    gaussians_
+        The mixtures.
     """
+
+    gaussians_: Gaussians
 
     def __init__(self, model: NICE | None = None, *, contamination: float = 0.1) -> None:
         self.model = model
         self.contamination = contamination
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
-        """Fit the density to the rows of X, and set the threshold by their scores; y is ignored."""
+        """Fit flow and mixtures to the rows of X, and set the threshold by their scores; y is ignored."""
         if not 0 < self.contamination <= 0.5:
             raise ValueError(f"contamination is in (0, 0.5], got {self.contamination!r}")
         self.model_ = (NICE() if self.model is None else clone(self.model)).fit(X)
         self.n_features_in_ = self.model_.n_features_in_
-        self.decision_scores_ = self.decision_function(X)
-        if np.isnan(self.decision_scores_).all():
+        codes = self.model_._codes(X)[0]
+        complete = codes[~np.isnan(codes).any(1)]
+        if not len(complete):
             raise ValueError("expected rows without NaN to set the threshold by, got none")
+        self.gaussians_ = Gaussians.fit(self.model_._reals(complete).numpy(force=True), seed=0)
+        self.decision_scores_ = self.decision_function(X)
         self.threshold_ = float(np.nanquantile(self.decision_scores_, 1 - self.contamination))
         self.labels_ = (self.decision_scores_ > self.threshold_).astype(int)
         return self
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
-        """-log p(x) of every row, in nats of the units of X."""
-        check_is_fitted(self, "model_")
-        return -self.model_.score_samples(X)
+        """The score of every row, high for outliers: inf for values that training never saw, NaN for rows with NaN."""
+        check_is_fitted(self, "gaussians_")
+        codes, unknown, _ = self.model_._codes(X)
+        missing = np.isnan(codes).any(1)
+        scores, known = np.where(missing, np.nan, np.inf), ~missing & ~unknown
+        if known.any():
+            y = self.model_._reals(codes[known])
+            found = -(self.model_._run("code_density", y) + self.gaussians_.log_prob(y.numpy(force=True))) / 2
+            scores[known] = np.where(np.isnan(found), np.inf, found)
+        return scores
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """1 for outliers, 0 for inliers and for rows with NaN, of which nothing is known."""
         check_is_fitted(self, "threshold_")
         return (self.decision_function(X) > self.threshold_).astype(int)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return state | {name: each._asdict() for name, each in state.items() if isinstance(each, Gaussians)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = {name: Gaussians(**each) for name, each in state.items() if name == "gaussians_"}
+        super().__setstate__(state | kept)

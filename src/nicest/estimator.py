@@ -44,7 +44,7 @@ from nicest.inference.calibration import Calibration
 from nicest.inference.conditional import Conditional
 from nicest.inference.engine import Engine
 from nicest.inference.impute import MIXED
-from nicest.messages import listed
+from nicest.messages import listed, one_line, shown
 from nicest.progress import Bar
 from nicest.recipes import Recipe, parse
 from nicest.recipes.defaults import FEW
@@ -88,7 +88,12 @@ class Frame:
         if kind == "pandas":
             if not always and all(is_number(each) for each in X.dtypes):
                 return None
-            return cls(kind, pa.Table.from_pandas(X, preserve_index=False))
+            try:
+                return cls(kind, pa.Table.from_pandas(X, preserve_index=False))
+            except pa.ArrowException as error:
+                raise ValueError(
+                    f"expected columns of one type each: {'; '.join(map(one_line, error.args))}"
+                ) from error
         table = X.to_arrow() if kind == "polars" else X
         numbers = all(
             family(each) in ("number", "bool") and not hasattr(each, "index_type") for each in table.schema.types
@@ -545,7 +550,12 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     def _numbers(self, X: ArrayLike) -> np.ndarray:
         """The rows to fit, of numbers."""
         options = {"dtype": [np.float64, np.float32], "ensure_min_samples": 2, "ensure_all_finite": "allow-nan"}
-        return validate_data(self, X, **options).astype(np.float64, copy=False)
+        try:
+            return validate_data(self, X, **options).astype(np.float64, copy=False)
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise ValueError(f"expected numbers, or a data frame with columns of strings: {error}") from error
 
     def _columns_and_codes(
         self, X: Any, rows: Any, frame: Frame | None, seed: int, warm: bool
@@ -567,8 +577,21 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return columns, *encoded(varied, columns)
 
     def _named_bounds(self, columns: Sequence[Column]) -> dict[str, tuple[float, float | None]]:
-        given = dict(self.bounds or {})
-        return {columns[key].name if isinstance(key, int) else key: pair for key, pair in given.items()}
+        given, found = {} if self.bounds is None else self.bounds, {}
+        if not isinstance(given, Mapping):
+            raise ValueError(f"expected bounds as a mapping of columns to (low, high), got {shown(given)}")
+        for key, pair in given.items():
+            if isinstance(key, int) and not 0 <= key < len(columns):
+                raise ValueError(f"bounds: expected columns 0 to {len(columns) - 1}, or their names, got {key}")
+            try:
+                low, high = pair
+                numbers = isinstance(low, Real) and isinstance(high, Real | None)
+            except (TypeError, ValueError):
+                numbers = False
+            if not numbers:
+                raise ValueError(f"bounds: expected (low, high) for column {shown(key)}, got {shown(pair)}")
+            found[columns[key].name if isinstance(key, int) else key] = low, high
+        return found
 
     def _codes(self, X: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """The model's numbers of rows, NaN where a cell is missing; which hold values that training never saw; and the
@@ -612,6 +635,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             found = np.logaddexp.reduce(each) - math.log(len(each)) + float(self.flow_.units_log_det)
             nats[whole] = np.where(np.isnan(found), -np.inf, found)
         return nats
+
+    def _reals(self, codes: np.ndarray) -> torch.Tensor:
+        """What the chain of the flow is given for complete rows: of a step its middle."""
+        return self.flow_.enter(torch.from_numpy(codes).to(self.flow_.device), noise=False)
 
     def _each(self, method: str, rows: np.ndarray, **options: bool) -> np.ndarray:
         """What the flow makes of rows; NaN of those that hold NaN."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nicest import NICE
+from nicest import NICE, NICEDetector
 from nicest.studies import compare_density, compare_outliers
 from nicest.studies.compare_outliers import METHODS, OUTLIERS, SETS, area, labelled, trial
 from nicest.studies.datasets import TABLES, Table, read_file
@@ -39,9 +39,9 @@ def test_half_of_the_inliers_train_and_all_else_is_tested():
     rows[labels] += 100
     seen = []
 
-    def method(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    def method(train: np.ndarray, test: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         seen.append((train, test))
-        return -np.abs(test).sum(1)
+        return {"": -np.abs(test).sum(1)}
 
     assert trial(method, Table(rows, labels=labels.astype(int)), 0) == {"": {"auc": 1.0}}
     train, test = seen[0]
@@ -61,7 +61,7 @@ def test_every_method_finds_far_rows(method: str):
 def test_neighbours_score_by_the_distance_to_the_fifth():
     train, test = np.random.default_rng(0).normal(size=(40, 3)), np.random.default_rng(1).normal(size=(7, 3))
     distances = np.sort(np.linalg.norm(test[:, None] - train, axis=2), axis=1)
-    np.testing.assert_allclose(METHODS["KNN"](train, test, 0), -distances[:, 4])
+    np.testing.assert_allclose(METHODS["KNN"](train, test, 0)[""], -distances[:, 4])
 
 
 def test_labels_come_from_the_archive_or_a_column(tmp_path: Path, refusal: Callable[..., str]):
@@ -91,14 +91,17 @@ def test_the_area_counts_ties_half_and_takes_minus_infinity():
         area(is_inlier, np.array([2.0, 1.0, np.nan, 0.0]))
 
 
-def test_typicality_is_that_of_the_estimator():
+def test_scores_are_those_of_the_estimator_and_of_the_detector():
     x = np.random.default_rng(0).normal(size=(40, 3))
-    np.testing.assert_allclose(METHODS["NICE, typicality"](x, x, 0), NICE(random_state=0).fit(x).typicality(x))
+    scores, model = METHODS["NICE"](x, x, 0), NICE(random_state=0)
+    np.testing.assert_allclose(scores["typicality"], model.fit(x).typicality(x))
+    np.testing.assert_allclose(scores["density"], model.score_samples(x))
+    np.testing.assert_allclose(scores[""], -NICEDetector(model).fit(x).decision_function(x))
 
 
 def test_density_fails_inside_and_typicality_does_not():
-    table = SETS["inside"](np.random.default_rng(0))
-    assert trial(METHODS["NICE"], table, 0)[""]["auc"] < 0.1
-    assert trial(METHODS["NICE, typicality"], table, 0)[""]["auc"] > 0.9
+    found = trial(METHODS["NICE"], SETS["inside"](np.random.default_rng(0)), 0)
+    assert found["density"]["auc"] < 0.1
+    assert found["typicality"]["auc"] > 0.9
     assert "does not mean typical" in OUTLIERS.about["caveat"]
     assert "Nalisnick" in (ROOT / "docs" / "tables.md").read_text()

@@ -194,7 +194,7 @@ def compare_outliers(
     jobs: options.Jobs = 0,
     out: options.Record = None,
 ) -> Result:
-    """Compare outlier detection by ROC AUC: NICE (density, typicality), KNN, LOF, IsolationForest and a mixture.
+    """Compare outlier detection by ROC AUC: NICE, KNN, LOF, IsolationForest and a mixture.
 
     Every method is trained on half of the inliers. Your tables hold labels: `y` in a .npz file, or a column
     `outlier` or `y`; 1 is an outlier.

@@ -142,6 +142,10 @@ class Flow(nn.Module):
         h, log_det = self.chain(y, context)
         return self.prior.log_prob(h) + log_det
 
+    def code_density(self, y: Tensor) -> Tensor:
+        """log p_H(f(y)), (B,): how probable the code of y is, whatever units or spikes y comes in; no log-det."""
+        return self.prior.log_prob(self.chain(y)[0])
+
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """The ledger of `log_prob`: units, the log-det of every layer by name, and the prior; each (B,)."""
         y = self.enter(x)

@@ -41,6 +41,10 @@ class Mixture(Flow):
         # the prior's mode, since a lowered flow shares the prior of the plain one, which is switched
         return each.mean(0) if self.prior.training else each.logsumexp(0) - math.log(len(found))
 
+    def code_density(self, y: Tensor) -> Tensor:
+        """The mean over the flows of log p_H(f_k(y)), (B,)."""
+        return torch.stack([self.prior.log_prob(chain(y)[0]) for chain in self.chains]).mean(0)
+
     def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True) -> Tensor:
         raise ValueError(f"a mixture of {len(self.chains)} flows has no latent coordinates: each of them has its own")
 

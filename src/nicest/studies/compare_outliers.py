@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from sklearn import datasets
@@ -11,14 +12,16 @@ from sklearn.ensemble import IsolationForest
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
+from nicest.detector import NICEDetector
 from nicest.errors import NicestError
 from nicest.estimator import NICE
 from nicest.messages import shown
 from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import Method, mixture, nice, standardised
+from nicest.studies.compare_density import mixture, standardised
 from nicest.studies.datasets import TABLES, Generator, Read, Table
 from nicest.tasks.score import CAVEAT
 
+Method = Callable[[np.ndarray, np.ndarray, int], Mapping[str, np.ndarray]]  # training rows, test rows, seed -> scores
 LABELS = ("outlier", "y")  # columns of a table that may say it
 
 
@@ -27,7 +30,8 @@ def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
     rows, is_outlier = labelled(table)
     held, train = np.array_split(np.random.default_rng(seed).permutation(rows[~is_outlier]), 2)
     train, test = standardised(train, np.concatenate([held, rows[is_outlier]]))
-    return {"": {"auc": area(np.arange(len(test)) < len(held), method(train, test, seed))}}
+    inlier = np.arange(len(test)) < len(held)
+    return {name: {"auc": area(inlier, scores)} for name, scores in method(train, test, seed).items()}
 
 
 def labelled(table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -49,8 +53,16 @@ def area(is_inlier: np.ndarray, scores: np.ndarray) -> float:
     return float(roc_auc_score(is_inlier, np.maximum(scores, -1e300)))
 
 
-def typicality(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    return NICE(random_state=seed).fit(train).typicality(test)
+def nice(train: np.ndarray, test: np.ndarray, seed: int) -> Mapping[str, np.ndarray]:
+    """By `NICEDetector`, by the log-density of its `NICE`, and by how near that is to the typical one."""
+    detector = NICEDetector(NICE(random_state=seed)).fit(train)
+    scores = {"": -detector.decision_function(test), "density": detector.model_.score_samples(test)}
+    return scores | {"typicality": detector.model_.typicality(test)}
+
+
+def alone(method: Callable[..., np.ndarray], *given: Any) -> Mapping[str, np.ndarray]:
+    """The only score of a method."""
+    return {"": method(*given)}
 
 
 def neighbours(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
@@ -115,11 +127,10 @@ SETS: dict[str, Read] = {
 }
 METHODS: dict[str, Method] = {  # scores that are high for inliers
     "NICE": nice,
-    "NICE, typicality": typicality,
-    "KNN": neighbours,
-    "LOF": local_outlier_factor,
-    "IsolationForest": isolation_forest,
-    "mixture": mixture,
+    "KNN": partial(alone, neighbours),
+    "LOF": partial(alone, local_outlier_factor),
+    "IsolationForest": partial(alone, isolation_forest),
+    "mixture": partial(alone, mixture),
 }
 OUTLIERS = Comparison(
     name="outliers",
