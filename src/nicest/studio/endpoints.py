@@ -103,12 +103,26 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         """The way from one picture to another through latent space."""
         return await quick(run, lambda model: Images(model).between(ask))
 
+    @app.post("/api/runs/{run}/plane")
+    async def plane(run: Run, ask: messages.Plane) -> messages.Pictures:
+        """Pictures of a plane of latent space, which three codes span."""
+        return await quick(run, lambda model: Images(model).plane(ask))
+
+    @app.post("/api/runs/{run}/classes")
+    async def classes(run: Run, ask: messages.Origin) -> messages.Pictures:
+        """A code as the model decodes it for each of its labels, in their order; none where it has no labels."""
+        path = run.served.path if run.served.label is not None else None
+        labels = {each.label: each for each in served.values() if each.path == path}
+        return await quick(
+            run, lambda model: Images(model).classes(ask, [Images(each.open()) for each in labels.values()])
+        )
+
     @app.get("/api/runs/{run}/sphere")
     async def sphere(
         run: Run,
-        basis: Literal["random", "top"] = "top",
+        basis: messages.Basis = "top",
         seed: SeedQuery = 0,
-        n: Annotated[int, Query(ge=2, le=400)] = 200,
+        n: Annotated[messages.SphereSize, Query()] = 200,
     ) -> messages.Sphere:
         """A sphere of latent space, decoded point by point."""
         return await quick(run, lambda model: Images(model).sphere(basis, seed, n))

@@ -91,6 +91,11 @@ class Images:
         if origin.sample:
             asked = origin.sample
             return self.drawn(asked.temperature, asked.seed)[asked.index, None]
+        if origin.sphere:
+            point = origin.sphere
+            if point.index >= point.n:
+                raise NicestError(f"expected one of the points 0 to {point.n - 1} of the sphere, got {point.index}")
+            return self.on_sphere(point.basis, point.seed, even_points(point.n)[point.index, None])
         return self.model.encode(self.tensor(origin.picture or ""))
 
     def upload(self, content: bytes, inverted: bool) -> str:
@@ -189,6 +194,14 @@ class Images:
         shown = self.tensor(ask.picture or "") if still else model.decode(h)
         places = model.places(h)[0]
         k = min(limits.COMPONENTS, self.data.dim)
+        ends: list[list[str]] = []
+        if ask.ends:
+            both = places[:k].repeat(2 * k, 1)
+            both[torch.arange(2 * k), torch.arange(k).repeat_interleave(2)] = (
+                torch.tensor([-3.0, 3.0]).repeat(k).to(both)
+            )
+            pictures = self.packed(model.decode(model.put(h.expand(2 * k, -1), both)))
+            ends = [pictures[i : i + 2] for i in range(0, 2 * k, 2)]
         return messages.Moved(
             picture=self.packed(shown)[0],
             nats=number(float(model.code_nats(h)[0])),
@@ -196,16 +209,30 @@ class Images:
             sigma=(model.deviation * model.sigma[model.order[:k]]).tolist(),
             radius=float(places.norm()),
             typical_radius=math.sqrt(self.data.dim),
+            ends=ends,
         )
 
     def between(self, ask: messages.Between) -> messages.Pictures:
         h0, h1 = self.code(ask.start), self.code(ask.end)
         return self.pictures_of(self.model.between(h0, h1, ask.count, ask.way)[0])
 
+    def plane(self, ask: messages.Plane) -> messages.Pictures:
+        corners = torch.cat([self.code(each) for each in ask.corners])
+        return self.pictures_of(self.model.plane(corners, torch.tensor(ask.points), ask.way))
+
+    def classes(self, origin: messages.Origin, others: list[Images]) -> messages.Pictures:
+        """One code, as models of other labels decode it."""
+        h = self.code(origin)
+        each = [other.pictures_of(h) for other in others]
+        return messages.Pictures(pictures=[one.pictures[0] for one in each], nats=[one.nats[0] for one in each])
+
+    def on_sphere(self, basis: str, seed: int, points: np.ndarray) -> Tensor:
+        return self.model.on_sphere(points, self.model.axes(basis, seed), self.model.typical_radius(basis))
+
     def sphere(self, basis: str, seed: int, n: int) -> messages.Sphere:
-        points, radius = even_points(n), self.model.typical_radius(basis)
-        x = self.model.decode(self.model.on_sphere(points, self.model.axes(basis, seed), radius))
-        deviations = radius / self.model.deviation
+        points = even_points(n)
+        x = self.model.decode(self.on_sphere(basis, seed, points))
+        deviations = self.model.typical_radius(basis) / self.model.deviation
         return messages.Sphere(points=points.round(4).tolist(), pictures=self.packed(x), radius=deviations)
 
     def score(self, pictures: list[str]) -> messages.Scores:

@@ -60,6 +60,7 @@ async function files(given) {
     try {
       const { picture } = await send(`/api/runs/${run.id}/upload`, await modest(file, studio.limits), { inverted: $("score-invert").checked });
       taken.push({ name: file.name, picture, file });
+      studio.own.push({ name: file.name, picture });
     } catch (error) {
       if (!still()) return;
       if (error.status === 0) return sorry("score-note", error);
@@ -181,6 +182,8 @@ async function sketched() {
   const content = await new Promise((done) => $("sketch").toBlob(done));
   await scoring(async (still) => {
     const { picture } = await send(`/api/runs/${run.id}/upload`, content);
-    if (still()) await score([{ name: "a drawing", picture }], still);
+    if (!still()) return;
+    studio.own.push({ name: `drawing ${studio.own.length + 1}`, picture });
+    await score([{ name: "a drawing", picture }], still);
   });
 }
