@@ -594,6 +594,25 @@ class TestScoring:
         assert score["nats"] < quantiles[0]
         assert score["denser_share"] == 1
 
+    def test_a_surprise_map_shows_the_pixel_that_was_changed(self, ask: Ask, test_image: str, digits: Path):
+        """Its figures are those of all 17 levels of a pixel, scored one by one."""
+        odd = levels(test_image).copy()
+        odd[0, 0] = 16  # a corner, always dark
+        first, *frames, end = events(ask("POST", f"{DIGITS}/surprise", json={"picture": packed(odd)}).text)
+        assert (first, end) == (("start", {"pixels": 64}), ("end", {}))
+        excess = np.zeros(64)
+        for _, data in frames:
+            excess[data["pixels"]] += data["excess"]
+        assert excess.argmax() == 0
+        flow = nicest.open(digits).flow
+        for d in (0, 27):
+            rows = torch.from_numpy(odd.ravel()).repeat(17, 1)
+            rows[:, d] = torch.arange(17)
+            log_p = torch.log_softmax(flow.log_prob(rows, noise=False).double(), 0).detach()
+            expected = float(-log_p[int(odd.ravel()[d])] + (log_p.exp() * log_p).sum())
+            assert excess[d] == pytest.approx(expected, abs=0.01)
+        assert "64 numbers" in ask("POST", f"{DIGITS}/surprise", json={"picture": "AAAA"}).json()["error"]
+
     def test_too_many_at_once_are_refused(self, ask: Ask, test_image: str):
         many = [test_image] * (limits.PICTURES + 1)
         assert ask("POST", f"{DIGITS}/score", json={"pictures": many}).status_code == 422

@@ -655,8 +655,15 @@ class TestScoring:
         parts = page.locator("#reference-scores .band, #reference-scores .mark")
         order = parts.evaluate_all("all => all.map((each) => each.classList[0])")
         assert order == ["band", "line", "line"]  # the marks of both scores stand before the histogram
+        page.locator(".card button").first.click()
+        page.wait_for_selector(".card .map:has-text('nats above what is expected')")
+        look = (
+            "() => [...new Set(document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 8, 8).data)]"
+        )
+        assert len(page.evaluate(look)) > 20
         page.click("#score-tests")
         page.wait_for_selector(".card >> nth=4")
+        assert page.locator(".card .map").count() == 1  # of the drawing, which stays
         assert page.locator(".ledger").count() == 5
         page.check("#score-invert")  # the file is read again, the others stay
         page.wait_for_function("() => document.querySelector('.card h3').textContent === 'noise.png'")

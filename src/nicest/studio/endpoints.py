@@ -176,23 +176,36 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         """The likelihood while the run trains, from the rows after a step."""
         return await desk.quick(run.served.metrics, after)
 
-    @app.post(
-        "/api/runs/{run}/inpaint",
-        response_class=StreamingResponse,
-        responses={200: {"content": {"text/event-stream": {}}, "description": "Events: start, frame ..., end."}},
-    )
+    streams: dict[str, Any] = {
+        "response_class": StreamingResponse,
+        "responses": {200: {"content": {"text/event-stream": {}}, "description": "Events: start, frame ..., end."}},
+    }
+
+    async def streamed(begin: Callable[[], Events]) -> Response:
+        desk.jobs.take()
+        try:
+            events = await desk.step(begin)
+        except BaseException:
+            desk.jobs.give_back()
+            raise
+        return Stream(events, desk)
+
+    @app.post("/api/runs/{run}/inpaint", **streams)
     async def inpaint(run: Run, ask: messages.Inpainting) -> Response:
         """Fill in what is hidden of a picture, watched: server-sent events with states and nats of every chain.
 
         The last frame of exact draws holds their `spread`, the standard deviation of every pixel as a share of the
         brightest, and `r_hat`, which is near 1 where the chains agree."""
-        desk.jobs.take()
-        try:
-            events = await desk.step(lambda: Images(run.open()).inpainting(ask, films))
-        except BaseException:
-            desk.jobs.give_back()
-            raise
-        return Stream(events, desk)
+        return await streamed(lambda: Images(run.open()).inpainting(ask, films))
+
+    @app.post("/api/runs/{run}/surprise", **streams)
+    async def surprise(run: Run, ask: messages.Whose) -> Response:
+        """Where a picture is surprising, pixel by pixel: server-sent events with the `excess` of some `pixels`.
+
+        The excess is -log p(level of the pixel | all others), less its expectation, the entropy of the pixel given the
+        others, in nats; of colours the excesses of all channels are to be added. It is exact up to the noise, which
+        stands still at the middle of every level. The sum over pixels is not the log-likelihood."""
+        return await streamed(lambda: Images(run.open()).surprise(ask.picture))
 
 
 class Stream(StreamingResponse):

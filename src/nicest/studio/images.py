@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,7 @@ from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
 from nicest.inference.impute import split_r_hat
+from nicest.inference.surprise import surprise
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits, messages
 from nicest.studio.films import Films
@@ -246,6 +248,23 @@ class Images:
             caveat=CAVEAT,
             unit=self.loaded.unit,
         )
+
+    def surprise(self, picture: str) -> Events:
+        """Events of a surprise map: of each pixel, -log p(its level | all others) less the entropy there, in nats."""
+        row = self.tensor(picture)[0]
+        height, width = self.data.shape[-2:]
+        parts = surprise(self.loaded.engine, row, self.data.levels)
+        first = next(parts)  # what is wrong is said at once
+
+        def events() -> Events:
+            yield "start", {"pixels": height * width}
+            for part in itertools.chain([first], parts):
+                excess = (part.nats - part.entropy).tolist()
+                pixels = (part.dims % (height * width)).tolist()
+                yield "frame", {"pixels": pixels, "excess": [round(each, 3) for each in excess]}
+            yield "end", {}
+
+        return events()
 
     def score_row(self, row: np.ndarray, reference: np.ndarray | None) -> messages.Score:
         """Means over draws of noise that is the picture's own, so that its score does not depend on what is beside."""

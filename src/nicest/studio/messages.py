@@ -198,6 +198,12 @@ class Sphere(BaseModel):
     radius: float = Field(description="In standard deviations of the prior.")
 
 
+class Whose(Message):
+    """A picture that something is asked of."""
+
+    picture: Picture
+
+
 class ToScore(Message):
     pictures: Annotated[list[Picture], Field(min_length=1, max_length=limits.PICTURES)]
 
