@@ -434,7 +434,7 @@ class TestExploring:
         way = ask("POST", f"{DIGITS}/between", json={"start": ends[0], "end": ends[1], "count": 3}).json()["pictures"]
         assert [way[0], way[2]] == [pictures["pictures"][0], pictures["pictures"][6]]
         both = {"sample": {"index": 0}, "picture": way[0]}
-        for wrong in (both, {}):
+        for wrong in (both, {}, {"sample": {"index": 0}, "sphere": {"index": 0}}):
             assert "a picture or a sample" in ask("POST", f"{DIGITS}/move", json=wrong).json()["error"]
 
     def test_the_nats_of_a_code_are_those_of_its_point(self, digits: Path):
@@ -454,6 +454,54 @@ class TestExploring:
             assert len(found["pictures"]) == len(found["nats"]) == 5
             for picture, own in ((found["pictures"][0], start), (found["pictures"][-1], end)):
                 assert abs(levels(picture).astype(int) - levels(own)).max() <= 1
+
+    def test_the_plane_of_three_has_them_as_corners_and_their_means_between(self, ask: Ask, digits: Path):
+        corners = [{"sample": {"seed": 2, "index": i}} for i in range(3)]
+        pictures = ask("GET", f"{DIGITS}/samples?n=3&seed=2").json()["pictures"]
+        points = [[0, 0], [1, 0], [0, 1], [0.5, 0.25]]
+        found = ask("POST", f"{DIGITS}/plane", json={"corners": corners, "points": points}).json()
+        assert found["pictures"][:3] == pictures
+        model = Model(nicest.open(digits))
+        h = model.draw(limits.WALL, seed=2)[:3]
+        between = model.decode((0.25 * h[0] + 0.5 * h[1] + 0.25 * h[2])[None])
+        np.testing.assert_array_equal(levels(found["pictures"][3]).ravel(), between[0].numpy())
+        around = model.plane(h, torch.tensor(points), "spherical")
+        lengths = ((around - model.loc) / model.scale).norm(dim=1)
+        assert float(lengths[3]) == pytest.approx(float(lengths[:3] @ torch.tensor([0.25, 0.5, 0.25])), rel=1e-5)
+        for wrong in ({"points": [[0, 9]]}, {"points": [[0]]}, {"points": [[0, 0]] * 101}, {"corners": corners[:2]}):
+            assert (
+                ask("POST", f"{DIGITS}/plane", json={"corners": corners, "points": points} | wrong).status_code == 422
+            )
+
+    def test_a_tile_of_a_sphere_is_taken_over_with_its_code(self, ask: Ask):
+        sphere = ask("GET", f"{DIGITS}/sphere?n=20&basis=random&seed=3").json()
+        point = {"basis": "random", "seed": 3, "n": 20, "index": 7}
+        found = ask("POST", f"{DIGITS}/move", json={"sphere": point, "ends": True}).json()
+        assert found["picture"] == sphere["pictures"][7]
+        assert found["radius"] == pytest.approx(8, rel=1e-4)
+        assert len(found["ends"]) == limits.COMPONENTS
+        high = ask("POST", f"{DIGITS}/move", json={"sphere": point, "places": [found["places"][0], 3.0]}).json()
+        assert abs(levels(high["picture"]).astype(int) - levels(found["ends"][1][1])).max() <= 1
+        assert "points 0 to 19" in ask("POST", f"{DIGITS}/move", json={"sphere": point | {"index": 20}}).json()["error"]
+
+    def test_every_view_knows_the_labels_of_a_model(self, labelled: Path, ask: Ask):
+        """One code in every class: each is decoded by the model of that label, and none is refused."""
+        own = asking(create_app([labelled], desk=Desk(jobs=2)))
+        run = "/api/runs/labelled-label-3"
+        assert own("GET", "/api/runs").json()["runs"][3]["classes"] == 10
+        origin = {"sample": {"seed": 1, "index": 4}}
+        found = own("POST", f"{run}/classes", json=origin).json()["pictures"]
+        for label in (0, 3, 9):
+            alone = own("GET", f"/api/runs/labelled-label-{label}/samples?n=5&seed=1").json()["pictures"]
+            assert found[label] == alone[4]
+        assert ask("POST", f"{DIGITS}/classes", json=origin).json()["pictures"] == []
+        picture = own("GET", f"{run}/pictures?n=1").json()["pictures"][0]
+        for path in ("samples?n=1", "sphere?n=4", "spectrum", "metrics", "reference-scores", "mask?name=top"):
+            assert own("GET", f"{run}/{path}").status_code == 200
+        assert own("POST", f"{run}/score", json={"pictures": [picture]}).status_code == 200
+        for method in ("ascent", "draws"):
+            asked = {"picture": picture, "mask": TOP, "steps": 8, "method": method}
+            assert events(own("POST", f"{run}/inpaint", json=asked).text)[-1][0] == "end"
 
     def test_a_sphere_has_points_of_length_one(self, ask: Ask):
         found = ask("GET", f"{DIGITS}/sphere?n=20&basis=random").json()
@@ -545,6 +593,25 @@ class TestScoring:
         score = ask("POST", f"{DIGITS}/score", json={"pictures": [noise]}).json()["scores"][0]
         assert score["nats"] < quantiles[0]
         assert score["denser_share"] == 1
+
+    def test_a_surprise_map_shows_the_pixel_that_was_changed(self, ask: Ask, test_image: str, digits: Path):
+        """Its figures are those of all 17 levels of a pixel, scored one by one."""
+        odd = levels(test_image).copy()
+        odd[0, 0] = 16  # a corner, always dark
+        first, *frames, end = events(ask("POST", f"{DIGITS}/surprise", json={"picture": packed(odd)}).text)
+        assert (first, end) == (("start", {"pixels": 64}), ("end", {}))
+        excess = np.zeros(64)
+        for _, data in frames:
+            excess[data["pixels"]] += data["excess"]
+        assert excess.argmax() == 0
+        flow = nicest.open(digits).flow
+        for d in (0, 27):
+            rows = torch.from_numpy(odd.ravel()).repeat(17, 1)
+            rows[:, d] = torch.arange(17)
+            log_p = torch.log_softmax(flow.log_prob(rows, noise=False).double(), 0).detach()
+            expected = float(-log_p[int(odd.ravel()[d])] + (log_p.exp() * log_p).sum())
+            assert excess[d] == pytest.approx(expected, abs=0.01)
+        assert "64 numbers" in ask("POST", f"{DIGITS}/surprise", json={"picture": "AAAA"}).json()["error"]
 
     def test_too_many_at_once_are_refused(self, ask: Ask, test_image: str):
         many = [test_image] * (limits.PICTURES + 1)

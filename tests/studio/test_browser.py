@@ -586,6 +586,45 @@ class TestExploring:
         page.wait_for_timeout(200)
         assert page.evaluate(look) != still
 
+    def test_the_plane_through_three_pictures_and_a_tile_of_the_sphere(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Score")
+        box = page.locator("#sketch").bounding_box()
+        page.mouse.move(box["x"] + 140, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 140, box["y"] + 240, steps=5)
+        page.mouse.up()
+        page.click("#score-sketch")
+        page.wait_for_selector(".card")
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#plane-picture[data-picture]")
+        for wall, which, tile in (("test", "b", 5), ("own", "c", 0)):
+            page.click(f"[data-wall={wall}]")
+            page.wait_for_selector(f"#wall [aria-label^='{'test image' if wall == 'test' else 'drawing'}']")
+            page.click(f"[data-pick={which}]")
+            page.locator("#wall button").nth(tile).click()
+            assert page.get_attribute(f"#wall button >> nth={tile}", "data-mark") == which.upper()
+        drawn = visit.levels("#wall canvas")
+        page.locator("#plane").scroll_into_view_if_needed()
+        box = page.locator("#plane").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 6, box["y"] + box["height"] / 6)  # C, a quarter inside the edge
+        page.wait_for_selector("#plane-shares:has-text('0.00, 1.00')")
+        assert abs(visit.levels("#plane-picture").astype(int) - drawn).max() <= 1
+        page.focus("#plane")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("#plane-shares:has-text('0.05')")
+        page.wait_for_selector("#globe-note:has-text('220 codes')")
+        page.click("[data-pick=a]")
+        page.focus("#globe")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#globe-note:has-text('is A now')")
+        before = visit.levels("#moved")
+        box = page.locator("#globe").bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
+        page.wait_for_timeout(500)
+        assert (visit.levels("#moved") != before).any()
+        assert page.locator("#sliders canvas[data-picture]").count() == 24
+
 
 class TestScoring:
     def test_files_drawings_and_test_images(self, visit: Visit, tmp_path: Path):
@@ -616,8 +655,15 @@ class TestScoring:
         parts = page.locator("#reference-scores .band, #reference-scores .mark")
         order = parts.evaluate_all("all => all.map((each) => each.classList[0])")
         assert order == ["band", "line", "line"]  # the marks of both scores stand before the histogram
+        page.locator(".card button").first.click()
+        page.wait_for_selector(".card .map:has-text('nats above what is expected')")
+        look = (
+            "() => [...new Set(document.querySelector('.map canvas').getContext('2d').getImageData(0, 0, 8, 8).data)]"
+        )
+        assert len(page.evaluate(look)) > 20
         page.click("#score-tests")
         page.wait_for_selector(".card >> nth=4")
+        assert page.locator(".card .map").count() == 1  # of the drawing, which stays
         assert page.locator(".ledger").count() == 5
         page.check("#score-invert")  # the file is read again, the others stay
         page.wait_for_function("() => document.querySelector('.card h3').textContent === 'noise.png'")
@@ -672,6 +718,12 @@ def test_the_label_is_chosen_where_the_run_is(chromium: Any, labelled: Path):
                 "id => location.href.includes(id) && document.querySelector('#choices canvas')", arg=f"label-{label}"
             )
             visit.page.wait_for_timeout(500)
+            if label == 7:
+                visit.page.click("nav >> text=Explore")
+                visit.page.wait_for_selector("#classes figure >> nth=9")
+                same = visit.levels("#classes canvas >> nth=7") == visit.levels("#wall canvas")
+                assert same.all()
+                visit.page.click("nav >> text=Inpaint")
             first = visit.levels("#choices canvas")
             found = splits.test[(splits.test[:, :-1] == first).all(1), -1]
             assert set(found.tolist()) == {label}

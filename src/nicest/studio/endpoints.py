@@ -103,12 +103,26 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         """The way from one picture to another through latent space."""
         return await quick(run, lambda model: Images(model).between(ask))
 
+    @app.post("/api/runs/{run}/plane")
+    async def plane(run: Run, ask: messages.Plane) -> messages.Pictures:
+        """Pictures of a plane of latent space, which three codes span."""
+        return await quick(run, lambda model: Images(model).plane(ask))
+
+    @app.post("/api/runs/{run}/classes")
+    async def classes(run: Run, ask: messages.Origin) -> messages.Pictures:
+        """A code as the model decodes it for each of its labels, in their order; none where it has no labels."""
+        path = run.served.path if run.served.label is not None else None
+        labels = {each.label: each for each in served.values() if each.path == path}
+        return await quick(
+            run, lambda model: Images(model).classes(ask, [Images(each.open()) for each in labels.values()])
+        )
+
     @app.get("/api/runs/{run}/sphere")
     async def sphere(
         run: Run,
-        basis: Literal["random", "top"] = "top",
+        basis: messages.Basis = "top",
         seed: SeedQuery = 0,
-        n: Annotated[int, Query(ge=2, le=400)] = 200,
+        n: Annotated[messages.SphereSize, Query()] = 200,
     ) -> messages.Sphere:
         """A sphere of latent space, decoded point by point."""
         return await quick(run, lambda model: Images(model).sphere(basis, seed, n))
@@ -162,23 +176,36 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         """The likelihood while the run trains, from the rows after a step."""
         return await desk.quick(run.served.metrics, after)
 
-    @app.post(
-        "/api/runs/{run}/inpaint",
-        response_class=StreamingResponse,
-        responses={200: {"content": {"text/event-stream": {}}, "description": "Events: start, frame ..., end."}},
-    )
+    streams: dict[str, Any] = {
+        "response_class": StreamingResponse,
+        "responses": {200: {"content": {"text/event-stream": {}}, "description": "Events: start, frame ..., end."}},
+    }
+
+    async def streamed(begin: Callable[[], Events]) -> Response:
+        desk.jobs.take()
+        try:
+            events = await desk.step(begin)
+        except BaseException:
+            desk.jobs.give_back()
+            raise
+        return Stream(events, desk)
+
+    @app.post("/api/runs/{run}/inpaint", **streams)
     async def inpaint(run: Run, ask: messages.Inpainting) -> Response:
         """Fill in what is hidden of a picture, watched: server-sent events with states and nats of every chain.
 
         The last frame of exact draws holds their `spread`, the standard deviation of every pixel as a share of the
         brightest, and `r_hat`, which is near 1 where the chains agree."""
-        desk.jobs.take()
-        try:
-            events = await desk.step(lambda: Images(run.open()).inpainting(ask, films))
-        except BaseException:
-            desk.jobs.give_back()
-            raise
-        return Stream(events, desk)
+        return await streamed(lambda: Images(run.open()).inpainting(ask, films))
+
+    @app.post("/api/runs/{run}/surprise", **streams)
+    async def surprise(run: Run, ask: messages.Whose) -> Response:
+        """Where a picture is surprising, pixel by pixel: server-sent events with the `excess` of some `pixels`.
+
+        The excess is -log p(level of the pixel | all others), less its expectation, the entropy of the pixel given the
+        others, in nats; of colours the excesses of all channels are to be added. It is exact up to the noise, which
+        stands still at the middle of every level. The sum over pixels is not the log-likelihood."""
+        return await streamed(lambda: Images(run.open()).surprise(ask.picture))
 
 
 class Stream(StreamingResponse):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,7 @@ from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
 from nicest.inference.impute import split_r_hat
+from nicest.inference.surprise import surprise
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits, messages
 from nicest.studio.films import Films
@@ -91,6 +93,11 @@ class Images:
         if origin.sample:
             asked = origin.sample
             return self.drawn(asked.temperature, asked.seed)[asked.index, None]
+        if origin.sphere:
+            point = origin.sphere
+            if point.index >= point.n:
+                raise NicestError(f"expected one of the points 0 to {point.n - 1} of the sphere, got {point.index}")
+            return self.on_sphere(point.basis, point.seed, even_points(point.n)[point.index, None])
         return self.model.encode(self.tensor(origin.picture or ""))
 
     def upload(self, content: bytes, inverted: bool) -> str:
@@ -189,6 +196,14 @@ class Images:
         shown = self.tensor(ask.picture or "") if still else model.decode(h)
         places = model.places(h)[0]
         k = min(limits.COMPONENTS, self.data.dim)
+        ends: list[list[str]] = []
+        if ask.ends:
+            both = places[:k].repeat(2 * k, 1)
+            both[torch.arange(2 * k), torch.arange(k).repeat_interleave(2)] = (
+                torch.tensor([-3.0, 3.0]).repeat(k).to(both)
+            )
+            pictures = self.packed(model.decode(model.put(h.expand(2 * k, -1), both)))
+            ends = [pictures[i : i + 2] for i in range(0, 2 * k, 2)]
         return messages.Moved(
             picture=self.packed(shown)[0],
             nats=number(float(model.code_nats(h)[0])),
@@ -196,16 +211,30 @@ class Images:
             sigma=(model.deviation * model.sigma[model.order[:k]]).tolist(),
             radius=float(places.norm()),
             typical_radius=math.sqrt(self.data.dim),
+            ends=ends,
         )
 
     def between(self, ask: messages.Between) -> messages.Pictures:
         h0, h1 = self.code(ask.start), self.code(ask.end)
         return self.pictures_of(self.model.between(h0, h1, ask.count, ask.way)[0])
 
+    def plane(self, ask: messages.Plane) -> messages.Pictures:
+        corners = torch.cat([self.code(each) for each in ask.corners])
+        return self.pictures_of(self.model.plane(corners, torch.tensor(ask.points), ask.way))
+
+    def classes(self, origin: messages.Origin, others: list[Images]) -> messages.Pictures:
+        """One code, as models of other labels decode it."""
+        h = self.code(origin)
+        each = [other.pictures_of(h) for other in others]
+        return messages.Pictures(pictures=[one.pictures[0] for one in each], nats=[one.nats[0] for one in each])
+
+    def on_sphere(self, basis: str, seed: int, points: np.ndarray) -> Tensor:
+        return self.model.on_sphere(points, self.model.axes(basis, seed), self.model.typical_radius(basis))
+
     def sphere(self, basis: str, seed: int, n: int) -> messages.Sphere:
-        points, radius = even_points(n), self.model.typical_radius(basis)
-        x = self.model.decode(self.model.on_sphere(points, self.model.axes(basis, seed), radius))
-        deviations = radius / self.model.deviation
+        points = even_points(n)
+        x = self.model.decode(self.on_sphere(basis, seed, points))
+        deviations = self.model.typical_radius(basis) / self.model.deviation
         return messages.Sphere(points=points.round(4).tolist(), pictures=self.packed(x), radius=deviations)
 
     def score(self, pictures: list[str]) -> messages.Scores:
@@ -219,6 +248,23 @@ class Images:
             caveat=CAVEAT,
             unit=self.loaded.unit,
         )
+
+    def surprise(self, picture: str) -> Events:
+        """Events of a surprise map: of each pixel, -log p(its level | all others) less the entropy there, in nats."""
+        row = self.tensor(picture)[0]
+        height, width = self.data.shape[-2:]
+        parts = surprise(self.loaded.engine, row, self.data.levels)
+        first = next(parts)  # what is wrong is said at once
+
+        def events() -> Events:
+            yield "start", {"pixels": height * width}
+            for part in itertools.chain([first], parts):
+                excess = (part.nats - part.entropy).tolist()
+                pixels = (part.dims % (height * width)).tolist()
+                yield "frame", {"pixels": pixels, "excess": [round(each, 3) for each in excess]}
+            yield "end", {}
+
+        return events()
 
     def score_row(self, row: np.ndarray, reference: np.ndarray | None) -> messages.Score:
         """Means over draws of noise that is the picture's own, so that its score does not depend on what is beside."""

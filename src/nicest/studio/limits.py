@@ -58,7 +58,7 @@ class Desk:
     """Work in threads, so that the page never waits: short requests on a few of them, inpaintings on their own."""
 
     def __init__(self, *, jobs: int = JOBS, threads: int = 2) -> None:
-        self.jobs, self.waiting = Slots(jobs, "inpaintings"), Slots(WAITING, "requests")
+        self.jobs, self.waiting = Slots(jobs, "inpaintings and surprise maps"), Slots(WAITING, "requests")
         self.short, self.long = CapacityLimiter(threads), CapacityLimiter(jobs)
         self.closing = False  # the server ends, and every stream with it
 

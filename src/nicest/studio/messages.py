@@ -75,6 +75,7 @@ class RunInfo(BaseModel):
     interval: list[float] | None = None
     data: str = Field("", description="Why the data is not at hand; empty where it is.")
     imputes: bool = False
+    classes: Annotated[int, Field(description="How many labels the model knows, each served as a run.")] = 0
 
 
 class Runs(BaseModel):
@@ -127,16 +128,31 @@ class Sample(Message):
     index: Annotated[int, Field(ge=0, lt=limits.WALL)]
 
 
+Basis = Literal["random", "top"]
+SphereSize = Annotated[int, Field(ge=2, le=400)]
+
+
+class SpherePoint(Message):
+    """One of the n points of a sphere, by its place among them."""
+
+    basis: Basis = "top"
+    seed: Seed = 0
+    n: SphereSize = 200
+    index: Annotated[int, Field(ge=0, lt=400)]
+
+
 class Origin(Message):
-    """Where a code comes from: a picture, each level at its middle, or a sample, whose code is that it was made of."""
+    """Where a code comes from: a picture, each level at its middle; a sample or a point of a sphere, whose code is
+    that it was made of."""
 
     picture: Picture | None = None
     sample: Sample | None = None
+    sphere: SpherePoint | None = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> Origin:
-        if (self.picture is None) == (self.sample is None):
-            raise ValueError("expected a picture or a sample, and not both")
+    def one_of_them(self) -> Origin:
+        if sum(each is not None for each in (self.picture, self.sample, self.sphere)) != 1:
+            raise ValueError("expected a picture or a sample or a point of a sphere, and one of them only")
         return self
 
 
@@ -145,6 +161,7 @@ class Move(Origin):
 
     places: Annotated[list[Annotated[float, Field(ge=-8, le=8)]], Field(max_length=limits.COMPONENTS)] = []
     keep: Annotated[int | None, Field(ge=0)] = None
+    ends: Annotated[bool, Field(description="Whether to show what each place does, 3 deviations either way.")] = False
 
 
 class Moved(BaseModel):
@@ -154,6 +171,7 @@ class Moved(BaseModel):
     sigma: list[float]
     radius: float = Field(description="The distance of the code from the mode, in standard deviations.")
     typical_radius: float = Field(description="Where nearly all draws lie.")
+    ends: list[list[Picture]] = Field([], description="For each place, the pictures with it at -3 and at 3.")
 
 
 class Between(Message):
@@ -163,10 +181,27 @@ class Between(Message):
     way: Literal["straight", "spherical"] = "straight"
 
 
+class Plane(Message):
+    """Points of the plane through three codes, which are (0, 0), (1, 0) and (0, 1)."""
+
+    corners: Annotated[list[Origin], Field(min_length=3, max_length=3)]
+    points: Annotated[
+        list[Annotated[list[Annotated[float, Field(ge=-2, le=3)]], Field(min_length=2, max_length=2)]],
+        Field(min_length=1, max_length=limits.WALL),
+    ]
+    way: Literal["straight", "spherical"] = "straight"
+
+
 class Sphere(BaseModel):
     points: list[list[float]]
     pictures: list[Picture]
     radius: float = Field(description="In standard deviations of the prior.")
+
+
+class Whose(Message):
+    """A picture that something is asked of."""
+
+    picture: Picture
 
 
 class ToScore(Message):

@@ -46,7 +46,7 @@ class Served:
     """
 
     def __init__(self, id: str, path: Path, label: int | None = None) -> None:
-        self.id, self.folder, self.label = id, RunFolder(path), label
+        self.id, self.path, self.folder, self.label = id, path, RunFolder(path), label
         self.name = path.resolve().name + ("" if label is None else f", label {label}")
         self.lock = threading.RLock()
         self.loaded: Loaded | None = None
@@ -149,6 +149,7 @@ class Loaded:
             interval=list(self.data.interval) if self.data.levels else None,
             data=self.no_data,
             imputes=bool(self.columns),
+            classes=len(self.run.trained.data.classes),
         )
 
     @functools.cached_property

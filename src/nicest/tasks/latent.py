@@ -102,6 +102,20 @@ class Model:
             return straight(h0, h1, t)
         return self.loc + self.scale * spherical((h0 - self.loc) / self.scale, (h1 - self.loc) / self.scale, t)
 
+    def plane(self, corners: Tensor, points: Tensor, way: str) -> Tensor:
+        """Codes (N, D) of points (N, 2) of the plane through three codes (3, D): (0, 0), (1, 0) and (0, 1) are those.
+
+        "spherical", they lie as far from the mode as the weighted mean of the three does.
+        """
+        points = points.to(corners)
+        weights = torch.cat((1 - points.sum(1, keepdim=True), points), 1)
+        e = (corners - self.loc) / self.scale
+        at = weights @ e
+        if way == "spherical":
+            length = (weights @ e.norm(dim=1, keepdim=True)).clamp_min(0)
+            at = at * length / at.norm(dim=1, keepdim=True).clamp_min(torch.finfo(at.dtype).tiny)
+        return self.loc + self.scale * at
+
     def typical_radius(self, basis: str) -> float:
         """Of a sphere in the prior: the root of its mean square in all dimensions, or, of "top", in three."""
         return self.deviation * math.sqrt(self.data.dim if basis == "random" else 3)

@@ -8,7 +8,7 @@ import * as table from "./table.js";
 import * as training from "./training.js";
 
 const views = { inpaint, explore, score, table, training };
-const studio = { run: null, runs: [], limits: null, masks: [], refresh };
+const studio = { run: null, runs: [], limits: null, masks: [], own: [], refresh }; // `own`: pictures that the user gave
 let shown = null;
 
 function setup() {
@@ -66,6 +66,7 @@ function choose(id) {
   forget();
   studio.run = studio.runs.find((each) => each.id === id);
   expectForm(studio.run.form);
+  studio.own = [];
   $("run").value = id;
   const [height, width] = studio.run.shape.length > 1 ? studio.run.shape.slice(-2) : [1, 1];
   document.documentElement.style.setProperty("--ratio", `${width} / ${height}`);

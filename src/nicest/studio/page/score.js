@@ -1,6 +1,6 @@
 // The log-density of images, term by term, and its place among those of held-out images.
-import { get, latest, post, send } from "./api.js";
-import { $, dropping, el, minus, modest, note, paint, Plot, sorry, svg } from "./draw.js";
+import { follow, get, latest, post, send } from "./api.js";
+import { $, dropping, el, heat, minus, modest, note, paint, Plot, size, sorry, svg, waiting, waits } from "./draw.js";
 
 const runs = latest(), references = latest();
 let here = runs(); // whether the run is still the one that was asked for
@@ -60,6 +60,7 @@ async function files(given) {
     try {
       const { picture } = await send(`/api/runs/${run.id}/upload`, await modest(file, studio.limits), { inverted: $("score-invert").checked });
       taken.push({ name: file.name, picture, file });
+      studio.own.push({ name: file.name, picture });
     } catch (error) {
       if (!still()) return;
       if (error.status === 0) return sorry("score-note", error);
@@ -112,7 +113,35 @@ function card(each) {
   const picture = paint(el("canvas", { className: "picture" }), run, each.picture);
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", each.name);
-  return el("article", { className: "card" }, picture, el("div", {}, el("h3", {}, each.name), numbers, ledger(each.terms), el("p", { className: "place" }, place(each.denser_share, each.reference))));
+  const where = el("button", { type: "button", title: "For every pixel: how many nats less likely it is, given all others, than the model expects there." }, "Surprise map");
+  where.addEventListener("click", () => surprising(each, where));
+  where.hidden = !run.levels || Boolean(each.map);
+  const beside = el("div", { className: "beside" }, picture, where, ...(each.map ? [each.map] : []));
+  return el("article", { className: "card" }, beside, el("div", {}, el("h3", {}, each.name), numbers, ledger(each.terms), el("p", { className: "place" }, place(each.denser_share, each.reference))));
+}
+
+/** Where the image is surprising: the map grows as its pixels are scored. */
+async function surprising(each, button) {
+  if (waiting(button) || each.map) return;
+  const still = here, [height, width] = size(run), excess = new Float64Array(height * width);
+  const canvas = el("canvas", { className: "picture" }), words = el("figcaption", {}, "scoring …");
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `where ${each.name} is surprising`);
+  const map = el("figure", { className: "map" }, heat(canvas, run, excess, 1), words);
+  waits(button, true);
+  button.after(map);
+  try {
+    await follow(`/api/runs/${run.id}/surprise`, { picture: each.picture }, (name, data) => {
+      if (!still() || name !== "frame") return;
+      data.pixels.forEach((pixel, i) => { excess[pixel] += data.excess[i]; });
+      const most = Math.max(1, ...excess);
+      heat(canvas, run, excess, most);
+      words.textContent = `up to ${most.toFixed(1)} nats above what is expected of a pixel`;
+    });
+    each.map = map;
+  } catch (error) { if (still()) { map.remove(); sorry("score-note", error); } }
+  waits(button, false);
+  button.hidden = Boolean(each.map);
 }
 
 function place(share, reference) {
@@ -181,6 +210,8 @@ async function sketched() {
   const content = await new Promise((done) => $("sketch").toBlob(done));
   await scoring(async (still) => {
     const { picture } = await send(`/api/runs/${run.id}/upload`, content);
-    if (still()) await score([{ name: "a drawing", picture }], still);
+    if (!still()) return;
+    studio.own.push({ name: `drawing ${studio.own.length + 1}`, picture });
+    await score([{ name: "a drawing", picture }], still);
   });
 }
