@@ -52,7 +52,7 @@ PLAN = (
     Entry("tfd"),
     Entry("tfd-released"),
     Entry("svhn", 3, overrides=("train.patience=40",)),
-    Entry("svhn-released", overrides=("train.epochs=300",)),
+    Entry("svhn-released", overrides=("train.epochs=200",)),
     Entry("svhn-best", 3),
     Entry("svhn-conv"),
 )
