@@ -86,9 +86,9 @@ def classify(
 def log_likelihoods(run: Run, images: np.ndarray, draws: int) -> Tensor:
     """log p(x | label) of images (N, D) under every label, (N, labels), in nats on the recipe's interval.
 
-    It is the mean log-density over draws of the dequantisation noise, as `score` has it, the same draws for every label.
-    The noise does not depend on the label: so Bayes' rule holds for each draw, and their mean is steadier than the log
-    of the mean density, which a few draws decide.
+    It is the mean log-density over draws of the dequantisation noise, as `score` has it, the same for every label. The
+    noise does not depend on the label: so Bayes' rule holds for each draw, and their mean is steadier than the log of
+    the mean density, which a few draws decide.
     """
     flow, count = run.flow, len(run.recipe.data.classes)
     rows = rows_to(np.column_stack((images, np.zeros(len(images), images.dtype))), run.device)
