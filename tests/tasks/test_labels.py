@@ -203,6 +203,13 @@ class TestClassify:
             ]
             assert np.allclose(np.exp(log_p), np.array(joint) / sum(joint), atol=1e-12)
 
+    def test_draws_of_the_noise_are_averaged_in_logarithms(self, labelled: Run):
+        images, found = labelled.splits.test[:7, :-1], []
+        for draws in ([3], [1, 1, 1]):
+            torch.manual_seed(0)
+            found.append(torch.stack([log_likelihoods(labelled, images, n) for n in draws]).mean(0))
+        torch.testing.assert_close(*found)
+
     def test_finds_the_labels_of_digits(self, labelled: Run, tmp_path: Path, picture_at: Callable):
         result = classify(labelled, out=tmp_path / "a.png", draws=2)
         confusion = np.array(result["confusion"])
