@@ -19,9 +19,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,8 @@ def crash_test(
     order = [name for name in ORDER if name in references]
     results.begin_sitting()
     running: dict[Future[Tally], tuple[str, int]] = {}  # by case, with the kills it may have
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    processes = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("spawn"))
+    with (processes if jobs > 1 else ThreadPoolExecutor)(jobs) as pool:
         while True:
             while len(running) < jobs and len(results.total.lost) < 10:
                 left = kills - results.total.kills - sum(most for _, most in running.values())

@@ -13,7 +13,7 @@ import nicest
 from nicest.flows import Mixture
 from nicest.inference.engine import Engine
 from nicest.train.fit_table import fit_table
-from small_runs import counters, digests, interrupt_at, people, resume, run, same_run, start, wait_for
+from small_runs import counters, digests, interrupt_at, people, resume, run, same_run
 
 Refusal = Callable[..., str]
 MEMBERS = ("model.members=2", "model.law=affine-spline", "model.couplings=1", "model.preprocess=none", "train.batch=40")
@@ -68,20 +68,6 @@ def test_an_interrupted_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pyte
     assert counters(tmp_path / "stopped")["step"] == 12
     assert resume(tmp_path / "stopped")["finished"]
     assert same_run(tmp_path / "stopped", tmp_path / "straight")
-
-
-@pytest.mark.alone
-def test_a_killed_run_resumes_to_the_bit(tmp_path: Path):
-    chosen = (*settings(tmp_path, "height", n=600), "train.batch=5", "train.epochs=4")
-    process = start(tmp_path / "killed", *chosen)
-    wait_for((tmp_path / "killed" / "metrics.jsonl").exists, process)
-    process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    steps = run(tmp_path / "straight", *chosen)["step"]
-    assert counters(tmp_path / "killed")["step"] < steps
-    assert resume(tmp_path / "killed")["step"] == steps
-    assert same_run(tmp_path / "killed", tmp_path / "straight")
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,25 @@ class TestAdam:
         model = nn.Linear(3, 2)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         optimizer = make_optimizer(model, TrainSettings(optimizer="adam", lr=0.1, weight_decay=0.5))
-        assert type(optimizer) is AdamW
+        assert isinstance(optimizer, AdamW)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()
         torch.testing.assert_close(model.weight.detach(), before["weight"] * (1 - 0.1 * 0.5))
         assert torch.equal(model.bias, before["bias"])
+
+    def test_is_torchs_to_the_bit(self):
+        ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
+        theirs.load_state_dict(ours.state_dict())
+        settings = TrainSettings(optimizer="adam", lr=0.1, weight_decay=0.0)
+        one = make_optimizer(ours, settings)
+        other = AdamW(theirs.parameters(), 0.1, settings.betas, settings.eps, weight_decay=0, fused=True)
+        for x in torch.randn(4, 5, 3):
+            for model, optimizer in ((ours, one), (theirs, other)):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+        assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
 
     def test_adam_without_matrices(self):
         model = nn.Linear(1, 1)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib.util
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -163,13 +164,11 @@ def load(
         raise NicestError(f"expected fractions above 0 whose sum is below 1, got valid {valid} and test {test}")
     try:
         if name_or_path == "digits":
-            from sklearn.datasets import load_digits
-
-            found = load_digits()
-            digits = as_rows(found.images.astype(np.uint8), "digits")._replace(levels=17)
+            images, classes = _digits()
+            digits = as_rows(images, "digits")._replace(levels=17)
             if not labels:
                 return by_seed("digits", digits, seed, valid, test)
-            return _counted(by_seed("digits", _labelled(digits, found.target, "digits"), seed, valid, test))
+            return _counted(by_seed("digits", _labelled(digits, classes, "digits"), seed, valid, test))
         path = Path(name_or_path).expanduser()
         in_layout = name_or_path == "mnist" or (path.is_dir() and all(_mnist_files(path, "images")))
         if labels and not in_layout and (name_or_path in PUBLISHED or path.exists()):
@@ -432,6 +431,13 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
         chosen, rest = np.split(order, [max(1, round(len(order) * valid))])
         parts |= {"train": _take(train, rest), "valid": _take(train, chosen)}
     return _assemble(name, parts["train"], parts["valid"], parts["test"])
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """The images and classes in scikit-learn's file of digits; to import scikit-learn would take a second."""
+    (folder,) = importlib.util.find_spec("sklearn").submodule_search_locations  # type: ignore[union-attr, misc]
+    rows = np.loadtxt(Path(folder) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    return rows[:, :-1].astype(np.uint8).reshape(-1, 8, 8), rows[:, -1].astype(int)
 
 
 def _load_table(

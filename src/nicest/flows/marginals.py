@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_context, check_features
 from nicest.flows.laws import Law, Spline
+from nicest.flows.optimizer import LightLBFGS
 
 STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
 HARDLY, LEAST = 1e-6, 1e-30  # how far from a bound a number counts that is on it; the least distance of others
@@ -116,7 +117,7 @@ class SinhArcsinh(Bijection):
         x = x.detach().double()
         mean, spread = x.mean(0), x.std(0, correction=0).clamp_min(1e-12)
         free = torch.zeros(4, x.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
-        optimizer = torch.optim.LBFGS([free], max_iter=steps, history_size=20, line_search_fn="strong_wolfe")
+        optimizer = LightLBFGS([free], max_iter=steps, history_size=20, line_search_fn="strong_wolfe")
 
         def shape() -> tuple[Tensor, ...]:
             loc, log_scale, skew, tail = free  # a scale that may vanish would find every value that occurs twice

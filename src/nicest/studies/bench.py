@@ -203,11 +203,12 @@ def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
     return run
 
 
-def import_milliseconds() -> float:
-    """What `import nicest` adds to importing torch, the middle of five fresh processes."""
+def import_milliseconds(processes: int = 5) -> float:
+    """What `import nicest` adds to importing torch, the median of some fresh processes."""
     code = "import torch, time; a = time.perf_counter(); import nicest; print(time.perf_counter() - a)"
-    run = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
-    return statistics.median(float(each.stdout) * 1e3 for each in run)
+    command = [sys.executable, "-c", code]
+    done = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(processes)]
+    return statistics.median(float(each.stdout) * 1e3 for each in done)
 
 
 def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:

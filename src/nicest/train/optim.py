@@ -10,11 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from nicest.flows.optimizer import Light, plain
 from nicest.recipes.recipe import TrainSettings
 from nicest.train.distributed import local
 
 
-class RMSProp(Optimizer):
+class LightAdamW(Light, AdamW):
+    step = torch.no_grad()(plain(AdamW.step))
+
+
+class RMSProp(Light):
     """RMSProp with momentum as the authors' released code has it.
 
         v <- 0.95 v + 0.05 g²,   w <- μ w - lr · g / max(√v, 0.01),   θ <- θ + w
@@ -64,7 +69,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
     options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": True, "capturable": captured}
     matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return AdamW([group for group in groups if group["params"]], lr=rate(settings.lr), **options)
+    return LightAdamW([group for group in groups if group["params"]], lr=rate(settings.lr), **options)
 
 
 def moment_names(optimizer: Optimizer) -> tuple[str, str]:
