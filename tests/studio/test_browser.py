@@ -42,9 +42,10 @@ pytestmark = [
 
 
 @contextmanager
-def studio(*runs: Path | str, port: int = 0) -> Iterator[tuple[str, Any]]:
+def studio(*runs: Path | str, port: int = 0, folder: Path | None = None) -> Iterator[tuple[str, Any]]:
     """The studio as a process of its own, as a person starts it."""
     command = [sys.executable, "-m", "nicest", "studio", *map(str, runs), "--port", str(port), "--json"]
+    command += ["--folder", str(folder or "/nowhere")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
@@ -417,7 +418,7 @@ def test_the_first_model_of_a_run_is_noticed(chromium: Any, digits: Path, tmp_pa
         page = chromium.new_page()
         page.goto(url)
         page.wait_for_selector("#state:has-text('This run has no model yet')")
-        assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
+        assert page.locator("nav a:visible").all_inner_texts() == ["Training", "New model"]
         shutil.copytree(digits, young, dirs_exist_ok=True)
         page.wait_for_selector("nav >> text=Inpaint")
         assert page.locator("#training").is_visible()
@@ -451,7 +452,7 @@ def test_a_run_that_is_replaced_damaged_or_deleted_is_shown_as_it_is(
             file.write(b"junk" * 100)
         page.click("#others")
         page.wait_for_selector("#state:has-text('damaged')")
-        assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
+        assert page.locator("nav a:visible").all_inner_texts() == ["Training", "New model"]
         assert page.locator(".note:visible:has-text('no model yet')").count() == 0
         shutil.rmtree(run)
         page.wait_for_selector("#state:has-text('is gone')")
@@ -810,6 +811,57 @@ def test_training_with_hover(visit: Visit):
     assert page.inner_text("#curves .tip") != first
 
 
+def test_a_table_is_trained_on_here(chromium: Any, digits: Path, table: Path, tmp_path: Path):
+    """Dropped, looked at, trained, watched after the server came back, stopped and downloaded; images are looked at."""
+    own = tmp_path / "own"
+    with studio(digits, folder=own) as (url, _):
+        visit = Visit(chromium, url)
+        page = visit.page
+        page.click("nav >> text=New model")
+        assert page.locator("#begin").is_disabled()
+        pictures = tmp_path / "faces"
+        pictures.mkdir()
+        for i in range(60):
+            Image.new("RGB", (40, 30), (i, 255 - i, 0)).save(pictures / f"{i}.png")
+        page.set_input_files("#train-folder", str(pictures))
+        page.wait_for_selector("#found:has-text('60 colour images of 28 by 28')")
+        page.select_option("#train-size", "8")
+        page.wait_for_selector("#found:has-text('60 colour images of 8 by 8')")
+        page.wait_for_selector("#found canvas")
+        assert page.input_value("#train-name") == "faces"
+        page.set_input_files("#train-file", str(table.parent / "people.csv"))
+        page.wait_for_selector("#found:has-text('300 rows of 3 columns')")
+        assert page.locator("#found tbody >> nth=0").inner_text().split("\n")[2].split("\t") == [
+            "colour", "categorical", "blue, red"
+        ]  # fmt: skip
+        page.fill("#train-name", "crowd")
+        page.evaluate(  # many epochs, so that there is something to stop
+            """() => {
+                const plain = window.fetch, longer = (body) => JSON.stringify({ ...JSON.parse(body), epochs: 20000 });
+                window.fetch = (path, given) =>
+                    plain(path, path === "/api/train" ? { ...given, body: longer(given.body) } : given);
+            }"""
+        )
+        page.click("#begin")
+        page.wait_for_selector("#training:not([hidden])")
+        page.wait_for_selector("#curves-note:has-text('begun')")
+        assert page.input_value("#run") == "crowd"
+        visit.context.close()
+        assert visit.wrong == []
+    with studio(digits, folder=own) as (url, _):  # the server ended, and the training did not
+        page = chromium.new_page()
+        page.goto(f"{url}#training/crowd")
+        page.wait_for_selector("#curves polyline", timeout=90_000)
+        page.wait_for_selector("#growing td", timeout=30_000)
+        page.click("#halt")
+        page.wait_for_selector("#curves-note:has-text('stopped')", timeout=30_000)
+        assert page.locator("#halt").is_hidden()
+        with page.expect_download() as waiting:
+            page.click("#fetch")
+        assert waiting.value.suggested_filename == "crowd.zip"
+        page.close()
+
+
 def test_a_table(visit: Visit, tmp_path: Path):
     page = visit.page
     page.select_option("#run", "people")
@@ -823,7 +875,7 @@ def test_a_table(visit: Visit, tmp_path: Path):
     page.wait_for_selector("#impute-note:has-text('filled in')")
     assert page.input_value("[name=weight]")
     assert page.locator("#impute .found").count() == 2
-    assert page.locator("nav a:visible").all_inner_texts() == ["Table", "Training"]
+    assert page.locator("nav a:visible").all_inner_texts() == ["Table", "Training", "New model"]
 
 
 class TestFillingIn:

@@ -19,7 +19,8 @@ from nicest.studio.films import Films
 from nicest.studio.images import Events, Images
 from nicest.studio.limits import Desk
 from nicest.studio.rows import Rows
-from nicest.studio.served import Loaded, Served, Unready
+from nicest.studio.served import Loaded, Served, Unready, add_run
+from nicest.studio.trainer import Trainer, packed
 from nicest.tasks.masks import FIGURE
 
 FRAME = 1 / 30  # seconds that a frame is shown at least
@@ -51,7 +52,7 @@ async def asked(request: Request, run: str, nicest_form: Annotated[str, Header()
 Run = Annotated[Asked, Depends(asked)]
 
 
-def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
+def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk, trainer: Trainer) -> None:
     """Short requests, and inpainting, which streams its frames."""
     films = Films()
 
@@ -61,9 +62,10 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     @app.get("/api/runs")
     async def runs() -> messages.Runs:
         """The runs that are served, and what may be asked of them."""
-        infos = await desk.quick(lambda: [each.info() for each in served.values()])
+        infos = await desk.quick(lambda: [each.info() for each in list(served.values())])
         allowed = messages.Limits(jobs=desk.jobs.count)
-        return messages.Runs(version=__version__, runs=infos, limits=allowed, masks=list(FIGURE))
+        folder = str(trainer.folder)
+        return messages.Runs(version=__version__, runs=infos, limits=allowed, masks=list(FIGURE), folder=folder)
 
     @app.get("/api/status")
     async def status() -> messages.Status:
@@ -112,7 +114,7 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     async def classes(run: Run, ask: messages.Origin) -> messages.Pictures:
         """A code as the model decodes it for each of its labels, in their order; none where it has no labels."""
         path = run.served.path if run.served.label is not None else None
-        labels = {each.label: each for each in served.values() if each.path == path}
+        labels = {each.label: each for each in list(served.values()) if each.path == path}
         return await quick(
             run, lambda model: Images(model).classes(ask, [Images(each.open()) for each in labels.values()])
         )
@@ -174,7 +176,37 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     @app.get("/api/runs/{run}/metrics")
     async def metrics(run: Run, after: int = -1) -> messages.Metrics:
         """The likelihood while the run trains, from the rows after a step."""
-        return await desk.quick(run.served.metrics, after)
+        found = await desk.quick(run.served.metrics, after)
+        return found.model_copy(update={"process": await desk.quick(trainer.state, run.served.path)})
+
+    @app.get("/api/runs/{run}/download", response_class=Response, responses={200: {"content": {"application/zip": {}}}})
+    async def download(run: Run) -> Response:
+        """The run as a .zip file, to be unpacked and opened elsewhere: model, recipe, columns and metrics."""
+        content = await quick(run, lambda model: packed(run.served.path))
+        return Response(content, media_type="application/zip")
+
+    @app.post("/api/train/data", openapi_extra=_bytes_in("application/octet-stream"))
+    async def data(
+        request: Request,
+        name: Annotated[str, Query(max_length=200)] = "data",
+        format: Literal["csv", "parquet", "arrow", "npy"] = "csv",
+    ) -> messages.Found:
+        """A table, or images as an array (N, H, W) or (N, H, W, 3) of bytes, to be trained on: what is in it."""
+        content = await request.body()
+        with desk.jobs.one():
+            return await desk.step(trainer.stage, content, name, format)
+
+    @app.post("/api/train")
+    async def train(ask: messages.Begin) -> messages.Begun:
+        """Begin a training, in a process of its own that goes on without page and server; the run that it makes."""
+        path = await desk.quick(trainer.begin, ask)
+        return messages.Begun(run=next(iter(add_run(served, path))))
+
+    @app.post("/api/runs/{run}/stop")
+    async def stop(run: Run) -> messages.Process:
+        """Tell a training that was begun from the page to save and end."""
+        await desk.quick(trainer.stop, run.served.path)
+        return await desk.quick(trainer.state, run.served.path)
 
     streams: dict[str, Any] = {
         "response_class": StreamingResponse,

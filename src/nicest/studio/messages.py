@@ -83,6 +83,7 @@ class Runs(BaseModel):
     runs: list[RunInfo]
     limits: Limits
     masks: list[str]
+    folder: str = Field(description="Where trainings from the page keep their data and runs.")
 
 
 class Status(BaseModel):
@@ -305,7 +306,56 @@ class Spectrum(BaseModel):
     whitened: bool
 
 
+ColumnKind = Literal["real", "integer", "categorical", "date or time"]
+
+
+class FoundColumn(BaseModel):
+    name: str
+    kind: ColumnKind
+    low: Any
+    high: Any
+    values: list[str] = Field(description="The first of the values of a categorical column.")
+    distinct: int
+
+
+class Found(BaseModel):
+    """Data that was sent to be trained on. `id` names it until the training begins."""
+
+    id: str = ""
+    name: str
+    kind: Literal["table", "images"]
+    rows: int
+    incomplete: Annotated[int, Field(description="Rows with missing values: they train too, and never test.")] = 0
+    shape: list[int]
+    columns: list[FoundColumn] = []
+    preview: Annotated[list[list[Any]], Field(description="The first rows of a table.")] = []
+    warnings: list[str] = []
+
+
+class Begin(Message):
+    """A training on data that was sent before."""
+
+    id: Annotated[str, Field(max_length=40)]
+    name: Annotated[str, Field(min_length=1, max_length=80)]
+    effort: Literal["low", "medium", "high"] = "low"
+    epochs: Annotated[int | None, Field(ge=1, le=100_000, description="Instead of those chosen by the effort.")] = None
+
+
+class Begun(BaseModel):
+    run: str
+
+
+class Process(BaseModel):
+    """The training of a run that was begun from the page."""
+
+    here: bool = False
+    running: bool = False
+    failed: bool = False
+    said: str = ""
+
+
 class Metrics(BaseModel):
+    process: Process = Process()
     rows: list[dict[str, Any]]
     idle_seconds: float | None = Field(description="Since the last row was written.")
     epochs: int = Field(description="At most; 0 where that is not known.")

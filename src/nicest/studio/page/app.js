@@ -5,10 +5,11 @@ import * as explore from "./explore.js";
 import * as inpaint from "./inpaint.js";
 import * as score from "./score.js";
 import * as table from "./table.js";
+import * as train from "./train.js";
 import * as training from "./training.js";
 
-const views = { inpaint, explore, score, table, training };
-const studio = { run: null, runs: [], limits: null, masks: [], own: [], refresh }; // `own`: pictures that the user gave
+const views = { inpaint, explore, score, table, training, train };
+const studio = { folder: "", show: open, run: null, runs: [], limits: null, masks: [], own: [], refresh }; // `own`: pictures that the user gave
 let shown = null;
 
 function setup() {
@@ -33,12 +34,25 @@ async function start() {
     setTimeout(start, 3000);
     return;
   }
-  Object.assign(studio, { limits: found.limits, masks: found.masks, runs: found.runs });
+  Object.assign(studio, { limits: found.limits, masks: found.masks, folder: found.folder });
   $("version").textContent = `nicest ${found.version}`;
-  const select = $("run");
-  select.replaceChildren(...found.runs.map((run) => el("option", { value: run.id }, label(run))));
-  select.disabled = found.runs.length < 2;
+  list(found.runs);
   addEventListener("hashchange", route);
+  route();
+}
+
+function list(runs) {
+  studio.runs = runs;
+  $("run").replaceChildren(...runs.map((run) => el("option", { value: run.id }, label(run))));
+  $("run").disabled = runs.length < 2;
+  if (studio.run) $("run").value = studio.run.id;
+}
+
+/** Show a run that may be new in a view. */
+async function open(view, id) {
+  const found = await get("/api/runs"), old = new Map(studio.runs.map((each) => [each.id, each]));
+  list(found.runs.map((each) => (each.id === studio.run?.id ? old.get(each.id) : each)));
+  history.pushState(null, "", address(view, id));
   route();
 }
 
@@ -74,7 +88,7 @@ function choose(id) {
     link.hidden = Boolean(link.dataset.for) && !link.dataset.for.split(" ").includes(studio.run.kind);
     link.hash = address(link.dataset.view, id);
   }
-  for (const view of Object.values(views)) view.choose?.(studio.run);
+  for (const view of Object.values(views)) view.choose?.(studio.run); // what is shown of the run before is taken away
   if (!studio.run.ready) refresh();
 }
 
@@ -93,7 +107,7 @@ function route() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  note("state", studio.run.ready ? "" : `${studio.run.why}.`);
+  note("state", studio.run.ready || name === "train" ? "" : `${studio.run.why}.`);
   document.title = `${$("views").querySelector("[aria-current]").textContent} · ${studio.run.name} · nicest studio`;
   shown = name;
   views[name].enter(studio.run);

@@ -1,6 +1,6 @@
 // A model of a table: sample rows, scores of rows, and a row filled in.
 import { get, latest, post, send } from "./api.js";
-import { $, dropping, el, minus, note, soon, sorry, waiting, waits } from "./draw.js";
+import { $, cell, dropping, el, figure, note, soon, sorry, table, waiting, waits } from "./draw.js";
 
 const draws = latest(), files = latest(), forms = latest(), fills = latest();
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
@@ -37,16 +37,6 @@ export function enter(chosen) {
   $("impute-pane").hidden = !run.imputes;
   if (run.imputes) form();
   rows();
-}
-
-const figure = (value, digits) => (typeof value === "number" ? minus(Number.isInteger(value) ? value : Number(value.toPrecision(digits))) : String(value));
-const cell = (value) => (value === null ? "–" : figure(value, 6));
-
-function table(names, lines) {
-  const kind = (value) => (typeof value === "number" ? "number" : "");
-  const head = el("tr", {}, ...names.map((name, i) => el("th", { scope: "col", className: kind(lines[0]?.[i]) }, name)));
-  const body = lines.map((line) => el("tr", {}, ...line.map((value) => el("td", { className: kind(value) }, cell(value)))));
-  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
 }
 
 async function rows() {
