@@ -32,6 +32,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import nicest
+from nicest.data.cells import decode
 from nicest.data.columns import Column
 from nicest.recipes import load_recipe
 from nicest.studio import endpoints, images, limits
@@ -627,6 +628,40 @@ class TestTables:
         assert found["columns"] == ["height", "weight", "colour"]
         assert len(found["rows"]) == 5
         assert {row[2] for row in found["rows"]} <= {"red", "blue"}
+
+    def test_histograms_and_conditions(self, ask: Ask, table: Path):
+        """Weight is 0.4 of height plus N(0, 1) in the data: of tall people the draws are heavy."""
+        found = ask("GET", "/api/runs/people/rows?n=3&of=500").json()
+        assert [sum(each["counts"]) for each in found["histograms"]] == [500, 500, 500]
+        assert found["histograms"][2]["values"] in (["red", "blue"], ["blue", "red"])
+        asked = {"n": 50, "of": 400, "where": 'height > 175 and `colour` = "red"'}
+        tall = ask("GET", "/api/runs/people/rows", params=asked).json()
+        assert all(row[0] > 175 and row[2] == "red" for row in tall["rows"])
+        assert tall["histograms"][2] == {
+            "column": "colour", "counts": [400, 0], "values": ["red", "blue"], "low": None, "high": None
+        }  # fmt: skip
+        run = nicest.open(table)
+        samples = decode(run.engine.sample(20_000).numpy(), run.columns).to_pylist()
+        share = np.mean([row["height"] > 175 and row["colour"] == "red" for row in samples])
+        assert tall["share"] == pytest.approx(share, rel=0.15)
+        for where, line in (("nose = 1", "found no column"), ("height >", "expected a value"), ("x" * 2001, "2000")):
+            answer = ask("GET", "/api/runs/people/rows", params={"where": where})
+            assert answer.status_code == 422
+            assert line in answer.json()["error"]
+
+    def test_the_cell_that_does_not_belong_is_the_surprising_one(self, ask: Ask):
+        row = {"height": 170, "weight": 68, "colour": "red"}
+        usual, odd = (
+            ask("POST", "/api/runs/people/cells", json={"cells": row | more}).json() for more in ({}, {"weight": 90})
+        )
+        assert min(each["tail"] for each in usual["cells"]) > 0.05
+        _, weight, colour = odd["cells"]
+        assert weight["tail"] < 0.02
+        assert weight["high"] < 90
+        assert colour["tail"] > 0.2
+        assert (colour["low"], colour["likely"] in ("red", "blue")) == (None, True)
+        partly = ask("POST", "/api/runs/people/cells", json={"cells": {"height": 170}})
+        assert "expected a whole row, got none in column 'weight'" in partly.json()["error"]
 
     def test_rows_of_a_file_are_scored(self, ask: Ask):
         lines = "height,weight,colour\n170,68,red\n170,20,red\n,68,red\n170,68,green\n"

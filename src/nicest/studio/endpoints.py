@@ -145,9 +145,26 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk, trainer: 
         return Response(await desk.quick(lambda: films.find(id).gif()), media_type="image/gif")
 
     @app.get("/api/runs/{run}/rows")
-    async def rows(run: Run, n: Count = 20, temperature: TemperatureQuery = 1.0, seed: SeedQuery = 0) -> messages.Table:
-        """Sample rows of a model of rows or of a table."""
-        return await quick(run, lambda model: Rows(model).sample_rows(n, temperature, seed))
+    async def rows(
+        run: Run,
+        n: Count = 20,
+        temperature: TemperatureQuery = 1.0,
+        seed: SeedQuery = 0,
+        of: Annotated[int, Query(ge=0, le=limits.ROWS)] = 0,
+        where: Annotated[str, Query(max_length=limits.WHERE)] = "",
+    ) -> messages.Table:
+        """Sample rows of a model of rows or of a table, with histograms `of` so many; with `where`, those that meet
+        conditions, at temperature 1, such as `age = 30 and income > 50000`."""
+        if not where:
+            return await quick(run, lambda model: Rows(model).sample_rows(n, temperature, seed, of))
+        with desk.jobs.one():
+            return await desk.step(lambda: Rows(run.open()).where(where, n, seed, of))
+
+    @app.post("/api/runs/{run}/cells")
+    async def cells(run: Run, ask: messages.Row) -> messages.CellSurprises:
+        """How surprising each cell of a whole row is, given all the others."""
+        with desk.jobs.one():
+            return await desk.step(lambda: Rows(run.open()).surprises(ask))
 
     @app.get("/api/runs/{run}/columns")
     async def columns(run: Run) -> messages.Columns:

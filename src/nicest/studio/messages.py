@@ -241,9 +241,22 @@ class ReferenceScores(BaseModel):
     reference: Reference
 
 
+class Histogram(BaseModel):
+    """How often a column has its values; of numbers, how often they lie in bins of one width from `low` to `high`."""
+
+    column: str
+    counts: list[int]
+    values: list[Any] = Field(description="Of a categorical column, beside the counts.")
+    low: Any
+    high: Any
+
+
 class Table(BaseModel):
     columns: list[str]
     rows: list[list[Any]]
+    histograms: list[Histogram] = []
+    share: Annotated[float | None, Field(description="The probability of the conditions, where they have one.")] = None
+    r_hat: Annotated[float, Field(description="Near 1 where the chains of conditional draws agree.")] = 1.0
 
 
 class RowScore(BaseModel):
@@ -297,6 +310,25 @@ class ImputedRow(BaseModel):
 
     cells: list[ImputedCell]
     r_hat: float | None
+
+
+class CellSurprise(BaseModel):
+    """A cell beside draws of it given all the others.
+
+    `tail` is the probability of values as far out, or, of categories, as rare; `low` and `high` are the ends of the
+    interval that holds nine of ten draws.
+    """
+
+    column: str
+    tail: float
+    likely: Any
+    low: Any
+    high: Any
+
+
+class CellSurprises(BaseModel):
+    cells: list[CellSurprise]
+    draws: int
 
 
 class Spectrum(BaseModel):

@@ -86,7 +86,7 @@ class Trainer:
                     )
                 found = Found(kind="images", name=name, rows=len(rows.values), shape=list(rows.shape))
             else:
-                table = TableFile(path, most=limits.UNPACKED)
+                table = TableFile(path, most=8 * limits.CELLS)
                 if (table.count or 0) * len(table.names) > limits.CELLS:
                     raise NicestError(
                         f"{path}: expected at most {limits.CELLS} cells, got {table.count} rows of {len(table.names)}"

@@ -1,6 +1,7 @@
 // The frame of the page: which run, which view, and whether the server is there.
-import { expectForm, forget, get, onChange, onConnection } from "./api.js";
+import { expectForms, forget, get, onChange, onConnection } from "./api.js";
 import { $, el, note } from "./draw.js";
+import * as compare from "./compare.js";
 import * as explore from "./explore.js";
 import * as inpaint from "./inpaint.js";
 import * as score from "./score.js";
@@ -8,11 +9,12 @@ import * as table from "./table.js";
 import * as train from "./train.js";
 import * as training from "./training.js";
 
-const views = { inpaint, explore, score, table, training, train };
+const views = { inpaint, explore, score, table, training, compare, train };
 const studio = { folder: "", show: open, run: null, runs: [], limits: null, masks: [], own: [], refresh }; // `own`: pictures that the user gave
 let shown = null;
 
 function setup() {
+  $("link").addEventListener("click", link);
   onConnection((there) => {
     $("banner").hidden = there;
     $("banner").textContent = there ? "" : "The server does not answer. Is nicest studio still running? Trying again …";
@@ -56,6 +58,28 @@ async function open(view, id) {
   route();
 }
 
+// A link that holds all that is shown: the state of the view, as JSON in base64, behind the view and the run.
+
+const packed = (state) => btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(state)))).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+const unpacked = (text) => JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (each) => each.charCodeAt(0))));
+
+async function link() {
+  const state = views[shown]?.state?.() ?? {}, made = `${address(shown, studio.run.id)}?${packed(state)}`;
+  if (made.length > 30_000) return say("Too large for a link: these images hold too many numbers.");
+  history.replaceState(null, "", made);
+  try {
+    await navigator.clipboard.writeText(location.href);
+    say("Copied. The address holds it, too.");
+  } catch { say("The address holds it: copy it from there."); }
+}
+
+let saying = 0;
+function say(words) {
+  $("link-said").textContent = words;
+  clearTimeout(saying);
+  saying = setTimeout(() => { $("link-said").textContent = ""; }, 4000);
+}
+
 const label = (run) => (run.name === run.dataset || !run.dataset ? run.name : `${run.name} (${run.dataset})`);
 const address = (view, id) => `#${view}/${encodeURIComponent(id)}`;
 
@@ -79,13 +103,13 @@ function choose(id) {
   shown = null;
   forget();
   studio.run = studio.runs.find((each) => each.id === id);
-  expectForm(studio.run.form);
+  expectForms(studio.runs);
   studio.own = [];
   $("run").value = id;
   const [height, width] = studio.run.shape.length > 1 ? studio.run.shape.slice(-2) : [1, 1];
   document.documentElement.style.setProperty("--ratio", `${width} / ${height}`);
   for (const link of $("views").children) {
-    link.hidden = Boolean(link.dataset.for) && !link.dataset.for.split(" ").includes(studio.run.kind);
+    link.hidden = Boolean(link.dataset.for) && !link.dataset.for.split(" ").includes(studio.run.kind) || link.dataset.view === "compare" && studio.runs.length < 2;
     link.hash = address(link.dataset.view, id);
   }
   for (const view of Object.values(views)) view.choose?.(studio.run); // what is shown of the run before is taken away
@@ -94,7 +118,7 @@ function choose(id) {
 
 /** Show the run and the view of the address, as far as there are such. */
 function route() {
-  const [asked, id] = location.hash.slice(1).split("/");
+  const [place, given] = location.hash.slice(1).split("?"), [asked, id] = place.split("/");
   const wanted = studio.runs.find((each) => encodeURIComponent(each.id) === id) ?? studio.run ?? studio.runs[0];
   if (wanted !== studio.run) choose(wanted.id);
   const names = [...$("views").children].filter((each) => !each.hidden).map((each) => each.dataset.view);
@@ -111,6 +135,8 @@ function route() {
   document.title = `${$("views").querySelector("[aria-current]").textContent} · ${studio.run.name} · nicest studio`;
   shown = name;
   views[name].enter(studio.run);
+  if (!given || name !== asked) return;
+  try { views[name].restore?.(unpacked(given)); } catch { say("This link is not whole: what it held is not shown."); }
 }
 
 setup();
