@@ -50,6 +50,8 @@ def bombs() -> dict[str, tuple[str, bytes]]:
         "large picture": ("/api/runs/{images}/upload", long.getvalue()),
         "rows": ("/api/runs/table/table?format=parquet", rows.getvalue()),
         "packed rows": ("/api/runs/table/table?format=arrow", packed.getvalue()),
+        "rows to train on": ("/api/train/data?format=parquet", rows.getvalue()),
+        "packed rows to train on": ("/api/train/data?format=arrow", packed.getvalue()),
         "nested": ("/api/runs/{images}/score", b"[" * 1_000_000),
         "endless": ("/api/runs/{images}/upload", bytes(60 * 2**20)),
     }
@@ -167,7 +169,18 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = [str(asked.run), str(table_run(Path(folder)))]
-        command = [sys.executable, "-m", "nicest", "studio", *runs, "--port", "0", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "nicest",
+            "studio",
+            *runs,
+            "--port",
+            "0",
+            "--json",
+            "--folder",
+            f"{folder}/own",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout
             try:

@@ -59,8 +59,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def app(digits: Path, table: Path, empty: Path) -> Guard:
-    return create_app([digits, table, empty], desk=Desk(jobs=2))
+def app(digits: Path, table: Path, empty: Path, tmp_path_factory: pytest.TempPathFactory) -> Guard:
+    return create_app([digits, table, empty], folder=tmp_path_factory.mktemp("studio") / "trained", desk=Desk(jobs=2))
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,12 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import nicest
+from nicest.data.cells import decode
 from nicest.data.columns import Column
 from nicest.recipes import load_recipe
 from nicest.studio import endpoints, images, limits
@@ -40,6 +43,7 @@ from nicest.studio.limits import Desk
 from nicest.studio.rows import _ends, _typed
 from nicest.studio.served import Loaded, Served
 from nicest.studio.server import PAGE, bind, create_app, is_loopback, make_server, name_runs, names, serve
+from nicest.studio.trainer import Trainer
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import Model
 from nicest.tasks.score import keep_quantiles
@@ -625,6 +629,40 @@ class TestTables:
         assert len(found["rows"]) == 5
         assert {row[2] for row in found["rows"]} <= {"red", "blue"}
 
+    def test_histograms_and_conditions(self, ask: Ask, table: Path):
+        """Weight is 0.4 of height plus N(0, 1) in the data: of tall people the draws are heavy."""
+        found = ask("GET", "/api/runs/people/rows?n=3&of=500").json()
+        assert [sum(each["counts"]) for each in found["histograms"]] == [500, 500, 500]
+        assert found["histograms"][2]["values"] in (["red", "blue"], ["blue", "red"])
+        asked = {"n": 50, "of": 400, "where": 'height > 175 and `colour` = "red"'}
+        tall = ask("GET", "/api/runs/people/rows", params=asked).json()
+        assert all(row[0] > 175 and row[2] == "red" for row in tall["rows"])
+        assert tall["histograms"][2] == {
+            "column": "colour", "counts": [400, 0], "values": ["red", "blue"], "low": None, "high": None
+        }  # fmt: skip
+        run = nicest.open(table)
+        samples = decode(run.engine.sample(20_000).numpy(), run.columns).to_pylist()
+        share = np.mean([row["height"] > 175 and row["colour"] == "red" for row in samples])
+        assert tall["share"] == pytest.approx(share, rel=0.15)
+        for where, line in (("nose = 1", "found no column"), ("height >", "expected a value"), ("x" * 2001, "2000")):
+            answer = ask("GET", "/api/runs/people/rows", params={"where": where})
+            assert answer.status_code == 422
+            assert line in answer.json()["error"]
+
+    def test_the_cell_that_does_not_belong_is_the_surprising_one(self, ask: Ask):
+        row = {"height": 170, "weight": 68, "colour": "red"}
+        usual, odd = (
+            ask("POST", "/api/runs/people/cells", json={"cells": row | more}).json() for more in ({}, {"weight": 90})
+        )
+        assert min(each["tail"] for each in usual["cells"]) > 0.05
+        _, weight, colour = odd["cells"]
+        assert weight["tail"] < 0.02
+        assert weight["high"] < 90
+        assert colour["tail"] > 0.2
+        assert (colour["low"], colour["likely"] in ("red", "blue")) == (None, True)
+        partly = ask("POST", "/api/runs/people/cells", json={"cells": {"height": 170}})
+        assert "expected a whole row, got none in column 'weight'" in partly.json()["error"]
+
     def test_rows_of_a_file_are_scored(self, ask: Ask):
         lines = "height,weight,colour\n170,68,red\n170,20,red\n,68,red\n170,68,green\n"
         found = ask("POST", "/api/runs/people/table", content=lines.encode()).json()
@@ -775,6 +813,127 @@ class TestTraining:
         assert second is not first
         (copy / "model.safetensors").write_bytes((digits / "model.safetensors").read_bytes())  # of the same inode
         assert served.open() is not second
+
+
+class TestTrainingHere:
+    """Data that is sent, looked at and trained on, by a process that outlives its server."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Iterator[Path]:
+        yield tmp_path / "own"
+        trainer = Trainer(tmp_path / "own")
+        for run in trainer.runs():
+            if (pid := trainer.pid(run)) is not None:
+                os.kill(pid, signal.SIGKILL)
+
+    def until(self, true: Callable[[], Any]) -> Any:
+        end = time.monotonic() + 120
+        while not (found := true()):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        return found
+
+    def test_a_table_is_looked_at_trained_on_watched_stopped_and_downloaded(
+        self, folder: Path, table: Path, tmp_path: Path
+    ):
+        ask = asking(create_app([table], folder=folder))
+        lines = (table.parent / "people.csv").read_text()
+        assert not folder.exists()
+        name = {"name": "../My People!.csv"}
+        found = ask("POST", "/api/train/data", params=name, content=lines.encode()).json()
+        assert (found["kind"], found["rows"], found["name"]) == ("table", 300, "my-people")
+        assert [(c["name"], c["kind"]) for c in found["columns"]] == [
+            ("height", "real"), ("weight", "real"), ("colour", "categorical")
+        ]  # fmt: skip
+        assert found["columns"][2]["values"] == ["blue", "red"]
+        assert len(found["preview"]) == 5
+        begun = ask("POST", "/api/train", json={"id": found["id"], "name": "My People", "epochs": 20_000}).json()
+        assert begun == {"run": "my-people"}
+        assert ask("POST", "/api/train", json={"id": found["id"], "name": "x"}).status_code == 422
+        metrics = self.until(
+            lambda: (m := ask("GET", "/api/runs/my-people/metrics").json())["rows"] and m["process"]["running"] and m
+        )
+        assert (metrics["process"]["here"], metrics["process"]["failed"]) == (True, False)
+        another = asking(create_app([table], folder=folder))  # the server ends, and another finds the training
+        ids = [run["id"] for run in another("GET", "/api/runs").json()["runs"]]
+        assert ids == ["people", "my-people"]
+        assert another("GET", "/api/runs/my-people/metrics").json()["process"]["running"]
+        again = another("POST", "/api/train/data", content=lines.encode()).json()
+        told = another("POST", "/api/train", json={"id": again["id"], "name": "more"})
+        assert "one at a time" in told.json()["error"]
+        self.until(lambda: another("GET", "/api/runs").json()["runs"][1]["ready"])
+        another("POST", "/api/runs/my-people/stop")
+        self.until(lambda: not another("GET", "/api/runs/my-people/metrics").json()["process"]["running"])
+        assert "not being trained" in another("POST", "/api/runs/my-people/stop").json()["error"]
+        assert "not being trained" in another("POST", "/api/runs/people/stop").json()["error"]
+        content = another("GET", "/api/runs/my-people/download").content
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            file.extractall(tmp_path / "elsewhere")
+        assert [column.name for column in nicest.open(tmp_path / "elsewhere" / "my-people").columns] == [
+            "height", "weight", "colour"
+        ]  # fmt: skip
+
+    def test_images_come_as_an_array(self, folder: Path):
+        ask = asking(create_app([], folder=folder))
+        buffer = io.BytesIO()
+        np.save(buffer, np.random.default_rng(0).integers(0, 256, (60, 6, 5), np.uint8))
+        found = ask("POST", "/api/train/data?format=npy&name=faces", content=buffer.getvalue()).json()
+        assert (found["kind"], found["rows"], found["shape"]) == ("images", 60, [6, 5])
+
+    @pytest.mark.parametrize(
+        ("array", "line"),
+        [
+            (np.zeros((60, 100, 100), np.uint8), "at most 4096 numbers"),
+            (np.zeros((60, 9), np.uint8), "expected images"),
+            (np.zeros((60, 3, 3)), "expected images"),
+            (np.arange(45, dtype=np.uint8).reshape(5, 3, 3), "at least 50 rows, got 5"),
+            (np.array([{}]), "the data"),
+        ],
+    )
+    def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(self, folder: Path, array: Any, line: str):
+        ask = asking(create_app([], folder=folder))
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=True)
+        answer = ask("POST", "/api/train/data?format=npy&name=the data", content=buffer.getvalue())
+        assert answer.status_code == 422
+        assert line in answer.json()["error"]
+        assert str(folder) not in answer.json()["error"]
+        assert list((folder / "data").iterdir()) == []
+
+    def test_bombs_strangers_and_heaps_are_kept_out(self, folder: Path):
+        ask = asking(create_app([], folder=folder))
+        count = 20_000_000
+        zeros = pa.array([0.5]).take(pa.array(np.zeros(count, np.int32)))
+        buffer = io.BytesIO()
+        parquet.write_table(pa.table([zeros, zeros], ["a", "b"]), buffer)
+        assert len(buffer.getvalue()) < 200_000
+        tracemalloc.start()
+        bomb = ask("POST", "/api/train/data?format=parquet", content=buffer.getvalue())
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert "expected at most" in bomb.json()["error"]
+        assert peak < 1e7
+        assert ask("POST", "/api/train/data", content=bytes(limits.BODY + 1)).status_code == 413
+        for headers in ({"origin": "http://elsewhere.example"}, {"sec-fetch-site": "cross-site"}):
+            for path in ("/api/train/data", "/api/train", "/api/runs/x/stop"):
+                assert ask("POST", path, content=b"a,b\n1,2\n", headers=headers).status_code == 403
+        rows = b"".join(b"%d,%d\n" % (i % 7, i) for i in range(60))
+        ids = [ask("POST", "/api/train/data", content=b"a,b\n" + rows).json()["id"] for _ in range(limits.STAGED + 2)]
+        assert len(list((folder / "data").iterdir())) == limits.STAGED
+        assert "send it again" in ask("POST", "/api/train", json={"id": ids[0], "name": "a"}).json()["error"]
+        assert "send it again" in ask("POST", "/api/train", json={"id": "../../x", "name": "a"}).json()["error"]
+        closed = asking(create_app([], folder=folder, hosts=("studio.example",), token="secret"))
+        host = {"host": "studio.example"}
+        assert closed("POST", "/api/train/data", content=rows, headers=host).status_code == 401
+
+    def test_a_number_that_another_process_has_is_never_stopped(self, folder: Path, refusal: Callable[..., str]):
+        (folder / "old").mkdir(parents=True)
+        (folder / "old" / "studio.json").write_text(json.dumps({"pid": os.getpid()}))
+        (folder / "old" / "train.log").write_text("epoch 1\nerror: out of memory\n")
+        trainer = Trainer(folder)
+        assert "not being trained" in refusal(trainer.stop, folder / "old")
+        found = trainer.state(folder / "old")
+        assert (found.running, found.failed, found.said) == (False, True, "error: out of memory")
 
 
 class TestGuard:

@@ -1,7 +1,7 @@
 """The page in a real Chromium: painted on with the mouse, watched, dragged, fed with bad files, and photographed.
 
 `make test-browser` runs this. NICEST_STUDIO_RUN names a better trained run to do it with, and NICEST_SCREENSHOTS a
-folder for the pictures of docs/studio.md.
+folder for the pictures of docs/studio.md. NICEST_AXE names a copy of axe.min.js, which then looks at every view.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ pytestmark = [
 
 
 @contextmanager
-def studio(*runs: Path | str, port: int = 0) -> Iterator[tuple[str, Any]]:
+def studio(*runs: Path | str, port: int = 0, folder: Path | None = None) -> Iterator[tuple[str, Any]]:
     """The studio as a process of its own, as a person starts it."""
     command = [sys.executable, "-m", "nicest", "studio", *map(str, runs), "--port", str(port), "--json"]
+    command += ["--folder", str(folder or "/nowhere")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
@@ -185,7 +186,7 @@ class TestInpainting:
         assert (visit.levels("#results canvas") == truth).all()
         page.mouse.up()
         assert (visit.levels("#results canvas") == filled).all()
-        page.focus("#compare")
+        page.focus("#hold")
         page.keyboard.down(" ")
         assert (visit.levels("#results canvas") == truth).all()
         page.keyboard.up(" ")
@@ -363,6 +364,13 @@ def test_a_bad_file_is_answered_in_words(chromium: Any, server: str, tmp_path: P
     page.set_input_files("#score-file", str(tmp_path / "letter.png"))
     page.wait_for_selector("#score-note.bad")
     assert "letter.png: expected a picture" in page.inner_text("#score-note")
+    page.select_option("#run", "people")
+    page.wait_for_selector("#where-column option", state="attached")
+    page.select_option("#where-column", "colour")
+    page.fill("#where-value", "green")
+    page.click("#conditions button")
+    page.wait_for_selector("#where-note.bad:has-text('green')")
+    assert page.locator("#where-chips li").count() == 0
     visit.context.close()
     assert visit.wrong
     assert all("422" in each for each in visit.wrong)
@@ -417,7 +425,7 @@ def test_the_first_model_of_a_run_is_noticed(chromium: Any, digits: Path, tmp_pa
         page = chromium.new_page()
         page.goto(url)
         page.wait_for_selector("#state:has-text('This run has no model yet')")
-        assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
+        assert page.locator("nav a:visible").all_inner_texts() == ["Training", "New model"]
         shutil.copytree(digits, young, dirs_exist_ok=True)
         page.wait_for_selector("nav >> text=Inpaint")
         assert page.locator("#training").is_visible()
@@ -451,7 +459,7 @@ def test_a_run_that_is_replaced_damaged_or_deleted_is_shown_as_it_is(
             file.write(b"junk" * 100)
         page.click("#others")
         page.wait_for_selector("#state:has-text('damaged')")
-        assert page.locator("nav a:visible").all_inner_texts() == ["Training"]
+        assert page.locator("nav a:visible").all_inner_texts() == ["Training", "New model"]
         assert page.locator(".note:visible:has-text('no model yet')").count() == 0
         shutil.rmtree(run)
         page.wait_for_selector("#state:has-text('is gone')")
@@ -486,6 +494,44 @@ class TestTheFrame:
         assert page.input_value("#run") == "people"
         page.go_back()
         page.wait_for_selector("#table:not([hidden])")
+
+    def test_a_link_holds_all_that_is_shown(self, visit: Visit, chromium: Any):
+        page = visit.page
+        page.locator("#choices button").nth(7).click()
+        page.locator("#masks button").nth(6).click()
+        page.fill("#steps", "30")
+        page.select_option("#chains", "2")
+        visit.go_and_wait()
+        page.click("#link")
+        page.wait_for_selector("#link-said:not(:empty)")
+        links = [page.url]
+        filled = visit.levels("#results canvas")
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#plane-picture[data-picture]")
+        page.locator("#wall button").nth(9).click()
+        page.wait_for_timeout(800)
+        page.locator("#sliders input").nth(2).fill("-3")
+        page.wait_for_timeout(800)
+        moved = visit.levels("#moved")
+        page.click("#link")
+        links.append(page.url)
+        other = Visit(chromium, visit.server)
+        other.page.goto("about:blank")
+        other.page.goto(links[0])
+        other.page.wait_for_function("() => document.getElementById('steps').value === '30'")
+        other.page.wait_for_selector("#choices canvas")
+        assert (other.levels("#original") == visit.levels("#original")).all()
+        assert other.page.inner_text("#hidden-count") == page.inner_text("#hidden-count", timeout=1000)
+        other.go_and_wait()
+        assert (other.levels("#results canvas") == filled).all()  # by the same seed
+        other.page.goto(links[1])
+        other.page.wait_for_selector("#moved[data-picture]")
+        other.page.wait_for_timeout(1500)
+        assert (other.levels("#moved") == moved).all()
+        other.page.goto(links[1][:-40])
+        other.page.wait_for_selector("#link-said:has-text('not whole')")
+        other.context.close()
+        assert other.wrong == []
 
     def test_a_view_begins_at_its_top(self, visit: Visit):
         page = visit.page
@@ -810,6 +856,87 @@ def test_training_with_hover(visit: Visit):
     assert page.inner_text("#curves .tip") != first
 
 
+def test_two_runs_side_by_side(chromium: Any, digits: Path, table: Path, tmp_path: Path):
+    worse = tmp_path / "worse"
+    train(load_recipe("digits"), worse, overrides=(*TINY, "train.epochs=2", "train.evaluate_every=1"), device="cpu")
+    with studio(digits, worse, table) as (url, _):
+        visit = Visit(chromium, url)
+        page = visit.page
+        page.locator("#masks button").nth(4).click()
+        page.click("nav >> text=Compare")
+        page.wait_for_selector("#same td")
+        assert page.input_value("#other-run") == "worse"  # of the same form
+        lines = [line.split("\t") for line in page.inner_text("#same tbody").split("\n")]
+        assert [line[0] for line in lines] == ["digits", "worse"]
+        assert float(lines[0][1].replace("−", "-")) > float(lines[1][1].replace("−", "-")) + 10
+        assert "digits gives them" in page.inner_text("#same-note")
+        page.click("#fill-both")
+        page.wait_for_selector("#both-note:has-text('gives the original')", timeout=60_000)
+        original = visit.levels("#both-original").reshape(8, 8)
+        for side in ("first", "second"):
+            filled = visit.levels(f"#{side}-filled canvas").reshape(8, 8)
+            assert (filled[:, 4:] == original[:, 4:]).all()  # the mask of Inpaint: the left half
+            assert (filled[:, :4] != original[:, :4]).any()
+        assert page.locator("#compare-curves polyline").count() == 2
+        page.select_option("#other-run", "people")
+        page.wait_for_selector("#second-samples td")
+        assert "different data" in page.inner_text("#compare-note")
+        assert page.locator("#same-part").is_hidden()
+        visit.context.close()
+        assert visit.wrong == []
+
+
+def test_a_table_is_trained_on_here(chromium: Any, digits: Path, table: Path, tmp_path: Path):
+    """Dropped, looked at, trained, watched after the server came back, stopped and downloaded; images are looked at."""
+    own = tmp_path / "own"
+    with studio(digits, folder=own) as (url, _):
+        visit = Visit(chromium, url)
+        page = visit.page
+        page.click("nav >> text=New model")
+        assert page.locator("#begin").is_disabled()
+        pictures = tmp_path / "faces"
+        pictures.mkdir()
+        for i in range(60):
+            Image.new("RGB", (40, 30), (i, 255 - i, 0)).save(pictures / f"{i}.png")
+        page.set_input_files("#train-folder", str(pictures))
+        page.wait_for_selector("#found:has-text('60 colour images of 28 by 28')")
+        page.select_option("#train-size", "8")
+        page.wait_for_selector("#found:has-text('60 colour images of 8 by 8')")
+        page.wait_for_selector("#found canvas")
+        assert page.input_value("#train-name") == "faces"
+        page.set_input_files("#train-file", str(table.parent / "people.csv"))
+        page.wait_for_selector("#found:has-text('300 rows of 3 columns')")
+        assert page.locator("#found tbody >> nth=0").inner_text().split("\n")[2].split("\t") == [
+            "colour", "categorical", "blue, red"
+        ]  # fmt: skip
+        page.fill("#train-name", "crowd")
+        page.evaluate(  # many epochs, so that there is something to stop
+            """() => {
+                const plain = window.fetch, longer = (body) => JSON.stringify({ ...JSON.parse(body), epochs: 20000 });
+                window.fetch = (path, given) =>
+                    plain(path, path === "/api/train" ? { ...given, body: longer(given.body) } : given);
+            }"""
+        )
+        page.click("#begin")
+        page.wait_for_selector("#training:not([hidden])")
+        page.wait_for_selector("#curves-note:has-text('begun')")
+        assert page.input_value("#run") == "crowd"
+        visit.context.close()
+        assert visit.wrong == []
+    with studio(digits, folder=own) as (url, _):  # the server ended, and the training did not
+        page = chromium.new_page()
+        page.goto(f"{url}#training/crowd")
+        page.wait_for_selector("#curves polyline", timeout=90_000)
+        page.wait_for_selector("#growing td", timeout=30_000)
+        page.click("#halt")
+        page.wait_for_selector("#curves-note:has-text('stopped')", timeout=30_000)
+        assert page.locator("#halt").is_hidden()
+        with page.expect_download() as waiting:
+            page.click("#fetch")
+        assert waiting.value.suggested_filename == "crowd.zip"
+        page.close()
+
+
 def test_a_table(visit: Visit, tmp_path: Path):
     page = visit.page
     page.select_option("#run", "people")
@@ -818,12 +945,32 @@ def test_a_table(visit: Visit, tmp_path: Path):
     page.set_input_files("#table-file", str(tmp_path / "rows.csv"))
     page.wait_for_selector("#table-scores td")
     assert page.locator("#table-scores tbody tr").count() == 2
+    page.click("#table-scores th button >> nth=1")  # by density, from the lowest
+    assert page.get_attribute("#table-scores th >> nth=1", "aria-sort") == "ascending"
+    assert page.inner_text("#table-scores tbody td >> nth=0") == "2"
+    page.click("[aria-label='Which cells of row 2 are surprising?']")
+    page.wait_for_selector("#cells-note:has-text('weight is 90, expected')")
+    assert "very" in page.get_attribute("#table-scores tbody td >> nth=4", "class").split()
+    with page.expect_download() as waiting:
+        page.click("#save-scores")
+    saved = Path(waiting.value.path()).read_text().splitlines()
+    assert saved[0].startswith("row,")
+    assert saved[0].endswith(",height,weight,colour")
+    assert len(saved) == 3
+    page.wait_for_selector("#histograms svg >> nth=2")
+    page.select_option("#where-column", "colour")
+    page.fill("#where-value", "red")
+    page.click("#conditions button")
+    page.wait_for_selector("#where-note:has-text('% of the model')")
+    assert set(page.locator("#sample-rows td:nth-child(3)").all_inner_texts()) == {"red"}
+    page.click("#where-chips button")
+    page.wait_for_selector("#rows-temperature:not(:disabled)")
     page.fill("[name=height]", "185")
     page.click("#impute button.main")
     page.wait_for_selector("#impute-note:has-text('filled in')")
     assert page.input_value("[name=weight]")
     assert page.locator("#impute .found").count() == 2
-    assert page.locator("nav a:visible").all_inner_texts() == ["Table", "Training"]
+    assert page.locator("nav a:visible").all_inner_texts() == ["Table", "Training", "Compare", "New model"]
 
 
 class TestFillingIn:
@@ -888,6 +1035,53 @@ def test_the_api_is_described_without_another_host(visit: Visit):
 
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
+
+
+@pytest.mark.skipif(not os.environ.get("NICEST_AXE"), reason="NICEST_AXE names no axe.min.js")
+@pytest.mark.parametrize("visit", [{}, {"color_scheme": "dark"}], indirect=True)
+def test_axe_finds_nothing_in_any_view(visit: Visit, tmp_path: Path):
+    """Every view of images and of a table, filled with results, and the API page."""
+    page = visit.page
+    page.fill("#steps", "20")
+    visit.go_and_wait()
+    found = {"inpaint": violations(page)}
+    for name, ready in (
+        ("Explore", "#plane-picture[data-picture]"),
+        ("Score", "#score-tests:not(:disabled)"),
+        ("Training", "#growing canvas"),
+        ("Compare", "#second-samples td"),
+        ("New model", "#found"),
+    ):
+        page.click(f"nav >> text={name}")
+        page.wait_for_selector(ready)
+        if name == "Score":
+            page.click("#score-tests")
+            page.wait_for_selector(".card button")
+            page.locator(".card button").first.click()
+            page.wait_for_selector(".map:has-text('nats')")
+        found[name] = violations(page)
+    page.select_option("#run", "people")
+    page.click("nav >> text=Table")
+    (tmp_path / "rows.csv").write_text("height,weight,colour\n170,68,red\n150,90,blue\n")
+    page.set_input_files("#table-file", str(tmp_path / "rows.csv"))
+    page.click("[aria-label='Which cells of row 2 are surprising?']")
+    page.wait_for_selector("td.odd")
+    page.fill("#where-value", "160")
+    page.select_option("#where-sign", ">")
+    page.click("#conditions button")
+    page.wait_for_selector("#where-note:has-text('of the model')")
+    page.click(".words summary")
+    found["table"] = violations(page)
+    page.goto(visit.server + "docs")
+    page.wait_for_selector("text=POST /api/runs/{run}/inpaint")
+    found["docs"] = violations(page)
+    assert {view: each for view, each in found.items() if each} == {}
+
+
+def violations(page: Any) -> list[str]:
+    page.evaluate(Path(os.environ["NICEST_AXE"]).read_text())
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [f"{each['id']}: {node['html'][:150]}" for each in found for node in each["nodes"]]
 
 
 class TestLooks:

@@ -484,6 +484,9 @@ def studio(
         list[str],
         typer.Option(help="A name or address under which people reach the server; needed with --host 0.0.0.0."),
     ] = [],  # noqa: B006
+    folder: Annotated[
+        Path, typer.Option(help="Where trainings from the page keep their data and runs; those are served, too.")
+    ] = Path("runs/studio"),
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -506,4 +509,4 @@ def studio(
         sys.stdout.flush()
 
     debug = "--debug" in sys.argv
-    serve(runs, host=host, port=port, allowed=allow_host, browser=browser, debug=debug, ready=ready)
+    serve(runs, folder=folder, host=host, port=port, allowed=allow_host, browser=browser, debug=debug, ready=ready)

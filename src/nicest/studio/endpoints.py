@@ -19,7 +19,8 @@ from nicest.studio.films import Films
 from nicest.studio.images import Events, Images
 from nicest.studio.limits import Desk
 from nicest.studio.rows import Rows
-from nicest.studio.served import Loaded, Served, Unready
+from nicest.studio.served import Loaded, Served, Unready, add_run
+from nicest.studio.trainer import Trainer, packed
 from nicest.tasks.masks import FIGURE
 
 FRAME = 1 / 30  # seconds that a frame is shown at least
@@ -51,7 +52,7 @@ async def asked(request: Request, run: str, nicest_form: Annotated[str, Header()
 Run = Annotated[Asked, Depends(asked)]
 
 
-def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
+def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk, trainer: Trainer) -> None:
     """Short requests, and inpainting, which streams its frames."""
     films = Films()
 
@@ -61,9 +62,10 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     @app.get("/api/runs")
     async def runs() -> messages.Runs:
         """The runs that are served, and what may be asked of them."""
-        infos = await desk.quick(lambda: [each.info() for each in served.values()])
+        infos = await desk.quick(lambda: [each.info() for each in list(served.values())])
         allowed = messages.Limits(jobs=desk.jobs.count)
-        return messages.Runs(version=__version__, runs=infos, limits=allowed, masks=list(FIGURE))
+        folder = str(trainer.folder)
+        return messages.Runs(version=__version__, runs=infos, limits=allowed, masks=list(FIGURE), folder=folder)
 
     @app.get("/api/status")
     async def status() -> messages.Status:
@@ -112,7 +114,7 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     async def classes(run: Run, ask: messages.Origin) -> messages.Pictures:
         """A code as the model decodes it for each of its labels, in their order; none where it has no labels."""
         path = run.served.path if run.served.label is not None else None
-        labels = {each.label: each for each in served.values() if each.path == path}
+        labels = {each.label: each for each in list(served.values()) if each.path == path}
         return await quick(
             run, lambda model: Images(model).classes(ask, [Images(each.open()) for each in labels.values()])
         )
@@ -143,9 +145,26 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
         return Response(await desk.quick(lambda: films.find(id).gif()), media_type="image/gif")
 
     @app.get("/api/runs/{run}/rows")
-    async def rows(run: Run, n: Count = 20, temperature: TemperatureQuery = 1.0, seed: SeedQuery = 0) -> messages.Table:
-        """Sample rows of a model of rows or of a table."""
-        return await quick(run, lambda model: Rows(model).sample_rows(n, temperature, seed))
+    async def rows(
+        run: Run,
+        n: Count = 20,
+        temperature: TemperatureQuery = 1.0,
+        seed: SeedQuery = 0,
+        of: Annotated[int, Query(ge=0, le=limits.ROWS)] = 0,
+        where: Annotated[str, Query(max_length=limits.WHERE)] = "",
+    ) -> messages.Table:
+        """Sample rows of a model of rows or of a table, with histograms `of` so many; with `where`, those that meet
+        conditions, at temperature 1, such as `age = 30 and income > 50000`."""
+        if not where:
+            return await quick(run, lambda model: Rows(model).sample_rows(n, temperature, seed, of))
+        with desk.jobs.one():
+            return await desk.step(lambda: Rows(run.open()).where(where, n, seed, of))
+
+    @app.post("/api/runs/{run}/cells")
+    async def cells(run: Run, ask: messages.Row) -> messages.CellSurprises:
+        """How surprising each cell of a whole row is, given all the others."""
+        with desk.jobs.one():
+            return await desk.step(lambda: Rows(run.open()).surprises(ask))
 
     @app.get("/api/runs/{run}/columns")
     async def columns(run: Run) -> messages.Columns:
@@ -174,7 +193,37 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk) -> None:
     @app.get("/api/runs/{run}/metrics")
     async def metrics(run: Run, after: int = -1) -> messages.Metrics:
         """The likelihood while the run trains, from the rows after a step."""
-        return await desk.quick(run.served.metrics, after)
+        found = await desk.quick(run.served.metrics, after)
+        return found.model_copy(update={"process": await desk.quick(trainer.state, run.served.path)})
+
+    @app.get("/api/runs/{run}/download", response_class=Response, responses={200: {"content": {"application/zip": {}}}})
+    async def download(run: Run) -> Response:
+        """The run as a .zip file, to be unpacked and opened elsewhere: model, recipe, columns and metrics."""
+        content = await quick(run, lambda model: packed(run.served.path))
+        return Response(content, media_type="application/zip")
+
+    @app.post("/api/train/data", openapi_extra=_bytes_in("application/octet-stream"))
+    async def data(
+        request: Request,
+        name: Annotated[str, Query(max_length=200)] = "data",
+        format: Literal["csv", "parquet", "arrow", "npy"] = "csv",
+    ) -> messages.Found:
+        """A table, or images as an array (N, H, W) or (N, H, W, 3) of bytes, to be trained on: what is in it."""
+        content = await request.body()
+        with desk.jobs.one():
+            return await desk.step(trainer.stage, content, name, format)
+
+    @app.post("/api/train")
+    async def train(ask: messages.Begin) -> messages.Begun:
+        """Begin a training, in a process of its own that goes on without page and server; the run that it makes."""
+        path = await desk.quick(trainer.begin, ask)
+        return messages.Begun(run=next(iter(add_run(served, path))))
+
+    @app.post("/api/runs/{run}/stop")
+    async def stop(run: Run) -> messages.Process:
+        """Tell a training that was begun from the page to save and end."""
+        await desk.quick(trainer.stop, run.served.path)
+        return await desk.quick(trainer.state, run.served.path)
 
     streams: dict[str, Any] = {
         "response_class": StreamingResponse,

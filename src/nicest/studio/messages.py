@@ -83,6 +83,7 @@ class Runs(BaseModel):
     runs: list[RunInfo]
     limits: Limits
     masks: list[str]
+    folder: str = Field(description="Where trainings from the page keep their data and runs.")
 
 
 class Status(BaseModel):
@@ -240,9 +241,22 @@ class ReferenceScores(BaseModel):
     reference: Reference
 
 
+class Histogram(BaseModel):
+    """How often a column has its values; of numbers, how often they lie in bins of one width from `low` to `high`."""
+
+    column: str
+    counts: list[int]
+    values: list[Any] = Field(description="Of a categorical column, beside the counts.")
+    low: Any
+    high: Any
+
+
 class Table(BaseModel):
     columns: list[str]
     rows: list[list[Any]]
+    histograms: list[Histogram] = []
+    share: Annotated[float | None, Field(description="The probability of the conditions, where they have one.")] = None
+    r_hat: Annotated[float, Field(description="Near 1 where the chains of conditional draws agree.")] = 1.0
 
 
 class RowScore(BaseModel):
@@ -298,6 +312,25 @@ class ImputedRow(BaseModel):
     r_hat: float | None
 
 
+class CellSurprise(BaseModel):
+    """A cell beside draws of it given all the others.
+
+    `tail` is the probability of values as far out, or, of categories, as rare; `low` and `high` are the ends of the
+    interval that holds nine of ten draws.
+    """
+
+    column: str
+    tail: float
+    likely: Any
+    low: Any
+    high: Any
+
+
+class CellSurprises(BaseModel):
+    cells: list[CellSurprise]
+    draws: int
+
+
 class Spectrum(BaseModel):
     sigma: list[float]
     deviation: float
@@ -305,7 +338,56 @@ class Spectrum(BaseModel):
     whitened: bool
 
 
+ColumnKind = Literal["real", "integer", "categorical", "date or time"]
+
+
+class FoundColumn(BaseModel):
+    name: str
+    kind: ColumnKind
+    low: Any
+    high: Any
+    values: list[str] = Field(description="The first of the values of a categorical column.")
+    distinct: int
+
+
+class Found(BaseModel):
+    """Data that was sent to be trained on. `id` names it until the training begins."""
+
+    id: str = ""
+    name: str
+    kind: Literal["table", "images"]
+    rows: int
+    incomplete: Annotated[int, Field(description="Rows with missing values: they train too, and never test.")] = 0
+    shape: list[int]
+    columns: list[FoundColumn] = []
+    preview: Annotated[list[list[Any]], Field(description="The first rows of a table.")] = []
+    warnings: list[str] = []
+
+
+class Begin(Message):
+    """A training on data that was sent before."""
+
+    id: Annotated[str, Field(max_length=40)]
+    name: Annotated[str, Field(min_length=1, max_length=80)]
+    effort: Literal["low", "medium", "high"] = "low"
+    epochs: Annotated[int | None, Field(ge=1, le=100_000, description="Instead of those chosen by the effort.")] = None
+
+
+class Begun(BaseModel):
+    run: str
+
+
+class Process(BaseModel):
+    """The training of a run that was begun from the page."""
+
+    here: bool = False
+    running: bool = False
+    failed: bool = False
+    said: str = ""
+
+
 class Metrics(BaseModel):
+    process: Process = Process()
     rows: list[dict[str, Any]]
     idle_seconds: float | None = Field(description="Since the last row was written.")
     epochs: int = Field(description="At most; 0 where that is not known.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,29 @@ import torch
 from nicest.data.cells import Batch, NotANumber, as_in_training, decode, encode, is_moment
 from nicest.data.columns import Column, require_columns
 from nicest.data.tables import TableFile
+from nicest.data.where import where
 from nicest.errors import NicestError
+from nicest.inference.conditional import Conditional
 from nicest.studio import limits
-from nicest.studio.messages import ColumnInfo, ImputedCell, ImputedRow, Row, RowScore, Table, TableScores, number
+from nicest.studio.messages import (
+    CellSurprise,
+    CellSurprises,
+    ColumnInfo,
+    Histogram,
+    ImputedCell,
+    ImputedRow,
+    Row,
+    RowScore,
+    Table,
+    TableScores,
+    number,
+)
 from nicest.studio.served import Loaded, noise
+from nicest.tasks.impute_table import draw_hidden
 from nicest.tasks.impute_table import fill as fill_cells
 from nicest.tasks.score import CAVEAT, log_densities, outlier_scores
 
+BINS = 24  # of a histogram, at most
 FAR = 10  # times the range of a column of fractions: what lies farther off is no question for the model
 
 
@@ -35,13 +52,50 @@ class Rows:
             raise NicestError("this model is not of a table: train one on a .csv or .parquet file")
         return self.columns
 
-    def sample_rows(self, n: int, temperature: float, seed: int) -> Table:
-        rows = self.model.decode(self.model.draw(n, temperature=temperature, seed=seed)).cpu().numpy()
+    def sample_rows(self, n: int, temperature: float, seed: int, of: int = 0) -> Table:
+        """n rows, and histograms of so many."""
+        rows = self.model.decode(self.model.draw(max(n, of), temperature=temperature, seed=seed)).cpu().numpy()
         if not self.columns:
             names = [f"x{i + 1}" for i in range(self.loaded.data.dim)]
-            return Table(columns=names, rows=[[_cell(each) for each in row] for row in rows.tolist()])
-        table = decode(rows, self.columns)
-        return Table(columns=table.column_names, rows=_rows_of(table))
+            return Table(columns=names, rows=[[_cell(each) for each in row] for row in rows[:n].tolist()])
+        return self.table(rows, self.columns, n, of)
+
+    def table(self, rows: np.ndarray, columns: Sequence[Column], n: int, of: int) -> Table:
+        found = decode(rows[:n], columns)
+        bars = [histogram(rows[:of, d], column) for d, column in enumerate(columns)] if of else []
+        return Table(columns=found.column_names, rows=_rows_of(found), histograms=bars)
+
+    def where(self, text: str, n: int, seed: int, of: int) -> Table:
+        """n rows that meet conditions, and histograms of so many."""
+        asked = where(text, self.table_only())
+        drawn = Conditional(self.model.flow, asked.ranges, seed=seed)
+        rows = asked.clip(np.concatenate([part.cpu().numpy() for part in drawn.draws(max(n, of))]))
+        made = self.table(rows, asked.columns, n, of)
+        return made.model_copy(update={"share": drawn.share, "r_hat": drawn.r_hat})
+
+    def surprises(self, ask: Row) -> CellSurprises:
+        """Every cell of a row beside draws of it, given all the others."""
+        rows, columns = self.known(ask), self.table_only()
+        if (hidden := np.isnan(rows[0])).any():
+            raise NicestError(f"expected a whole row, got none in column {columns[int(hidden.argmax())].name!r}")
+        each, one = np.repeat(rows, len(columns), 0), np.eye(len(columns), dtype=bool)
+        found = draw_hidden(self.model.flow, each, one, columns, draws=200, steps=400, interval=0.9, seed=ask.seed)
+        draws = found.draws.double().cpu().numpy()  # (draws, D, D): of row d the cell d is drawn
+        cells = []
+        for d, column in enumerate(columns):
+            drawn, own = draws[:, d, d], rows[0, d]
+            low, likely, high = np.quantile(drawn, [0.05, 0.5, 0.95])
+            if column.kind == "values":
+                values, counts = np.unique(drawn, return_counts=True)
+                of_own = counts[values == own].sum()
+                tail, likely = counts[counts <= of_own].sum() / len(drawn), values[counts.argmax()]
+            else:
+                tail = min(1.0, 2 * min((drawn <= own).mean(), (drawn >= own).mean()))
+            low, likely, high = (np.round(each) if column.discrete else each for each in (low, likely, high))
+            shown = [_rows_of(decode(np.array([[each]]), [column]))[0][0] for each in (low, likely, high)]
+            ends = (None, None) if column.kind == "values" else (shown[0], shown[2])
+            cells.append(CellSurprise(column=column.name, tail=float(tail), likely=shown[1], low=ends[0], high=ends[1]))
+        return CellSurprises(cells=cells, draws=len(draws))
 
     def column_infos(self) -> list[ColumnInfo]:
         return [
@@ -86,8 +140,8 @@ class Rows:
         reference = self.loaded.compared_with
         return TableScores(columns=names, cells=shown, scores=scores, total=total, reference=reference, caveat=CAVEAT)
 
-    def impute(self, ask: Row) -> ImputedRow:
-        """The missing cells of a row, drawn from what the model says of them given the known ones."""
+    def known(self, ask: Row) -> np.ndarray:
+        """A row as the model's numbers, (1, D); what is not known is NaN."""
         import pyarrow as pa
 
         columns = self.table_only()
@@ -98,6 +152,11 @@ class Rows:
         rows, unknown = encode(batch, columns, Path("the row"))
         if unknown.any():
             raise NicestError("the row holds a value that training never saw: choose one of those")
+        return rows
+
+    def impute(self, ask: Row) -> ImputedRow:
+        """The missing cells of a row, drawn from what the model says of them given the known ones."""
+        columns, rows = self.table_only(), self.known(ask)
         hidden = np.isnan(rows)
         found = fill_cells(self.model.flow, rows, hidden, columns, draws=200, steps=400, interval=0.9, seed=ask.seed)
         known = ~hidden[0]
@@ -108,6 +167,21 @@ class Rows:
             cells=[ImputedCell(column=c.name, value=v, low=low, high=high, known=k) for c, v, low, high, k in each],
             r_hat=number(r_hat),
         )
+
+
+def histogram(codes: np.ndarray, column: Column) -> Histogram:
+    """Of the model's numbers of one column."""
+    if column.kind == "values":
+        counts = np.bincount(codes.round().astype(int).clip(0, len(column.values) - 1), minlength=len(column.values))
+        order = np.argsort(-counts, kind="stable")[:BINS]
+        values = [_cell(column.values[i]) for i in order]
+        return Histogram(column=column.name, counts=counts[order].tolist(), values=values, low=None, high=None)
+    low, high = float(codes.min()), float(codes.max())
+    bins = min(BINS, round(high - low) + 1) if column.discrete else BINS
+    edge = 0.5 if column.discrete else 0.0
+    counts, _ = np.histogram(codes, bins, (low - edge, high + edge if high > low or edge else high + 1))
+    (first,), (last,) = _rows_of(decode(np.array([[low], [high]]), [column]))
+    return Histogram(column=column.name, counts=counts.tolist(), values=[], low=first, high=last)
 
 
 def _why(nats: float) -> str:

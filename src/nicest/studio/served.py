@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -272,6 +273,18 @@ class Patient(Engine):
             if self.closed.is_set():
                 raise Closed
             yield result
+
+
+def add_run(served: dict[str, Served], path: Path) -> dict[str, Served]:
+    """Serve a run under a name that is safe in an address, made from that of its folder; of images given labels, every
+    label. What was added comes back."""
+    plain = re.sub(r"[^a-z0-9]+", "-", path.resolve().name.lower()).strip("-") or "run"
+    number = sum(re.fullmatch(rf"{plain}(-\d+)?(-label-0)?", id) is not None for id in served)
+    id = f"{plain}-{number + 1}" if number else plain
+    added = {f"{id}-label-{label}": Served(f"{id}-label-{label}", path, label) for label in labels_of(path)}
+    added = added or {id: Served(id, path)}
+    served |= added
+    return added
 
 
 def labels_of(path: Path) -> range:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import secrets
 import socket
 import sys
@@ -33,10 +32,12 @@ from nicest.studio.endpoints import add_endpoints
 from nicest.studio.guard import LOOPBACK, Guard
 from nicest.studio.limits import Busy, Desk
 from nicest.studio.messages import Problem
-from nicest.studio.served import Served, Unready, labels_of
+from nicest.studio.served import Served, Unready, add_run
+from nicest.studio.trainer import Trainer
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FOLDER = Path("runs/studio")  # where trainings from the page keep their data and runs
 PROBLEMS = {
     400: "Called by a name that is not this server's.",
     401: "Asked without the token, where one is needed.",
@@ -53,14 +54,17 @@ PROBLEMS = {
 def create_app(
     runs: Sequence[Path],
     *,
+    folder: Path = FOLDER,
     hosts: tuple[str, ...] = LOOPBACK,
     token: str = "",
     desk: Desk | None = None,
     debug: bool = False,
 ) -> Guard:
-    """The whole application, guard included; it serves the runs that are named, and nothing else on the disk."""
-    served = name_runs(runs)
-    desk = desk or Desk()
+    """The whole application, guard included; it serves the runs that are named and those that were trained from the
+    page, in the `folder` for that, and nothing else on the disk."""
+    served, desk, trainer = name_runs(runs), desk or Desk(), Trainer(folder)
+    for path in trainer.runs():
+        add_run(served, path)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -82,7 +86,7 @@ def create_app(
     app.state.served = served
     add_errors(app, debug)
     add_page(app)
-    add_endpoints(app, served, desk)
+    add_endpoints(app, served, desk, trainer)
     return Guard(app, hosts=hosts, body=limits.BODY, token=token)
 
 
@@ -95,12 +99,7 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
             raise NicestError(
                 f"expected a run folder, found no {path}: train one with `nicest train`, or `nicest demo`"
             )
-        plain = re.sub(r"[^a-z0-9]+", "-", path.resolve().name.lower()).strip("-") or "run"
-        number = sum(re.fullmatch(rf"{plain}(-\d+)?(-label-0)?", id) is not None for id in served)
-        id = f"{plain}-{number + 1}" if number else plain
-        served |= {f"{id}-label-{label}": Served(f"{id}-label-{label}", path, label) for label in labels_of(path)}
-        if not labels_of(path):
-            served[id] = Served(id, path)
+        add_run(served, path)
     return served
 
 
@@ -233,6 +232,7 @@ def make_server(app: Guard, desk: Desk) -> Server:
 def serve(
     runs: Sequence[Path],
     *,
+    folder: Path = FOLDER,
     host: str = "127.0.0.1",
     port: int = 8000,
     allowed: Sequence[str] = (),
@@ -248,7 +248,7 @@ def serve(
     token = "" if is_loopback(host) and not allowed else secrets.token_urlsafe(24)
     torch.set_num_threads(1)  # requests are small and many: threads would wait for one another
     desk = Desk()
-    app = create_app(runs, hosts=hosts, token=token, desk=desk, debug=debug)
+    app = create_app(runs, folder=folder, hosts=hosts, token=token, desk=desk, debug=debug)
     listening = bind(host, port)
     name = allowed[0] if allowed else host
     shown = f"[{name}]" if ":" in name else name

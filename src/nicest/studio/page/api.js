@@ -6,11 +6,11 @@ export class Refusal extends Error {
 
 const GONE = "The server does not answer. Is nicest studio still running?";
 const listeners = [], undone = new Map();
-let connected = true, form = "", changed = () => {};
+let connected = true, forms = new Map(), changed = () => {};
 export const onConnection = (heard) => listeners.push(heard);
 
-/** The form that the model of the run is expected to have; `onChange` hears when it has another, or none any more. */
-export const expectForm = (now) => { form = now; };
+/** The forms that the models of runs are expected to have; `onChange` hears when one has another, or none any more. */
+export const expectForms = (runs) => { forms = new Map(runs.map((each) => [`/api/runs/${each.id}/`, each.form])); };
 export const onChange = (heard) => { changed = heard; };
 
 /** What to do again when the server is back: one thing for each place of the page. */
@@ -42,7 +42,7 @@ async function again() {
 
 async function call(path, options = {}) {
   let answer;
-  const headers = { ...options.headers, ...(form && path.startsWith("/api/runs/") ? { "nicest-form": form } : {}) };
+  const form = forms.get(path.match(/^\/api\/runs\/[^/]+\//)?.[0]), headers = { ...options.headers, ...(form ? { "nicest-form": form } : {}) };
   try { answer = await fetch(path, { ...options, headers }); } catch (error) {
     if (error.name === "AbortError") throw error;
     connection(false);

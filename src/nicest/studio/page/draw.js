@@ -145,6 +145,17 @@ export function dropping(zone, input, taken) {
   input.addEventListener("change", () => { if (input.files.length) taken([...input.files]); input.value = ""; });
 }
 
+export const figure = (value, digits) => (typeof value === "number" ? minus(Number.isInteger(value) ? value : Number(value.toPrecision(digits))) : String(value));
+export const cell = (value) => (value === null ? "–" : figure(value, 6));
+
+/** A table of cells, numbers to the right. */
+export function table(names, lines) {
+  const kind = (value) => (typeof value === "number" ? "number" : "");
+  const head = el("tr", {}, ...names.map((name, i) => el("th", { scope: "col", className: kind(lines[0]?.[i]) }, name)));
+  const body = lines.map((line) => el("tr", {}, ...line.map((value) => el("td", { className: kind(value) }, cell(value)))));
+  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
+}
+
 export function download(content, name) {
   const address = URL.createObjectURL(content);
   el("a", { href: address, download: name }).click();

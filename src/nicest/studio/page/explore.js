@@ -6,7 +6,7 @@ const walls = latest(), moves = latest(), ways = latest(), spheres = latest(), p
 const REACH = [-0.25, 1.25], GRID = 7; // of the plane, from A at (0, 0) to B at (1, 0) and C at (0, 1)
 let studio, run = null, picks = { a: null, b: null, c: null }, slot = "a", way = "straight", basis = "random", seed = 0, ball = null;
 let view = { turn: 0.4, tilt: 0.35 }, waiting = null, running = false, placed = null, source = "samples";
-let sheet = null, spot = [0.33, 0.33], wish = null, walking = false;
+let sheet = null, spot = [0.33, 0.33], wish = null, walking = false, wanted = null; // what a link asks for, until it is shown
 
 export function setup(given) {
   studio = given;
@@ -29,7 +29,7 @@ export function setup(given) {
 
 export function choose(chosen) {
   for (const each of [walls, moves, ways, spheres, planes, kinds]) each();
-  run = placed = waiting = ball = sheet = wish = null;
+  run = placed = waiting = ball = sheet = wish = wanted = null;
   picks = { a: null, b: null, c: null };
   source = "samples";
   press($("walls"), $("walls").firstElementChild);
@@ -39,6 +39,26 @@ export function choose(chosen) {
   for (const id of ["wall-note", "moved-note", "between-note", "globe-note", "plane-note", "classes-note"]) note(id, "");
   $("classes-part").hidden = !chosen.classes;
   usable();
+}
+
+/** All that is shown: the picks, the sliders, the walk and the sphere. */
+export function state() {
+  const inputs = [...$("sliders").querySelectorAll("input")], moved = inputs.some((each) => each.value !== String(Number(each.dataset.own)));
+  return { picks, places: moved ? inputs.map((each) => Number(each.value)) : [], keep: Number($("keep").value), temperature: $("temperature").value, seed: $("seed").value, way, basis, axes: seed, spot, view };
+}
+
+export function restore(given) {
+  wanted = { picks: given.picks, places: given.places.map(Number), keep: Number(given.keep) };
+  $("temperature").value = String(given.temperature);
+  $("temperature-value").value = Number($("temperature").value).toFixed(2);
+  $("seed").value = String(given.seed);
+  [way, basis, seed] = [given.way === "spherical" ? "spherical" : "straight", given.basis === "top" ? "top" : "random", Math.max(0, Math.floor(Number(given.axes)) || 0)];
+  press($("ways"), $("ways").querySelector(`[data-way=${way}]`));
+  press($("bases"), $("bases").querySelector(`[data-basis=${basis}]`));
+  spot = given.spot.map(Number);
+  view = { turn: Number(given.view.turn), tilt: Number(given.view.tilt) };
+  wall();
+  sphere();
 }
 
 export function enter(chosen) {
@@ -71,7 +91,7 @@ async function wall() {
     const origin = (index) => ({ sample: { seed: given.seed, temperature: Number(given.temperature), index } }); // the code that made it
     tiles(found.pictures, (i) => `sample ${i + 1}, ${nats(found.nats[i])}`, origin);
     note("wall-note", "");
-    picks = { a: origin(0), b: origin(1), c: origin(2) };
+    picks = wanted?.picks ?? { a: origin(0), b: origin(1), c: origin(2) };
     mark();
     walk();
   } catch (error) { if (fresh()) sorry("wall-note", error, wall); }
@@ -162,6 +182,12 @@ async function position() {
       output.value = signed(found.places[i]);
     });
     present(found);
+    if (!wanted) return;
+    [...$("sliders").children].forEach((label, i) => { if (i in wanted.places) { label.children[2].value = wanted.places[i]; label.children[4].value = signed(wanted.places[i]); } });
+    $("keep").value = wanted.keep;
+    keepValue();
+    wanted = null;
+    move();
   } catch (error) { if (fresh()) sorry("moved-note", error, position); }
 }
 

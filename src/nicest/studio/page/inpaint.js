@@ -5,6 +5,7 @@ import { $, bytes, download, dropping, el, fill, heat, modest, nats, note, numbe
 const lists = latest(), takes = latest(), stencils = latest(), films = latest();
 let studio, run, plot, picture = null, mask = null, tool = "brush", source = "test", page = 0;
 let abort = null, chains = [], frames = [], cursor = { x: 0, y: 0 }, corner = null, marked = null, film = null, file = null;
+let again = null; // the seed of the filling that is shown, or is to be made again
 let method = "ascent", past = [], future = [], held = false;
 
 export function setup(given) {
@@ -43,7 +44,7 @@ export function choose(chosen) {
   for (const id of ["choices", "masks"]) $(id).replaceChildren();
   note("choices-note", "");
   if (chosen.kind !== "images") return;
-  picture = corner = file = null; page = 0; cursor = { x: 0, y: 0 };
+  picture = corner = file = again = null; page = 0; cursor = { x: 0, y: 0 };
   source = chosen.data ? "samples" : "test"; // without the data there are samples
   press($("sources"), $("sources").querySelector(`[data-source=${source}]`));
   const [height, width] = size(chosen);
@@ -58,7 +59,7 @@ export function choose(chosen) {
 }
 
 /** What is hidden when the page opens: there is something to fill in at once. */
-const lowerHalf = (height, width) => new Uint8Array(height * width).fill(1, Math.floor(height / 2) * width);
+export const lowerHalf = (height, width) => new Uint8Array(height * width).fill(1, Math.floor(height / 2) * width);
 
 export function enter(chosen) {
   if (run === chosen) return;
@@ -67,6 +68,33 @@ export function enter(chosen) {
   masks();
   choices();
 }
+
+/** All that is shown: the image, what is hidden, and how it was filled in. */
+export function state() {
+  const bits = new Uint8Array(Math.ceil(mask.length / 8));
+  mask.forEach((bit, i) => { bits[i >> 3] |= bit << (i & 7); });
+  return { picture, mask: text64(bits), method, chains: $("chains").value, steps: $("steps").value, noise: $("noise").value, seed: again };
+}
+
+export function restore(given) {
+  const bits = bytes(given.mask), [height, width] = size(run);
+  if (bits.length !== Math.ceil(height * width / 8)) throw new Error("a mask of another size");
+  reset();
+  lists(); takes();
+  picture = String(given.picture);
+  mask = Uint8Array.from({ length: height * width }, (_, i) => (bits[i >> 3] >> (i & 7)) & 1);
+  past = []; future = [];
+  for (const id of ["chains", "steps", "noise"]) $(id).value = String(given[id]);
+  results(Number($("chains").value) || 1);
+  const chosen = $("methods").querySelector(`[data-method=${given.method === "draws" ? "draws" : "ascent"}]`);
+  chosen.click();
+  again = Number.isInteger(given.seed) ? given.seed : null;
+  choices();
+  show();
+}
+
+/** The image and the mask that are shown. */
+export const current = () => (run ? { picture, mask } : {});
 
 export const leave = () => abort?.abort();
 
@@ -300,10 +328,10 @@ function holding() {
     held = on;
     chains.forEach(({ canvas }, i) => paint(canvas, run, on ? marked.picture : frames.at(-1).pictures[i]));
   };
-  for (const each of [$("results"), $("compare")]) each.addEventListener("pointerdown", (event) => { if (!event.button && event.target.matches("canvas, button")) hold(true); });
+  for (const each of [$("results"), $("hold")]) each.addEventListener("pointerdown", (event) => { if (!event.button && event.target.matches("canvas, button")) hold(true); });
   for (const each of ["pointerup", "pointercancel"]) addEventListener(each, () => hold(false));
-  $("compare").addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); hold(true); } });
-  for (const each of ["keyup", "blur"]) $("compare").addEventListener(each, () => hold(false));
+  $("hold").addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); hold(true); } });
+  for (const each of ["keyup", "blur"]) $("hold").addEventListener(each, () => hold(false));
 }
 
 const columns = (count) => $("results").style.setProperty("--columns", count === 1 ? 1 : count <= 4 ? 2 : 4);
@@ -325,8 +353,9 @@ async function go() {
   const mine = abort = new AbortController();
   const ask = {
     picture, mask: text64(mask), method, chains: Number($("chains").value), steps, noise,
-    seed: Math.floor(Math.random() * 2 ** 31),
+    seed: frames.length || again === null ? Math.floor(Math.random() * 2 ** 31) : again,
   };
+  again = ask.seed;
   results(ask.chains);
   frames = []; held = false;
   marked = { picture, mask: mask.slice() };
@@ -393,7 +422,7 @@ function busy(on) {
   if (!on && document.activeElement === $("stop")) $("go").focus();
   $("stop").disabled = !on;
   $("go").textContent = on || frames.length ? "Again" : "Fill in";
-  $("compare").disabled = !frames.length;
+  $("hold").disabled = !frames.length;
   $("save-png").disabled = $("save-gif").disabled = on || !frames.length;
 }
 

@@ -30,6 +30,15 @@ export function choose() {
   $("caveat").textContent = "";
 }
 
+/** The images that are scored, by their pictures. */
+export const state = () => ({ images: shown.slice(0, studio.limits.pictures).map(({ name, picture }) => ({ name, picture })) });
+
+export function restore({ images }) {
+  const given = images.slice(0, studio.limits.pictures).map(({ name, picture }) => ({ name: String(name), picture: String(picture) }));
+  shown = [];
+  if (given.length) scoring((still) => score(given, still));
+}
+
 export async function enter(chosen) {
   if (run === chosen) return;
   run = chosen;

@@ -1,20 +1,24 @@
 // The likelihood of a run over its epochs, while it trains too, and the spectrum of its scaling layer.
-import { get, latest } from "./api.js";
-import { minus, note, Plot, sorry } from "./draw.js";
+import { blob, get, latest, post } from "./api.js";
+import { $, download, el, minus, note, paint, Plot, sorry, table, waiting, waits } from "./draw.js";
 
-const polls = latest(), spectra = latest();
+const polls = latest(), spectra = latest(), draws = latest();
 let studio, run = null, name = "", rows = [], curves, spectrum, timer = 0;
 
 export function setup(given) {
   studio = given;
   const value = (each) => (Number.isFinite(each) ? each.toFixed(2) : "–");
   curves = new Plot("curves", { x: "epoch", y: "nats", floor: 0.05, tip: (i, [train, valid]) => `epoch ${train.points[i][0]}\ntraining ${value(train.points[i][1])}\nvalidation ${value(valid.points[i][1])}` });
+  $("halt").addEventListener("click", halt);
+  $("fetch").addEventListener("click", keep);
   spectrum = new Plot("spectrum", { x: "component, from the largest", y: "sd", tip: (i, series) => `component ${i + 1}\n${series.map((each) => `${each.name} ${each.points[i]?.[1].toPrecision(4)}`).join("\n")}` });
 }
 
 export function choose(chosen) {
   leave();
   spectra();
+  draws();
+  for (const id of ["halt", "fetch", "growing", "growing-title"]) $(id).hidden = true;
   if (name !== chosen.id) { rows = []; curves.show([]); note("curves-note", ""); }
   run = null;
   name = chosen.id;
@@ -27,7 +31,7 @@ export function leave() { clearTimeout(timer); polls(); }
 export function enter(chosen) {
   if (run !== chosen) {
     run = chosen;
-    if (run.ready) components();
+    if (run.ready) { components(); samples(); }
     else note("spectrum-note", "The spectrum comes with the model.");
   }
   poll();
@@ -41,10 +45,12 @@ async function poll() {
     const found = await get(`/api/runs/${run.id}/metrics`, { after: rows.at(-1)?.step ?? -1 });
     if (!fresh()) return;
     rows.push(...found.rows);
-    if (found.rows.length) draw(found.best_epoch);
-    const live = found.idle_seconds !== null && found.idle_seconds < 60;
+    if (found.rows.length) { draw(found.best_epoch); if (run.ready) samples(); }
+    const { here, running, failed } = found.process, live = here ? running : found.idle_seconds !== null && found.idle_seconds < 60;
     if (live || !run.ready) wait = 2000;
-    note("curves-note", state(found, live), run.ready && found.idle_seconds === null);
+    $("halt").hidden = !running;
+    $("fetch").hidden = !run.ready;
+    note("curves-note", state(found, live), failed || (run.ready && found.idle_seconds === null));
     if (!run.ready || found.idle_seconds === null) studio.refresh();
   } catch (error) {
     if (!fresh()) return;
@@ -56,17 +62,53 @@ async function poll() {
 
 function state(found, live) {
   const last = rows.at(-1), all = found.epochs, nats = (row) => (Number.isFinite(row?.valid_nats) ? minus(row.valid_nats.toFixed(2)) : "–");
+  const { here, running, failed, said } = found.process;
+  if (failed) return `Training failed: ${said.replace("error: ", "")}`;
+  if (running && !last) return `Training has begun; the first figures come with the first validation. ${minus(said)}`;
   if (run.ready && found.idle_seconds === null) return `The record of this training is not there any more: expected metrics.jsonl in the folder of ${run.name}.`;
   if (!last) return "No figures yet: the first come with the first validation.";
   const best = found.best_epoch ? ` The best model is of epoch ${found.best_epoch}: ${nats(rows.find((row) => row.epoch === found.best_epoch))} nats on validation.` : "";
   if (found.finished && last.epoch < all) return `Training is done: it stopped early, at epoch ${last.epoch}, after ${found.patience} epochs without a better model.${best}`;
   if (found.finished) return `Training is done, after ${last.epoch} epochs.${best}`;
-  return `Epoch ${last.epoch}${all ? ` of ${all}${found.patience ? " at most" : ""}` : ""}${live ? ", still training or stopped a moment ago" : ""}.${best}`;
+  return `Epoch ${last.epoch}${all ? ` of ${all}${found.patience ? " at most" : ""}` : ""}${live ? (here ? ", training" : ", still training or stopped a moment ago") : here ? ", stopped" : ""}.${best}`;
 }
 
 function draw(best) {
   const line = (key) => rows.map((row) => [row.epoch, row[key] ?? NaN]);
   curves.show([{ name: "training", points: line("train_nats"), look: "quiet" }, { name: "validation", points: line("valid_nats"), look: "accent" }], best ? [{ x: best, name: "best", look: "dashed" }] : []);
+}
+
+/** What the best model draws now: the same codes each time, so that the samples are seen to grow. */
+async function samples() {
+  const fresh = draws();
+  try {
+    let content;
+    if (run.kind === "images") {
+      const { pictures } = await get(`/api/runs/${run.id}/samples`, { n: 32 });
+      content = el("div", { className: "wall big" }, ...pictures.map((each) => paint(el("canvas"), run, each)));
+    } else {
+      const found = await get(`/api/runs/${run.id}/rows`, { n: 6 });
+      content = table(found.columns, found.rows);
+    }
+    if (!fresh()) return;
+    $("growing").replaceChildren(content);
+    $("growing").hidden = $("growing-title").hidden = false;
+  } catch (error) { if (fresh() && error.status !== 409) sorry("curves-note", error); }
+}
+
+async function halt() {
+  if (waiting($("halt"))) return;
+  waits($("halt"), true);
+  try {
+    await post(`/api/runs/${run.id}/stop`, {});
+    note("curves-note", "Stopping: the state is saved …");
+  } catch (error) { sorry("curves-note", error); }
+  waits($("halt"), false);
+  timer = setTimeout(poll, 1000);
+}
+
+async function keep() {
+  try { download(await blob(`/api/runs/${run.id}/download`), `${run.name}.zip`); } catch (error) { sorry("curves-note", error); }
 }
 
 async function components() {
