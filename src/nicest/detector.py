@@ -21,9 +21,9 @@ class NICEDetector(BaseEstimator):
         detector.predict(X_new)               # of other rows
         detector.decision_function(X_new)     # high for outliers
 
-    The score of a row x is minus the mean of two log-densities: log p_H(f(x)), that of its latent coordinates h = f(x)
-    under the prior of the flow, and the mean of those of mixtures of 1, 2, 4, 8, 16 and 32 Gaussians, fitted to the
-    same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever training rows share a
+    The score of a row x is minus a mean of log-densities: one third is log p_H(f(x)), that of its latent coordinates
+    h = f(x) under the prior of the flow, two thirds are the mean of those of mixtures of 1, 2, 4, 8, 16 and 32
+    Gaussians, fitted to the same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever training rows share a
     value, whatever else is odd about a row: it is the better density and the worse detector. Use
     `model_.score_samples` for it.
 
@@ -78,7 +78,7 @@ class NICEDetector(BaseEstimator):
         scores, known = np.where(missing, np.nan, np.inf), ~missing & ~unknown
         if known.any():
             y = self.model_._reals(codes[known])
-            found = -(self.model_._run("code_density", y) + self.gaussians_.log_prob(y.numpy(force=True))) / 2
+            found = -(self.model_._run("code_density", y) + 2 * self.gaussians_.log_prob(y.numpy(force=True))) / 3
             scores[known] = np.where(np.isnan(found), np.inf, found)
         return scores
 
