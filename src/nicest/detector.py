@@ -23,9 +23,9 @@ class NICEDetector(BaseEstimator):
 
     The score of a row x is minus a mean of log-densities: one third is log p_H(f(x)), that of its latent coordinates
     h = f(x) under the prior of the flow, two thirds are the mean of those of mixtures of 1, 2, 4, 8, 16 and 32
-    Gaussians, fitted to the same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever training rows share a
-    value, whatever else is odd about a row: it is the better density and the worse detector. Use
-    `model_.score_samples` for it.
+    Gaussians, fitted to the same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever
+    training rows share a value, whatever else is odd about a row: it is the better density and the worse detector.
+    `model_.score_samples` gives it.
 
     Parameters
     ----------
