@@ -82,6 +82,10 @@ def test_it_is_an_estimator_that_refuses_what_cannot_be(rows: np.ndarray):
     assert copied.set_params(model__width=16).model.width == 16
     with pytest.raises(ValueError, match=r"contamination is in \(0, 0.5\], got 0.7"):
         NICEDetector(contamination=0.7).fit(rows)
+    with pytest.raises(ValueError, match="contamination is in"):
+        NICEDetector(contamination="auto").fit(rows)
+    with pytest.raises(ValueError, match="model is a NICE or None, got 'additive'"):
+        NICEDetector("additive").fit(rows)
     with pytest.raises(NotFittedError):
         NICEDetector().predict(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from nicest.estimator import NICE
 from nicest.inference.gaussians import Gaussians
+from nicest.messages import shown
 
 
 class NICEDetector(BaseEstimator):
@@ -56,8 +58,10 @@ class NICEDetector(BaseEstimator):
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit flow and mixtures to the rows of X, and set the threshold by their scores; y is ignored."""
-        if not 0 < self.contamination <= 0.5:
+        if not (isinstance(self.contamination, Real) and 0 < self.contamination <= 0.5):
             raise ValueError(f"contamination is in (0, 0.5], got {self.contamination!r}")
+        if not isinstance(self.model, NICE | None):
+            raise ValueError(f"model is a NICE or None, got {shown(self.model)}")
         self.model_ = (NICE() if self.model is None else clone(self.model)).fit(X)
         self.n_features_in_ = self.model_.n_features_in_
         codes = self.model_._codes(X)[0]
