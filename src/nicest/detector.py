@@ -50,7 +50,11 @@ class NICEDetector(BaseEstimator):
         The mixtures.
     """
 
+    model_: NICE
     gaussians_: Gaussians
+    decision_scores_: np.ndarray
+    threshold_: float
+    labels_: np.ndarray
 
     def __init__(self, model: NICE | None = None, *, contamination: float = 0.1) -> None:
         self.model = model
@@ -60,7 +64,7 @@ class NICEDetector(BaseEstimator):
         """Fit flow and mixtures to the rows of X, and set the threshold by their scores; y is ignored."""
         if not (isinstance(self.contamination, Real) and 0 < self.contamination <= 0.5):
             raise ValueError(f"contamination is in (0, 0.5], got {self.contamination!r}")
-        if not isinstance(self.model, NICE | None):
+        if not (self.model is None or isinstance(self.model, NICE)):
             raise ValueError(f"model is a NICE or None, got {shown(self.model)}")
         self.model_ = (NICE() if self.model is None else clone(self.model)).fit(X)
         self.n_features_in_ = self.model_.n_features_in_
