@@ -45,7 +45,7 @@ def test_the_score_is_that_of_the_code_and_of_gaussians(detector: NICEDetector, 
     model = detector.model_
     codes = model.flow_.prior.log_prob(torch.from_numpy(model.transform(rows))).numpy(force=True)
     y = model.flow_.enter(torch.from_numpy(rows) - torch.tensor([each.origin for each in model.columns_]), noise=False)
-    expected = -(codes + detector.gaussians_.log_prob(y.numpy())) / 2
+    expected = -(codes + 2 * detector.gaussians_.log_prob(y.numpy())) / 3
     np.testing.assert_allclose(detector.decision_function(rows), expected)
     assert np.array_equal(pickle.loads(pickle.dumps(detector)).decision_function(rows), detector.decision_scores_)
 
@@ -82,6 +82,10 @@ def test_it_is_an_estimator_that_refuses_what_cannot_be(rows: np.ndarray):
     assert copied.set_params(model__width=16).model.width == 16
     with pytest.raises(ValueError, match=r"contamination is in \(0, 0.5\], got 0.7"):
         NICEDetector(contamination=0.7).fit(rows)
+    with pytest.raises(ValueError, match="contamination is in"):
+        NICEDetector(contamination="auto").fit(rows)
+    with pytest.raises(ValueError, match="model is a NICE or None, got 'additive'"):
+        NICEDetector("additive").fit(rows)
     with pytest.raises(NotFittedError):
         NICEDetector().predict(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from nicest.estimator import NICE
 from nicest.inference.gaussians import Gaussians
+from nicest.messages import shown
 
 
 class NICEDetector(BaseEstimator):
@@ -21,11 +23,11 @@ class NICEDetector(BaseEstimator):
         detector.predict(X_new)               # of other rows
         detector.decision_function(X_new)     # high for outliers
 
-    The score of a row x is minus the mean of two log-densities: log p_H(f(x)), that of its latent coordinates h = f(x)
-    under the prior of the flow, and the mean of those of mixtures of 1, 2, 4, 8, 16 and 32 Gaussians, fitted to the
-    same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever training rows share a
-    value, whatever else is odd about a row: it is the better density and the worse detector. Use
-    `model_.score_samples` for it.
+    The score of a row x is minus a mean of log-densities: one third is log p_H(f(x)), that of its latent coordinates
+    h = f(x) under the prior of the flow, two thirds are the mean of those of mixtures of 1, 2, 4, 8, 16 and 32
+    Gaussians, fitted to the same rows. log p(x) has the log-determinant of f beside log p_H(f(x)), and is high wherever
+    training rows share a value, whatever else is odd about a row: it is the better density and the worse detector.
+    `model_.score_samples` gives it.
 
     Parameters
     ----------
@@ -48,7 +50,11 @@ class NICEDetector(BaseEstimator):
         The mixtures.
     """
 
+    model_: NICE
     gaussians_: Gaussians
+    decision_scores_: np.ndarray
+    threshold_: float
+    labels_: np.ndarray
 
     def __init__(self, model: NICE | None = None, *, contamination: float = 0.1) -> None:
         self.model = model
@@ -56,8 +62,10 @@ class NICEDetector(BaseEstimator):
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit flow and mixtures to the rows of X, and set the threshold by their scores; y is ignored."""
-        if not 0 < self.contamination <= 0.5:
+        if not (isinstance(self.contamination, Real) and 0 < self.contamination <= 0.5):
             raise ValueError(f"contamination is in (0, 0.5], got {self.contamination!r}")
+        if not (self.model is None or isinstance(self.model, NICE)):
+            raise ValueError(f"model is a NICE or None, got {shown(self.model)}")
         self.model_ = (NICE() if self.model is None else clone(self.model)).fit(X)
         self.n_features_in_ = self.model_.n_features_in_
         codes = self.model_._codes(X)[0]
@@ -78,7 +86,7 @@ class NICEDetector(BaseEstimator):
         scores, known = np.where(missing, np.nan, np.inf), ~missing & ~unknown
         if known.any():
             y = self.model_._reals(codes[known])
-            found = -(self.model_._run("code_density", y) + self.gaussians_.log_prob(y.numpy(force=True))) / 2
+            found = -(self.model_._run("code_density", y) + 2 * self.gaussians_.log_prob(y.numpy(force=True))) / 3
             scores[known] = np.where(np.isnan(found), np.inf, found)
         return scores
 

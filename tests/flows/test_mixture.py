@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
-from zoo import couplings, features, inputs, randomised
+from zoo import couplings, features, inputs, jacobian, randomised
 
 from nicest.flows import (
     MLP,
@@ -55,6 +55,16 @@ def members(flow: Mixture) -> list[Flow]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [Flow(flow.units, chain, flow.prior).eval() for chain in flow.chains]
+
+
+def test_the_density_of_a_code_has_no_log_det_and_is_the_mean_over_the_flows():
+    flow, y = plain(), torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
+    each = []
+    for one in members(flow):
+        each.append(one.log_density(y) - torch.linalg.slogdet(jacobian(one.chain, y))[1])
+        torch.testing.assert_close(one.code_density(y), each[-1])
+    torch.testing.assert_close(flow.code_density(y), torch.stack(each).mean(0))
+    torch.testing.assert_close(lower(flow, torch.float64).code_density(y), flow.code_density(y))
 
 
 CONDITIONS = torch.tensor([[0.5, 0.0], [-4.0, 2.0], [math.nan, 1.0], [3.0, math.nan]], dtype=torch.float64)
