@@ -15,7 +15,7 @@ from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.inference.codec import Codec
-from nicest.inference.packed import Packed, pack
+from nicest.inference.packed import Packed, joined, pack
 from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
@@ -64,7 +64,8 @@ def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = No
         raise NicestError(f"{path} does not say which model compressed it: name it by --run")
     if run is None and not Path(named).exists() and named not in shipped():
         raise NicestError(f"{path} was compressed by {shown(named)}, which is not here: name the model by --run")
-    packed.open(Codec(exact(Run(named, dtype=torch.float64))))
+    codec = Codec(exact(Run(named, dtype=torch.float64)))
+    packed.open(codec)
     with Bar("decompressing", packed.count) as bar:
         parts = []
         for block in packed.blocks():
@@ -72,7 +73,7 @@ def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = No
             bar.update(min(block.first + packed.size, packed.count))
     if packed.table and not parts:
         raise NicestError(f"{path}: {packed.missing()}: get the file again")
-    kept = np.concatenate([np.empty((0, *packed.shape), packed.codec.dtype), *parts])
+    kept = joined(packed, codec, parts)
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.save(file, kept)
     result = {"out": str(out), "rows": len(kept), "lost_rows": packed.count - len(kept), "files": packed.says["files"]}
