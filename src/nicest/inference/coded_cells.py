@@ -101,6 +101,11 @@ class Grain(NamedTuple):
             return np.where(np.abs(near) < 2.0**53, near, 0.0).round().astype(np.int64)
         return _flipped(np.ascontiguousarray(numbers, dtype=np.float64).view(np.int64))
 
+    def exact(self, numbers: np.ndarray) -> np.ndarray:
+        """Which numbers are those of their nearest k, bit for bit."""
+        found: np.ndarray = self.numbers(self.places(numbers)).view(np.int64) == numbers.view(np.int64)
+        return found
+
 
 def _flipped(k: np.ndarray) -> np.ndarray:
     """The bits of floats in an order that rises with them, or back: those of negative ones are turned over."""
