@@ -113,7 +113,7 @@ def _form(cells: Sequence[tuple[str, bool]], column: Column) -> Written:
     form = ""
     if not (column.values and isinstance(column.values[0], str)):
         decimals = Counter(len(text.partition(".")[2]) for text, _ in known if "." in text)
-        forms = ["i", "r", *(str(min(most, 17)) for most in sorted(decimals)[-1:])]
+        forms = ["i", "r", *(str(min(most, 17)) for most, _ in decimals.most_common(3))]
         numbers = list(_numbers(text for text, _ in known))
         form = max(forms, key=lambda each: sum(text == formatted(number, each) for text, number in numbers))
     return Written(form, nulls.most_common(1)[0][0] if nulls else "", always)

@@ -147,7 +147,7 @@ class ArrowForm(Form):
     def joined(self, parts: Sequence[Any]) -> Any:
         import pyarrow as pa
 
-        return pa.concat_tables([self.schema.empty_table(), *parts])
+        return pa.concat_tables([self.schema.empty_table(), *parts]).unify_dictionaries().combine_chunks()
 
     def to_bytes(self, rows: Any) -> bytes:
         import pyarrow as pa
@@ -323,7 +323,8 @@ def _from_arrow(columns: Sequence[Column], path: Path) -> tuple[Form, Any, np.nd
         else:
             numbers, new = codes(cells, column, path)
             grain, missing = Grain(), np.isnan(numbers)
-            found = np.where(missing, 0, numbers).round().astype(np.int64)
+            far = np.abs(numbers) >= 2.0**53
+            found, new = np.where(missing | far, 0, numbers).round().astype(np.int64), new | far
         places[:, d] = np.where(missing, MISSING, np.where(new, 0, found))
         grains.append(grain)
         odd |= new
@@ -336,7 +337,8 @@ def _places(numbers: np.ndarray, column: Column, grain: Grain) -> tuple[np.ndarr
     """The whole numbers of numbers of a column, and which numbers are not what these stand for."""
     if column.kind != "real":
         found, new = codes_of(numbers, column)
-        return np.nan_to_num(found).round().astype(np.int64), new
+        far = np.abs(found) >= 2.0**53
+        return np.where(far | np.isnan(found), 0.0, found).round().astype(np.int64), new | far
     known = np.nan_to_num(numbers, posinf=0.0, neginf=0.0)
     return grain.places(known), ~grain.exact(known) & ~np.isnan(numbers)
 
