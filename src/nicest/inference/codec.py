@@ -90,7 +90,16 @@ class Codec:
             if len(batch):
                 floor = floor or stack.least
                 each = 1.1 * max(full - stack.least, self.dim) / len(batch)
-        words = stack.words(fresh=False)
+        block = self._block(rows, batches, odd, stack)
+        if len(block) >= rows.nbytes:  # few rows, or rows that the model is not of
+            block = min(block, self._block(rows, [], range(len(rows)), Stack(start, fresh=True)), key=len)
+        if not np.array_equal(self.decode(block), rows):
+            raise NicestError("a block did not decode to what was coded; nothing was written")
+        return block
+
+    def _block(self, rows: np.ndarray, batches: Sequence[int], odd: Sequence[int], stack: Stack) -> bytes:
+        """The bytes of rows on a stack, in batches, beside those that are stored as they are."""
+        words, start = stack.words(fresh=False), self._first_words()
         both = min(len(words), len(start))
         same = int(np.argmin(np.append(words[:both] == start[:both], False)))  # words that were never taken
         raw = lzma.compress(rows[sorted(odd)].tobytes(), lzma.FORMAT_RAW, filters=RAW) if odd else b""
@@ -98,10 +107,7 @@ class Codec:
         mask = lzma.compress(np.packbits(missing.T).tobytes(), lzma.FORMAT_RAW, filters=RAW) if missing.any() else b""
         head = HEAD.pack(len(rows), len(batches), len(odd), len(raw), len(mask), same)
         lists = np.array(batches, "<u2").tobytes() + np.array(sorted(odd), "<u4").tobytes()
-        block = head + lists + raw + mask + words[same:].astype("<u4").tobytes()
-        if not np.array_equal(self.decode(block), rows):
-            raise NicestError("a block did not decode to what was coded; nothing was written")
-        return block
+        return head + lists + raw + mask + words[same:].astype("<u4").tobytes()
 
     def decode(self, block: bytes, expected: int = MOST_ROWS) -> np.ndarray:
         """The rows of a block, so many at most."""

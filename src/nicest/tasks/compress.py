@@ -38,7 +38,7 @@ def compress(run: Run, files: Sequence[str | Path], *, out: str | Path = "packed
 
 
 def _images(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
-    codec = Codec(run.flow_in(torch.float64))
+    codec = Codec(tables.exact(run))
     # images are taken as they are: cropped or resized, they would not come back
     recipe = replace(run.recipe, data=replace(run.recipe.data, crop=(), resize=()))
     parts = [model_rows(path, recipe) for path in paths]
@@ -98,7 +98,7 @@ def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = No
         form = tables.restored(table, model.columns)
         packed.open(tables.TableCodec(model, form))
     else:
-        codec = Codec(model.flow_in(torch.float64))
+        codec = Codec(tables.exact(model))
         packed.open(codec)
     with Bar("decompressing", packed.count) as bar:
         parts = []

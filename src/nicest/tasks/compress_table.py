@@ -23,6 +23,7 @@ from nicest.data.reading import most_unpacked, reading
 from nicest.data.tables import TableFile, write_table
 from nicest.errors import NicestError
 from nicest.files import replacing, to_json
+from nicest.flows import Flow
 from nicest.inference.codec import MISSING, Codec
 from nicest.inference.coded_cells import Grain
 from nicest.messages import listed
@@ -198,6 +199,11 @@ def _whole(cells: Any) -> Any:
     return cells.chunk(0) if isinstance(cells, pa.ChunkedArray) else cells
 
 
+def exact(run: Run) -> Flow:
+    """The flow of a run from the numbers that were stored, which are the same on every machine."""
+    return run.flow if run.dtype == torch.float64 else run.flow_in(torch.float64)
+
+
 class TableCodec:
     """A model of tables as a code of rows in the form of their file."""
 
@@ -205,7 +211,7 @@ class TableCodec:
         names = [column.name for column in form.columns]
         self.order = [names.index(column.name) for column in run.columns]  # of the model's columns in the file
         grains = [form.grains[d] for d in self.order]
-        self.codec, self.form = Codec(run.flow_in(torch.float64), grains), form
+        self.codec, self.form = Codec(exact(run), grains), form
         named = to_json(columns_to_json(run.columns), indent=None)
         self.digest = hashlib.sha256(f"{self.codec.digest}\n{named}".encode()).hexdigest()
 
@@ -256,9 +262,8 @@ def grain_of(numbers: np.ndarray, column: Column) -> Grain:
     known = numbers[np.isfinite(numbers)]
     for decimals in range(MOST_DECIMALS + 1):
         grain = Grain(decimals, column.taken_off)
-        if (np.abs(known) * 10.0**decimals < 2.0**50).all() and np.mean(
-            grain.exact(known) if len(known) else 1
-        ) >= ENOUGH:
+        few = (np.abs(known) < 2.0**50 / 10.0**decimals).all()
+        if few and (not len(known) or np.mean(grain.exact(known)) >= ENOUGH):
             return grain
     return Grain(-1, column.taken_off)
 
