@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ EXTRA = 10  # bits more, to which `bend` resolves an increasing function
 LARGEST = 1 << 36  # most values of a symbol
 ULPS = 2.0**-46  # relative error of a law that another machine may make
 NETWORK_ERROR = 2.0**-40  # relative error of a network in float64 that another machine may make
-GROUP = 16  # rows that a network reads at once: what it computes stays in the processor's cache
+GROUP, NUMBERS = 16, 1 << 17  # rows that a network reads at once, or more if it gives fewer numbers: the cache is small
 TRIES = 8  # steps to the cell that `bend` came from
 
 
@@ -177,8 +176,12 @@ class StackGrid(Grid):
         return self._near(t, BITS, NETWORK_ERROR)
 
     def network(self, m: Callable[[Tensor, Tensor | None], Tensor], i: Tensor, context: Tensor | None) -> Tensor:
-        given = context.split(GROUP) if context is not None else itertools.repeat(None)
-        return torch.cat([m(self.real(part), c) for part, c in zip(i.split(GROUP), given, strict=False)])
+        found, at, size = list[Tensor](), 0, GROUP
+        while at < len(i):
+            rows = slice(at, at + size)
+            found.append(m(self.real(i[rows]), None if context is None else context[rows]))
+            at, size = at + size, max(GROUP, NUMBERS // found[0].shape[1])
+        return torch.cat(found)
 
     def rounded(self, b: Tensor) -> Tensor:
         return self.real(self.cells(b))
