@@ -1,7 +1,6 @@
 """Rows come back bit for bit, at the cost that the flow says, also on a machine that rounds otherwise."""
 
 import math
-import struct
 import zlib
 
 import numpy as np
@@ -40,8 +39,9 @@ from nicest.flows import (
 )
 from nicest.flows.laws import LAWS
 from nicest.inference import codec as codec_module
-from nicest.inference.codec import Codec, Stack, StackGrid
+from nicest.inference.codec import HEAD, Codec
 from nicest.inference.packed import START, Packed
+from nicest.inference.stack import Stack, StackGrid
 
 pytest.importorskip("constriction", reason="compression needs constriction: install nicest[codec]")
 
@@ -121,8 +121,8 @@ def cost_and_bits(codec: Codec, rows: np.ndarray) -> tuple[float, float]:
     before = stack.bits
     codec._code(rows, stack)
     level = torch.from_numpy(rows.astype(np.int64))
-    i = codec.edges[level] + same.pop(codec.edges[level + 1] - codec.edges[level])
-    nats = codec.flow.log_density((i.double() + 0.5) * 2.0**-codec.fine) + codec.flow.units_log_det
+    i = codec.cells.edges[level] + same.pop(codec.cells.edges[level + 1] - codec.cells.edges[level])
+    nats = codec.flow.log_density((i.double() + 0.5) * 2.0**-codec.cells.fine) + codec.flow.units_log_det
     return stack.bits - before, -nats.sum().item() / math.log(2)
 
 
@@ -148,7 +148,7 @@ def elsewhere(t: torch.Tensor, error: float) -> torch.Tensor:
 def test_another_machine_decodes_it(careful: bool, monkeypatch: pytest.MonkeyPatch):
     """With errors far larger than those of real machines, so that many numbers lie near an edge: the rows that have
     one are stored as they are, and without that care another machine decodes nothing."""
-    module, near, codec = "nicest.inference.codec", StackGrid._near, CODECS["affine"]
+    module, near, codec = "nicest.inference.stack", StackGrid._near, CODECS["affine"]
     errors = {"NETWORK_ERROR": 2.0**-20, "ULPS": 2.0**-30}
     for name, error in errors.items():
         monkeypatch.setattr(f"{module}.{name}", error)
@@ -164,7 +164,7 @@ def test_another_machine_decodes_it(careful: bool, monkeypatch: pytest.MonkeyPat
         patched.setattr(StackGrid, "_near", off if not careful else near)
         block = codec.encode(rows)
     monkeypatch.setattr(StackGrid, "_near", off)
-    stored = struct.unpack_from("<5I", block)[2]
+    stored = HEAD.unpack_from(block)[2]
     if careful:
         assert 0 < stored < 100
         assert np.array_equal(Codec.decode(codec, block), rows)
@@ -191,7 +191,7 @@ def test_rows_that_the_flow_cannot_code_are_stored():
     rows = np.random.default_rng(0).integers(0, 16, (50, 4)).astype(np.uint8)
     codec = Codec(flow)
     block = codec.encode(rows)
-    assert struct.unpack_from("<5I", block)[2] > 40
+    assert HEAD.unpack_from(block)[2] > 40
     assert np.array_equal(codec.decode(block), rows)
 
 
@@ -235,7 +235,7 @@ class TestDamage:
     def test_a_wrong_block_with_a_right_checksum_is_told(self):
         """The stack must end as it began."""
         codec = CODECS["additive"]
-        for at in range(20, len(block := codec.encode(self.rows[:12])), 9):
+        for at in range(HEAD.size, len(block := codec.encode(self.rows[:12])), 9):
             broken = bytearray(block)
             broken[at] ^= 16
             with pytest.raises(nicest.NicestError, match="cannot be decoded"):
@@ -276,7 +276,7 @@ def test_other_rows_are_refused(rows: np.ndarray, match: str):
 
 
 def test_models_that_cannot_are_refused():
-    with pytest.raises(nicest.NicestError, match="model of grey levels"):
+    with pytest.raises(nicest.NicestError, match="a single flow of images"):
         nicest.compress(Flow(Units.continuous(4), Chain(DiagonalScaling(4)), Gaussian(4)), np.zeros((2, 4), np.uint8))
     flow = Flow(Units.pixels(4), Chain(nicest.flows.ZCA(4)), Gaussian(4))
     with pytest.raises(nicest.NicestError, match="ZCA has no exact form"):

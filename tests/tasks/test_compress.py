@@ -78,8 +78,6 @@ def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
     path.write_bytes(b"")
     with pytest.raises(NicestError, match="0 bytes"):
         tasks.compress(run, [path], out=out)
-    with pytest.raises(NicestError, match=r"an array to write to, \.npy"):
-        tasks.decompress(path, out=out)
     with pytest.raises(NicestError, match="got an empty one"):
         tasks.decompress(path, out=tmp_path / "back.npy")
     assert not out.exists()

@@ -301,10 +301,12 @@ def score(
 @command(app, show.compressed)
 def compress(
     run: Any,
-    files: Annotated[list[Path], options.given("Arrays, idx files or folders of images.", show_default=False)],
+    files: Annotated[
+        list[Path], options.given("Arrays, idx files or folders of images, or one table.", show_default=False)
+    ],
     out: Annotated[Path, options.out_file("The compressed file.")] = Path("packed.nicest"),
 ) -> Result:
-    """Compress images without loss. You need the same model to decompress them. Needs the extra `codec`.
+    """Compress images or a table without loss. You need the same model to decompress. Needs the extra `codec`.
 
     Example: nicest compress digits-conv images.npy --out packed.nicest
     """
@@ -316,12 +318,14 @@ def compress(
 @command(app, show.decompressed)
 def decompress(
     packed: Annotated[Path, options.given("A file of `nicest compress`.", show_default=False)],
-    out: Annotated[Path, options.out_file("The images: an array, .npy.")] = Path("images.npy"),
+    out: Annotated[Path, options.out_file("Images as an array, .npy; a table in the format that it had.")] = Path(
+        "images.npy"
+    ),
     model: Annotated[
         Path | None, typer.Option("--run", help="The run that compressed it.", show_default="as the file says")
     ] = None,
 ) -> Result:
-    """Decompress a file of `nicest compress`. Images in damaged blocks are left out, and the rest is written.
+    """Decompress a file of `nicest compress`. Rows in damaged blocks are left out, and the rest is written.
 
     Example: nicest decompress packed.nicest --out images.npy
     """

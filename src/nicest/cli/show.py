@@ -89,15 +89,21 @@ def scores(result: dict[str, Any]) -> None:
 
 
 def compressed(result: dict[str, Any]) -> None:
-    size = f"{result['bytes']:,} bytes, {result['bits_per_dim']:.3f} bits/dim, from {result['raw_bytes']:,} bytes"
-    print(f"{result['rows']:,} images in {result['out']}: {size}")
+    if "bits_per_dim" in result:
+        rows, each = "images", f"{result['bits_per_dim']:.3f} bits/dim"
+    else:
+        rows, each = "rows", f"{result['bytes_per_row'] or 0:.2f} bytes a row"
+    size = f"{result['bytes']:,} bytes, {each}, from {result['raw_bytes']:,} bytes"
+    print(f"{result['rows']:,} {rows} in {result['out']}: {size}")
+    if result.get("stored_rows"):
+        print(f"{result['stored_rows']:,} rows hold what the model has no code for; they are stored as they are")
     print(f"to decompress, keep the model: {result['model_bytes'] / 1e6:.1f} MB")
 
 
 def decompressed(result: dict[str, Any]) -> None:
-    print(f"{result['rows']:,} images in {result['out']}")
+    print(f"{result['rows']:,} rows in {result['out']}")
     if "failed" in result:
-        print(f"{result['lost_rows']:,} images are lost: {result['failed']}")
+        print(f"{result['lost_rows']:,} rows are lost: {result['failed']}")
 
 
 def samples(result: dict[str, Any]) -> None:

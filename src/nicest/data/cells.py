@@ -115,16 +115,9 @@ def encode(batch: Any, columns: Sequence[Column], path: Path, dtype: type = np.f
     for i, column in enumerate(columns):
         cells = batch.column(column.name)
         cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-        try:
-            codes, new = _codes(cells, column)
-        except (pa.ArrowException, NotANumber) as error:
-            cell = re.search(r"string: ('.*') as a scalar", str(error))  # Arrow's words for a date that is none
-            found = str(error) if isinstance(error, NotANumber) else brief(cell[1] if cell else cells.type, 60)
-            raise NicestError(
-                f"{path}: expected {_wanted(column)} in column {shown(column.name)}, as in training, got {found}"
-            ) from error
+        found, new = codes(cells, column, path)
         with np.errstate(over="ignore"):
-            rows[:, i] = codes
+            rows[:, i] = found
         far = np.isinf(rows[:, i])  # beyond all numbers of training, and of float32
         rows[far, i] = 0.0
         unknown |= new | far
@@ -214,13 +207,14 @@ def decode(rows: np.ndarray, columns: Sequence[Column]) -> Any:
     import pyarrow as pa
 
     try:
-        arrays = [_decoded(rows[:, i].astype(np.float64), column) for i, column in enumerate(columns)]
+        arrays = [decoded(rows[:, i].astype(np.float64), column) for i, column in enumerate(columns)]
     except pa.ArrowException as error:
         raise NicestError(f"the columns of the model are of types that no numbers have ({brief(error)})") from error
     return pa.table(arrays, names=[column.name for column in columns])
 
 
-def _decoded(numbers: np.ndarray, column: Column) -> Any:
+def decoded(numbers: np.ndarray, column: Column) -> Any:
+    """The model's numbers of a column as an Arrow array of its type; NaN becomes missing."""
     import pyarrow as pa
 
     kind, missing = arrow_type(column.type), np.isnan(numbers)
@@ -230,12 +224,38 @@ def _decoded(numbers: np.ndarray, column: Column) -> Any:
         cells = pa.array(column.values).take(pa.array(places, mask=missing)).cast(inner, safe=False)
     else:
         cells = _of_type(cell_values(numbers, column), missing, inner)
+    return _in_dictionary(cells, kind)
+
+
+def _in_dictionary(cells: Any, kind: Any) -> Any:
+    """Cells as a dictionary, if that is what a type is."""
+    import pyarrow as pa
+
     if not pa.types.is_dictionary(kind):
         return cells
     entries = cells.dictionary_encode()
     return pa.DictionaryArray.from_arrays(
         entries.indices.cast(kind.index_type), entries.dictionary, ordered=kind.ordered
     )
+
+
+def numbers_as(values: np.ndarray, missing: np.ndarray, kind: Any) -> Any:
+    """Numbers in the unit of a column as cells of a type."""
+    return _in_dictionary(_of_type(values, missing, _inner(kind)), kind)
+
+
+def codes(cells: Any, column: Column, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The model's numbers of cells, NaN where they are missing; and which hold a value that training never saw."""
+    import pyarrow as pa
+
+    try:
+        return _codes(cells, column)
+    except (pa.ArrowException, NotANumber) as error:
+        cell = re.search(r"string: ('.*') as a scalar", str(error))  # Arrow's words for a date that is none
+        found = str(error) if isinstance(error, NotANumber) else brief(cell[1] if cell else cells.type, 60)
+        raise NicestError(
+            f"{path}: expected {_wanted(column)} in column {shown(column.name)}, as in training, got {found}"
+        ) from error
 
 
 def cell_values(numbers: np.ndarray, column: Column) -> np.ndarray:

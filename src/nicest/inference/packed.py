@@ -15,7 +15,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,12 +42,17 @@ def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK) -> bytes:
 
 def decompress(flow: Flow, data: bytes, *, partial: bool = False) -> np.ndarray:
     """The rows that `compress` was given; if `partial`, those of intact blocks of a damaged file."""
-    packed = Packed(data, Codec(flow))
+    codec = Codec(flow)
+    packed = Packed(data, codec)
     parts = list(packed.blocks())
     if not partial:
         packed.require_all()
-    rows = [part.rows for part in parts if part.rows is not None]
-    values = np.concatenate([np.empty((0, *packed.shape), packed.codec.dtype), *rows])
+    return joined(packed, codec, [part.rows for part in parts if part.rows is not None])
+
+
+def joined(packed: Packed, codec: Codec, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Blocks of rows as one array, in the shape of what was compressed."""
+    values = np.concatenate([np.empty((0, codec.dim), codec.dtype), *parts]).reshape(-1, *packed.shape)
     return values.astype(values.dtype.newbyteorder("="))
 
 
@@ -72,16 +77,31 @@ def pack(
     if not 1 <= block <= MOST_ROWS:
         raise NicestError(f"expected blocks of 1 to {MOST_ROWS} rows, got {block}")
     header = {"model": codec.digest, "shape": shape, "levels": codec.levels, "rows": len(rows), "block": block}
-    text = to_json({**(says or {}), **header}, indent=None).encode()
-    entries, at = [], START.size + len(text) + ENTRY.size * -(-len(rows) // block)
-    file.seek(at)
-    for first in range(0, len(rows), block):
+
+    def encoded(first: int) -> bytes:
         some = rows[first : first + block]
-        content = codec.encode(some.reshape(len(some), codec.dim))
+        return codec.encode(some.reshape(len(some), codec.dim))
+
+    write(file, {**(says or {}), **header}, encoded, done)
+
+
+def write(
+    file: IO[bytes],
+    header: dict[str, Any],
+    encoded: Callable[[int], bytes],
+    done: Callable[[int], None] = lambda rows: None,
+) -> None:
+    """Write blocks to a file that can be wound back: `encoded` gives each, from the number of its first row."""
+    text = to_json(header, indent=None).encode()
+    count, block = header["rows"], header["block"]
+    entries, at = [], START.size + len(text) + ENTRY.size * -(-count // block)
+    file.seek(at)
+    for first in range(0, count, block):
+        content = encoded(first)
         file.write(content)
         entries.append(ENTRY.pack(at, len(content), zlib.crc32(content)))
         at += len(content)
-        done(first + len(some))
+        done(min(first + block, count))
     table = b"".join(entries)
     file.seek(0)
     file.write(START.pack(MAGIC, VERSION, len(text), zlib.crc32(text + table)) + text + table)
@@ -91,13 +111,23 @@ class Block(NamedTuple):
     """Rows of a file from `first` on; None where they are lost."""
 
     first: int
-    rows: np.ndarray | None
+    rows: Any
+
+
+class Decoder(Protocol):
+    """What decodes blocks: a model, named by its digest."""
+
+    digest: str
+
+    def decode(self, block: bytes, expected: int) -> Any: ...
 
 
 class Packed:
     """A file of compressed rows; `says` is its header."""
 
-    def __init__(self, data: bytes, codec: Codec | None = None, source: str = "the data") -> None:
+    codec: Decoder
+
+    def __init__(self, data: bytes, codec: Decoder | None = None, source: str = "the data") -> None:
         self.data, self.source, self.lost = data, source, list[tuple[int, int]]()
         if not data:
             raise NicestError(f"{source}: expected a file of `nicest compress`, got an empty one")
@@ -109,7 +139,7 @@ class Packed:
                 raise NicestError(f"{source}: format {version} is of a newer nicest: update nicest to read it")
             self.says = json.loads(data[START.size : START.size + size])
             self.count, self.size = int(self.says["rows"]), int(self.says["block"])
-            self.shape, self.levels = tuple(map(int, self.says["shape"])), int(self.says["levels"])
+            self.shape = tuple(map(int, self.says["shape"]))
             blocks = -(-self.count // self.size)
             end = START.size + size + ENTRY.size * blocks
             intact = zlib.crc32(data[START.size : end]) == check and end <= len(data)
@@ -121,7 +151,7 @@ class Packed:
         if codec is not None:
             self.open(codec)
 
-    def open(self, codec: Codec) -> None:
+    def open(self, codec: Decoder) -> None:
         """Be decoded by this model, which must be the one that coded it."""
         if self.says["model"] != codec.digest:
             raise NicestError(
@@ -149,7 +179,7 @@ class Packed:
         except NicestError:
             self.lost.append((k, first))
             return Block(first, None)
-        return Block(first, rows.reshape(expected, *self.shape))
+        return Block(first, rows)
 
     def require_all(self) -> None:
         if self.lost:

@@ -1,4 +1,4 @@
-"""Files of images, compressed without loss by a trained model, and back."""
+"""Files of images and tables, compressed without loss by a trained model, and back."""
 
 from __future__ import annotations
 
@@ -11,26 +11,34 @@ import numpy as np
 import torch
 
 from nicest.data.reading import read_bytes
+from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
 from nicest.files import replacing
-from nicest.flows import Flow
 from nicest.inference.codec import Codec
-from nicest.inference.packed import Packed, pack
+from nicest.inference.packed import Packed, joined, pack, write
 from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.shipped import fetched, shipped
+from nicest.tasks import compress_table as tables
 from nicest.tasks.score import model_rows
 
 
 def compress(run: Run, files: Sequence[str | Path], *, out: str | Path = "packed.nicest") -> dict[str, Any]:
-    """Write the images of arrays, idx files and folders to one file, without loss.
+    """Write the images of arrays, idx files and folders, or a table, to one file, without loss.
 
     Every block is decoded and compared before it is kept. The model is not in the file, only its SHA-256.
     """
-    codec, paths, out = Codec(exact(run)), [Path(file) for file in files], Path(out)
+    paths, out = [Path(file) for file in files], Path(out)
     require_own_file(out, run.recipe, *paths)
+    made = _table(run, paths, out) if run.columns else _images(run, paths, out)
+    size = out.stat().st_size
+    return {"out": str(out), "bytes": size, **made, "model_bytes": run.folder.model.stat().st_size}
+
+
+def _images(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
+    codec = Codec(tables.exact(run))
     # images are taken as they are: cropped or resized, they would not come back
     recipe = replace(run.recipe, data=replace(run.recipe.data, crop=(), resize=()))
     parts = [model_rows(path, recipe) for path in paths]
@@ -41,30 +49,57 @@ def compress(run: Run, files: Sequence[str | Path], *, out: str | Path = "packed
     }
     with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", len(rows)) as bar:
         pack(codec, rows, file, shape=recipe.data.shape, says=says, done=bar.update)
-    size = out.stat().st_size
-    return {
-        "out": str(out),
-        "rows": len(rows),
-        "bytes": size,
-        "raw_bytes": rows.nbytes,
-        "bits_per_dim": 8 * size / rows.size,
+    bits = 8 * out.stat().st_size / rows.size
+    return {"rows": len(rows), "raw_bytes": rows.nbytes, "bits_per_dim": bits, "model": codec.digest}
+
+
+def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
+    if len(paths) != 1 or not is_table(paths[0]):
+        raise NicestError(
+            f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {len(paths)}: {paths[0]}"
+        )
+    form, rows, places, odd = tables.opened(run, paths[0])
+    codec, count = tables.TableCodec(run, form), len(places)
+    suffix, raw_bytes = paths[0].suffix.lower(), paths[0].stat().st_size
+
+    def encoded(first: int) -> bytes:
+        some = np.arange(first, min(first + tables.BLOCK, count))
+        return codec.encode(form.chosen(rows, some), places[some], odd[some])
+
+    header = {
+        "run": _name(run),
+        "files": [{"name": paths[0].name, "rows": count}],
+        "table": tables.header(form, suffix),
         "model": codec.digest,
-        "model_bytes": run.folder.model.stat().st_size,
+        "shape": [len(form.columns)],
+        "rows": count,
+        "block": tables.BLOCK,
     }
+    with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", count) as bar:
+        write(file, header, encoded, bar.update)
+    size = out.stat().st_size
+    stored = int(odd.sum())
+    each = size / count if count else None
+    return {"rows": count, "raw_bytes": raw_bytes, "bytes_per_row": each, "stored_rows": stored, "model": codec.digest}
 
 
 def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = None) -> dict[str, Any]:
-    """Write the images of a compressed file as an array, .npy; those of damaged blocks are left out, and named."""
+    """Write what a compressed file holds: images as an array, .npy, a table as it was; rows of damaged blocks are left
+    out, and named."""
     path, out = Path(path), Path(out)
-    if out.suffix != ".npy":
-        raise NicestError(f"expected an array to write to, .npy, got {str(out)!r}")
     packed = Packed(read_bytes(path), source=str(path))
-    named = run or packed.says.get("run")
-    if not isinstance(named, str | Path):
-        raise NicestError(f"{path} does not say which model compressed it: name it by --run")
-    if run is None and not Path(named).exists() and named not in shipped():
-        raise NicestError(f"{path} was compressed by {shown(named)}, which is not here: name the model by --run")
-    packed.open(Codec(exact(Run(named, dtype=torch.float64))))
+    table = packed.says.get("table")
+    suffix = table.get("suffix") if isinstance(table, dict) else ".npy"
+    if out.suffix.lower() != suffix:
+        what = "a table" if table else "an array"
+        raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
+    model = Run(_model(packed, path, run), dtype=torch.float64)
+    if table:
+        form = tables.restored(table, model.columns)
+        packed.open(tables.TableCodec(model, form))
+    else:
+        codec = Codec(tables.exact(model))
+        packed.open(codec)
     with Bar("decompressing", packed.count) as bar:
         parts = []
         for block in packed.blocks():
@@ -72,18 +107,26 @@ def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = No
             bar.update(min(block.first + packed.size, packed.count))
     if packed.table and not parts:
         raise NicestError(f"{path}: {packed.missing()}: get the file again")
-    kept = np.concatenate([np.empty((0, *packed.shape), packed.codec.dtype), *parts])
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        np.save(file, kept)
-    result = {"out": str(out), "rows": len(kept), "lost_rows": packed.count - len(kept), "files": packed.says["files"]}
+    if table:
+        form.write(out, form.joined(parts))
+    else:
+        with replacing(out) as temporary, temporary.open("wb") as file:
+            np.save(file, joined(packed, codec, parts))
+    lost = sum(min(packed.size, packed.count - first) for _, first in packed.lost)
+    result = {"out": str(out), "rows": packed.count - lost, "lost_rows": lost, "files": packed.says["files"]}
     if packed.lost:
         result |= {"failed": packed.missing(), "lost_blocks": [k for k, _ in packed.lost]}
     return result
 
 
-def exact(run: Run) -> Flow:
-    """The flow of a run from the numbers that were stored, which are the same on every machine."""
-    return run.flow_in(torch.float64)
+def _model(packed: Packed, path: Path, run: str | Path | None) -> str | Path:
+    """The run that compressed a file: the one asked for, or the one that the file names."""
+    named = run or packed.says.get("run")
+    if not isinstance(named, str | Path):
+        raise NicestError(f"{path} does not say which model compressed it: name it by --run")
+    if run is None and not Path(named).exists() and named not in shipped():
+        raise NicestError(f"{path} was compressed by {shown(named)}, which is not here: name the model by --run")
+    return named
 
 
 def _name(run: Run) -> str:
