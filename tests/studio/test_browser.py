@@ -31,7 +31,8 @@ from studio.conftest import TINY
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-SHOWN = {"inpaint-light", "explore-dark", "score-light", "training-dark", "inpaint-phone", "explore-phone"}
+SHOWN = {f"{view}-light" for view in ("inpaint", "score", "table")} | {"explore-dark", "training-dark"}
+SHOWN |= {"inpaint-phone", "explore-phone"}
 ASKED = os.environ.get("NICEST_BROWSER") == "1"
 
 pytestmark = [
@@ -1093,7 +1094,8 @@ class TestLooks:
         indirect=["visit"],
         ids=["light", "dark", "phone"],
     )
-    def test_every_view(self, visit: Visit, name: str):
+    def test_every_view(self, visit: Visit, name: str, tmp_path: Path):
+        (tmp_path / "rows.csv").write_text("height,weight,colour\n170,68,red\n150,90,blue\n")
         page = visit.page
         page.locator("#choices button").nth(3).click()
         page.locator("#masks button").nth(6).click()
@@ -1109,12 +1111,27 @@ class TestLooks:
         page.click("nav >> text=Score")
         page.click("#score-tests")
         page.wait_for_selector(".card >> nth=2")
+        page.locator(".card button").first.click()
+        page.wait_for_selector(".map:has-text('nats')")
         self.fits(page)
         visit.shot(f"studio-score-{name}")
         page.click("nav >> text=Training")
         page.wait_for_selector("#spectrum polyline")
+        page.wait_for_selector("#growing canvas")
         self.fits(page)
         visit.shot(f"studio-training-{name}")
+        for view, ready in (("Compare", "#second-samples td"), ("New model", "#found")):
+            page.click(f"nav >> text={view}")
+            page.wait_for_selector(ready)
+            self.fits(page)
+        page.select_option("#run", "people")
+        page.click("nav >> text=Table")
+        page.set_input_files("#table-file", str(tmp_path / "rows.csv"))
+        page.click("[aria-label='Which cells of row 2 are surprising?']")
+        page.wait_for_selector("td.odd")
+        page.wait_for_selector("#histograms svg")
+        self.fits(page)
+        visit.shot(f"studio-table-{name}")
 
     @pytest.mark.parametrize("visit", [PHONE | {"viewport": {"width": 320, "height": 640}}], indirect=True)
     def test_the_narrowest_screen(self, visit: Visit):

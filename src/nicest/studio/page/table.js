@@ -89,7 +89,7 @@ function bars({ column, counts, values, low, high }) {
     bar.append(name);
     picture.append(bar);
   });
-  const ends = values.length ? [cell(values[0]), values.length > 1 ? cell(values.at(-1)) : ""] : [cell(low), cell(high)];
+  const ends = values.length ? [cell(values[0]), values.length > 1 ? cell(values.at(-1)) : ""] : [figure(low, 4), figure(high, 4)];
   return el("figure", {}, el("figcaption", { title: column }, column), picture, el("p", {}, el("span", {}, ends[0]), el("span", {}, ends[1])));
 }
 
@@ -128,7 +128,7 @@ async function score([file]) {
     const ending = file.name.toLowerCase().split(".").pop();
     const found = await send(`/api/runs/${run.id}/table`, file, { format: ending === "parquet" ? "parquet" : ["arrow", "feather"].includes(ending) ? "arrow" : "csv" });
     if (!fresh()) return;
-    const lines = found.scores.map((each, i) => [each.row + 1, each.nats ?? each.why, each.denser_share === null ? null : Number((100 * each.denser_share).toFixed(1)), ...found.cells[i]]);
+    const lines = found.scores.map((each, i) => [each.row + 1, each.nats === null ? each.why : Number(each.nats.toFixed(2)), each.denser_share === null ? null : Number((100 * each.denser_share).toFixed(1)), ...found.cells[i]]);
     scored = { names: ["row", "log-density, nats", `denser in ${found.reference}, %`, ...found.columns], lines, by: 0, down: false, name: file.name };
     $("table-done").hidden = false;
     note("cells-note", "");
