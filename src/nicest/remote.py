@@ -13,7 +13,7 @@ from nicest.errors import NicestError
 from nicest.messages import brief
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "hdfs": "tables"}  # what opens addresses of each kind
+OPENERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hdfs": "pyarrow"}  # by the kind of address
 BUCKETS = ("s3", "s3a", "gs", "gcs")  # whose addresses begin with the name of a bucket
 LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs")  # whose errors are not all OSErrors
 
@@ -56,9 +56,9 @@ class Remote:
         try:
             self.fs, self.key = fsspec.core.url_to_fs(address)
         except ImportError as error:
-            extra = EXTRAS.get(self.scheme)
-            advice = f"pip install 'nicest[{extra}]'" if extra else brief(error)
-            raise NicestError(f"{address}: what opens {self.scheme}:// is not installed: {advice}") from error
+            opener = OPENERS.get(self.scheme)
+            advice = f"needs {opener}, which is not installed: pip install {opener}" if opener else brief(error)
+            raise NicestError(f"{address}: {advice}") from error
         except Exception as error:
             raise NicestError(f"{address}: expected an address such as s3://bucket/file ({brief(error)})") from error
 

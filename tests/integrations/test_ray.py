@@ -1,8 +1,9 @@
 """A real Ray cluster on this machine: what it computes is what the commands write, also if a worker is killed."""
 
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,25 @@ def test_a_worker_is_killed_and_nothing_is_lost(ray: Any, data_set: DataSet, exp
 def test_every_task_gives_what_its_command_writes(
     ray: Any, data_set: DataSet, expected: Expected, tmp_path: Path
 ) -> None:
-    engine.impute(data_set.run, data_set.files[:1], workers=1, **IMPUTES).write_parquet(str(tmp_path / "impute"))
-    engine.predict(data_set.target_run, data_set.files, workers=1, draws=1).write_parquet(str(tmp_path / "predict"))
-    engine.sample(data_set.run, 250, rows=100, seed=7).write_parquet(str(tmp_path / "sample"))
-    for task in ("impute", "predict", "sample"):
+    results = {
+        "impute": engine.impute(data_set.run, data_set.files[:1], workers=1, **IMPUTES),
+        "predict": engine.predict(data_set.target_run, data_set.files, workers=1, draws=1),
+        "sample": engine.sample(data_set.run, 250, rows=100, seed=7),
+    }
+    for task, found in results.items():
+        engine.write(found, tmp_path / task)
+        assert (tmp_path / task / "_SUCCESS").is_file()
         same(pa.concat_tables(map(parquet.read_table, (tmp_path / task).glob("*.parquet"))), expected(task))
+
+
+def test_a_result_that_is_not_whole_is_not_marked(
+    ray: Any, data_set: DataSet, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    shutil.copytree(data_set.folder, tmp_path / "set")
+    scores = engine.score(data_set.run, tmp_path / "set", draws=1)
+    (tmp_path / "set" / "part-1.parquet").unlink()
+    with pytest.raises(ray.exceptions.RayTaskError, match="found no"):
+        engine.write(scores, tmp_path / "scores")
+    assert not (tmp_path / "scores" / "_SUCCESS").exists()
+    (tmp_path / "scores").mkdir(exist_ok=True)
+    assert "expected a new folder" in refusal(engine.write, scores, tmp_path / "scores")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nicest.errors import NicestError
+from nicest.remote import place
 from nicest.tasks.parts import Files, Job, imputing, predicting, sampling, scoring
 
 MOST_BLOCKS = 10_000  # parts that are started alone; of more, some together
@@ -15,7 +16,8 @@ MOST_BLOCKS = 10_000  # parts that are started alone; of more, some together
 def score(run: str | Path, files: Files, *, workers: Any = None, **options: Any) -> Any:
     """A data set with the file, row, log_density and outlier_score of every row of Parquet files.
 
-        nicest.integrations.ray.score("runs/table", "s3://bucket/rows/", draws=8).write_parquet("s3://bucket/scores/")
+        from nicest.integrations.ray import score, write
+        write(score("runs/table", "s3://bucket/rows/", draws=8), "s3://bucket/scores")
 
     `files` are Parquet files, folders of them or addresses with `*`; all workers must be able to read them and the run.
     `options` are those of `nicest score`: draws and seed; and `device`, "cuda" for workers with a GPU. `workers` is
@@ -46,6 +48,17 @@ def sample(run: str | Path, n: int, *, workers: Any = None, **options: Any) -> A
     `options` are rows, temperature, seed and `device`.
     """
     return _dataset(sampling(run, n, **options), workers)
+
+
+def write(results: Any, folder: str | Path) -> None:
+    """Write a data set into a new folder, as Parquet files, and after all of them an empty file `_SUCCESS`, as Spark
+    does: a folder without it is not complete."""
+    target = place(folder)
+    if target.exists():
+        raise NicestError(f"expected a new folder for the results, got {folder}, where something is: choose another")
+    results.write_parquet(str(folder))
+    with place(f"{str(folder).rstrip('/')}/_SUCCESS").open("wb"):
+        pass
 
 
 def _dataset(job: Job, workers: Any) -> Any:

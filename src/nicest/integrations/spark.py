@@ -13,7 +13,8 @@ from nicest.tasks.parts import Files, Job, imputing, predicting, sampling, scori
 def score(session: Any, run: str | Path, files: Files, **options: Any) -> Any:
     """A data frame with the file, row, log_density and outlier_score of every row of Parquet files.
 
-        nicest.integrations.spark.score(spark, "runs/table", "s3://bucket/rows/").write.parquet("s3://bucket/scores/")
+        from nicest.integrations.spark import score
+        score(session, "runs/table", "s3://bucket/rows/").write.parquet("s3a://bucket/scores")
 
     `files` are Parquet files, folders of them or addresses with `*`; all workers must be able to read them and the run.
     `options` are those of `nicest score`: draws and seed; and `device`.
