@@ -93,7 +93,7 @@ $(VENV)/.sbi: $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.ecosystem: $(VENV)/.dev
-	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[export,hub,mlflow,pyro,wandb]'
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[export,hub,mlflow,pyro,ray,spark,wandb]'
 	@touch $@
 
 lock: $(VENV)/.dev $(VENV)/.docs $(VENV)/.dist $(VENV)/.sbi $(VENV)/.ecosystem  ## pin what is installed now

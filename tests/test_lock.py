@@ -17,7 +17,9 @@ LATER = {
     "hub": "huggingface_hub",
     "mlflow": "mlflow",
     "pyro": "pyro",
+    "ray": "ray",
     "sbi": "sbi",
+    "spark": "pyspark",
     "wandb": "wandb",
 }  # extras that `make test` does without; a module of each
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][0-9A-Za-z.]*)")
@@ -65,7 +67,9 @@ def test_every_dependency_of_every_extra_is_pinned_to_what_is_installed():
         "loggers",
         "mlflow",
         "pyro",
+        "ray",
         "sbi",
+        "spark",
         "studio",
         "tables",
         "wandb",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from nicest.errors import NicestError
+from nicest.messages import brief
+from nicest.remote import Remote, unreachable
 
 
 @contextmanager
@@ -20,11 +23,22 @@ def writing(path: Path | str, hint: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise NicestError(f"cannot write {path}: {error.strerror or error}{hint}") from error
+    except Exception as error:
+        if not unreachable(error):
+            raise
+        raise NicestError(f"cannot write {path}: {brief(error)}{hint}") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when all is written, and vanishes when something fails."""
+    """A temporary path beside `path` that takes its place when all is written, and vanishes when something fails.
+
+    On an object store, which cannot rename, the copy that takes the place is whole or is not there, too.
+    """
+    if isinstance(path, Remote):
+        with _replacing_remote(path) as beside:
+            yield beside
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with writing(path, "; what was there before is untouched"):
@@ -38,8 +52,23 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+@contextmanager
+def _replacing_remote(path: Any) -> Iterator[Any]:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with writing(path, "; what was there before is untouched"):
+            yield temporary
+            temporary.replace(path)
+    finally:
+        with suppress(NicestError):  # it took its place, or was never there
+            temporary.unlink()
+
+
 def require_writable(path: Path) -> None:
     """Refuse, before work whose result goes there, a file that cannot be written; nothing is left behind."""
+    if isinstance(path, Remote):
+        path.require_writable()
+        return
     with writing(path, "; choose another place"):
         if path.exists() and not path.is_file():
             raise NicestError(f"cannot write {path}: it is a {'folder' if path.is_dir() else 'pipe or a device'}")

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from nicest.cli import options
 from nicest.files import to_json
 from nicest.messages import printable
+from nicest.remote import place
 
 BY_NAME = inspect.Parameter.KEYWORD_ONLY
 Result = dict[str, Any]
@@ -122,7 +123,7 @@ def opened(
 
 def located(data: str) -> str:
     """Data that a user names: a path is kept whole, so that a run finds it from anywhere."""
-    path = Path(data)
+    path = place(data)
     return str(path.resolve()) if path.exists() else data
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ import typer
 from nicest.errors import NicestError
 from nicest.files import require_writable
 from nicest.messages import shown
+from nicest.remote import is_address, place
 
 
 def number(kind: type[int] | type[float], least: int, most: int, help: str, *names: str, **more: Any) -> Any:
@@ -40,6 +42,8 @@ integer, real = functools.partial(number, int), functools.partial(number, float)
 def to_read(text: str) -> str:
     """The name of something to read; a pipe or a device, which may never end, is refused."""
     try:
+        if is_address(text):
+            return text
         mode = named(text).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return text  # it may be no file, but a name; whoever looks for it says that it is not there
@@ -53,15 +57,19 @@ def to_read(text: str) -> str:
 def named(text: str | Path) -> Path:
     if not str(text):
         raise NicestError("expected the name of a file or folder, got an empty string")
+    if is_address(str(text)):
+        raise NicestError(f"expected a path on this machine, got the address {text}: only tables and arrays have one")
     return Path(text)
 
 
-def out_file(help: str, within: str = "", **more: Any) -> Any:
-    """The option of a file to write: that it can be written is found out before the work."""
+def out_file(help: str, within: str = "", rows: bool = False, **more: Any) -> Any:
+    """The option of a file to write: that it can be written is found out before the work. One of `rows` may be at an
+    address."""
 
     def parse(text: str | Path) -> Path:
-        require_writable(named(text) / within)
-        return Path(text)
+        path = place(text) if rows and str(text) else named(text)
+        require_writable(path / within if within else path)
+        return path
 
     return typer.Option(parser=parse, metavar="<path>", help=help, **more)
 
@@ -71,9 +79,9 @@ def out_folder(help: str, **more: Any) -> Any:
     return out_file(help, ".lock", **more)
 
 
-def given(help: str, kind: type = Path, **more: Any) -> Any:
+def given(help: str, kind: Callable[[str], Any] | None = None, **more: Any) -> Any:
     """The argument of a file or folder to read."""
-    return typer.Argument(parser=lambda text: kind(to_read(text)), help=help, **more)
+    return typer.Argument(parser=lambda text: (kind or named)(to_read(text)), help=help, **more)
 
 
 Logger = Literal["tensorboard", "mlflow", "wandb"]

@@ -13,6 +13,7 @@ import typer
 from nicest.cli import options, show
 from nicest.cli.base import Result, app, command, emit, located, opened
 from nicest.errors import NicestError
+from nicest.remote import place
 
 
 @command(app, show.demo)
@@ -175,7 +176,7 @@ def train(
         overrides.append(f"data.target={json.dumps(target, ensure_ascii=False)}")
     options.to_read(loaded.override(*overrides).data.name)
     folder = out or Path("runs") / loaded.name
-    if data and folder.resolve() == Path(data).resolve():
+    if data and folder.resolve() == place(data).resolve():
         raise NicestError(f"expected a folder for the run alone, got {folder}, which holds the data: choose another")
     if verify and not resume:
         raise NicestError("--verify checks a run that is resumed: add --resume, or leave out --verify")
@@ -235,6 +236,7 @@ def sample(
         Path | None,
         options.out_file(
             "A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet).",
+            rows=True,
             show_default="samples.png, samples.npy or samples.csv, depending on the data",
         ),
     ] = None,
@@ -283,8 +285,10 @@ def classify(
 @command(app, show.scores, also=("targets",))
 def score(
     run: Any,
-    files: Annotated[list[Path], options.given("Tables, arrays, images or folders of images.", show_default=False)],
-    out: Annotated[Path, options.out_file("The scores: .csv or .parquet.")] = Path("scores.csv"),
+    files: Annotated[
+        list[Path], options.given("Tables, arrays, images or folders of images.", place, show_default=False)
+    ],
+    out: Annotated[Path, options.out_file("The scores: .csv or .parquet.", rows=True)] = Path("scores.csv"),
     label: options.Label = None,
     draws: options.Draws = 8,
     seed: options.Seed = 0,
@@ -337,9 +341,11 @@ def decompress(
 @command(app, show.imputation, also=("labels",))
 def impute(
     run: Any,
-    table: Annotated[Path, options.given("A table with missing cells.", show_default=False)],
-    out: Annotated[Path, options.out_file("The completed table.")] = Path("imputed.csv"),
-    cells: Annotated[Path | None, options.out_file("One line per imputed cell: value, interval, R-hat.")] = None,
+    table: Annotated[Path, options.given("A table with missing cells.", place, show_default=False)],
+    out: Annotated[Path, options.out_file("The completed table.", rows=True)] = Path("imputed.csv"),
+    cells: Annotated[
+        Path | None, options.out_file("One line per imputed cell: value, interval, R-hat.", rows=True)
+    ] = None,
     draws: Annotated[int, options.integer(16, 100_000, "Draws per row, a multiple of 4.")] = 400,
     steps: Annotated[int, options.integer(4, 1_000_000, "Steps of each of the four MCMC chains of a row.")] = 1500,
     interval: Annotated[float, options.real(0, 1, "Probability of the credible interval.")] = 0.9,
@@ -358,8 +364,8 @@ def impute(
 @command(app, show.predictions, also=("targets", "labels"))
 def predict(
     run: Any,
-    table: Annotated[Path, options.given("A table with the columns to predict from.", show_default=False)],
-    out: Annotated[Path, options.out_file("The predictions.")] = Path("predictions.csv"),
+    table: Annotated[Path, options.given("A table with the columns to predict from.", place, show_default=False)],
+    out: Annotated[Path, options.out_file("The predictions.", rows=True)] = Path("predictions.csv"),
     interval: Annotated[float, options.real(0, 1, "Probability of the prediction interval.")] = 0.9,
     draws: Annotated[int, options.integer(0, 10_000, "Draws of the targets per row.")] = 0,
     picture: Annotated[Path | None, options.out_file("A figure of the intervals, for a numeric target.")] = None,

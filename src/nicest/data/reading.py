@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nicest.errors import NicestError
 from nicest.messages import brief
+from nicest.remote import unreachable
 
 
 def require_file(path: Path) -> int:
@@ -29,6 +30,8 @@ def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
     except NicestError:
         raise
     except Exception as error:
+        if unreachable(error):
+            raise NicestError(f"{path}: cannot be read ({brief(error)})") from error
         got = f"got {size} bytes that do not parse; {brief(error)}"
         raise NicestError(f"{path}: expected {expected}, {got}{advice and '; '}{advice}") from error
 

@@ -18,6 +18,7 @@ from nicest.data.scan import read_table
 from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
 from nicest.messages import listed, shown
+from nicest.remote import Remote, looked_from, place
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY = "rows in memory"  # name of data that comes from no file
@@ -169,7 +170,7 @@ def load(
             if not labels:
                 return by_seed("digits", digits, seed, valid, test)
             return _counted(by_seed("digits", _labelled(digits, classes, "digits"), seed, valid, test))
-        path = Path(name_or_path).expanduser()
+        path = place(name_or_path).expanduser()
         in_layout = name_or_path == "mnist" or (path.is_dir() and all(_mnist_files(path, "images")))
         if labels and not in_layout and (name_or_path in PUBLISHED or path.exists()):
             raise NicestError(
@@ -183,6 +184,10 @@ def load(
         if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
                 return _load_table(path, seed, valid, test, drop, bounds, target)
+            if isinstance(path, Remote) and path.suffix not in (".npy", ".npz"):
+                raise NicestError(
+                    f"{path}: expected a table or an array at an address; copy images to this machine first"
+                )
             if target:
                 raise NicestError(f"{path}: a target is a column of a table, and this is none")
             return _load_path(path, seed, valid, test, fit, labels=labels)
@@ -409,7 +414,7 @@ PUBLISHED: dict[str, Callable[[], Splits]] = {
 def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit, *, labels: bool = False) -> Splits:
     """Own data: in the split it comes with, or split by the seed."""
     if not path.exists():
-        raise NicestError(f"expected a file or folder of data, found no {path}; looked from {Path.cwd()}")
+        raise NicestError(f"expected a file or folder of data, found no {path}{looked_from(path)}")
     name = path.resolve().stem
     if path.is_dir():
         found = [file for file in _mnist_files(path, "images") if file]

@@ -15,6 +15,7 @@ from nicest.data.reading import reading, require_modest
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.messages import listed
+from nicest.remote import Remote, looked_from, place
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
@@ -41,7 +42,7 @@ class TableFile:
     def __init__(self, path: Path, *, most: int | None = None) -> None:
         self.path, self.suffix, self.most = path, path.suffix.lower(), most
         if not path.exists() or path.is_dir():
-            raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}; looked from {Path.cwd()}")
+            raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}{looked_from(path)}")
         require_pyarrow()
         self.counts: tuple[int | None, ...] = (None,)  # rows of each part that can be read alone, where they are known
         self.footer: Any = None  # of a Parquet file
@@ -75,7 +76,12 @@ class TableFile:
         """`texts` are kept as their dictionary: a long one that stands in many rows is there once."""
         from pyarrow import parquet
 
-        return parquet.ParquetFile(self.path, metadata=self.footer, buffer_size=1 << 14, read_dictionary=list(texts))
+        how = {"metadata": self.footer, "buffer_size": 1 << 14, "read_dictionary": list(texts)}
+        return parquet.ParquetFile(self._source(), **how)
+
+    def _source(self) -> Any:
+        """What Arrow reads: a local path, or an opened file."""
+        return self.path.open("rb") if isinstance(self.path, Remote) else self.path
 
     def _csv(self) -> Any:
         """All cells as text: what a column holds is known when all of it was seen."""
@@ -95,10 +101,10 @@ class TableFile:
         require_narrow(self.path, first.count(b","))
         parse = csv.ParseOptions(newlines_in_values=True)
         read = csv.ReadOptions(block_size=LONGEST_LINE)
-        with csv.open_csv(self.path, read_options=read, parse_options=parse) as reader:
+        with csv.open_csv(self._source(), read_options=read, parse_options=parse) as reader:
             names = reader.schema.names
         convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
-        return csv.open_csv(self.path, read_options=read, parse_options=parse, convert_options=convert)
+        return csv.open_csv(self._source(), read_options=read, parse_options=parse, convert_options=convert)
 
     def _ipc(self) -> Any:
         import pyarrow as pa
@@ -114,6 +120,18 @@ class TableFile:
                     part = batch.slice(start, rows)
                     part.validate(full=True)
                     yield part
+
+    def rows(self, names: Sequence[str], start: int, stop: int) -> Iterator[Any]:
+        """Record batches of the rows from `start` to `stop` of a Parquet file; other row groups are not read."""
+        at = 0
+        for group, count in enumerate(self.counts):
+            here, at = at, at + (count or 0)
+            if here < stop and at > start:
+                for batch in self.batches(names, group):
+                    low, high = max(0, start - here), min(batch.num_rows, stop - here)
+                    if low < high:
+                        yield batch.slice(low, high - low)
+                    here += batch.num_rows
 
     def _batches(self, names: list[str], group: int | None, rows: int) -> Iterator[Any]:
         if self.suffix == ".parquet":
@@ -144,6 +162,27 @@ class TableFile:
             except OSError as error:  # encoded in a way that Arrow cannot keep as a dictionary: read it without
                 if not kept or "Not yet implemented" not in str(error):
                     raise
+
+
+def table_files(names: Sequence[str | Path]) -> list[Path]:
+    """Files by their names; a folder, or an address with `*` in its last part, stands for the Parquet files there.
+
+    They come in the order of their names; those that begin with `_` or `.` are left out: writers that were broken off
+    leave such.
+    """
+    found: list[Path] = []
+    for path in map(place, names):
+        if isinstance(path, Remote) and "*" in path.name:
+            inside = path.with_name("").glob(path.name)
+        elif path.is_dir():
+            inside = list(path.glob("*.parquet"))
+        else:
+            found.append(path)
+            continue
+        if not (inside := sorted((each for each in inside if each.name[0] not in "._"), key=str)):
+            raise NicestError(f"expected Parquet files, found none in {path}{looked_from(path)}")
+        found += inside
+    return found
 
 
 def require_narrow(path: Path, columns: int) -> None:
@@ -179,7 +218,7 @@ def _messages(path: Path) -> Any:
     """The stream in an Arrow file, or that is one; a file that was cut is told by its end."""
     import pyarrow as pa
 
-    source = pa.memory_map(str(path))
+    source = pa.PythonFile(path.open("rb"), "r") if isinstance(path, Remote) else pa.memory_map(str(path))
     whole = source.size()
     framed = source.read(8)[:6] == MAGIC
     source.seek(max(0, whole - 8))
@@ -278,7 +317,7 @@ def _arrow(path: Path, schema: Any, suffix: str) -> Iterator[Callable[[Sequence[
         writer.write_table(pa.table(arrays, schema=schema))
 
     openers: dict[str, Any] = {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
-    with openers.get(suffix, pa.ipc.new_file)(str(path), schema) as writer:
+    with path.open("wb") as file, openers.get(suffix, pa.ipc.new_file)(file, schema) as writer:
         yield append
 
 

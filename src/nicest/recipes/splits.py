@@ -14,6 +14,7 @@ from nicest.errors import NicestError
 from nicest.messages import listed
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, Recipe
+from nicest.remote import place
 
 
 def load_splits(recipe: Recipe) -> Splits:
@@ -23,7 +24,7 @@ def load_splits(recipe: Recipe) -> Splits:
         raise NicestError("this model was fitted to rows in memory, which a run does not keep: provide the data")
     if not data.shape:  # nothing was trained yet
         _require_kind(data)
-    elif data.name not in SETS and not (path := Path(data.name).expanduser()).exists():
+    elif data.name not in SETS and not (path := place(data.name).expanduser()).exists():
         raise NicestError(f"found no {path}, which the run was trained on: put it back, or give its new path as data")
     fit = Fit(data.crop, data.resize)
     how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
@@ -47,7 +48,7 @@ def load_splits(recipe: Recipe) -> Splits:
 
 def _require_kind(data: DataSettings) -> None:
     """Refuse data that is not of the kind the recipe is for."""
-    path = Path(data.name).expanduser()
+    path = place(data.name).expanduser()
     if data.kind == "images" and is_table(path):
         raise NicestError(f"{path} is a table, and the recipe is for folders of images: use the recipe `table`")
     if data.kind == "images" and not path.exists() and data.name not in SETS:

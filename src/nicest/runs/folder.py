@@ -24,6 +24,7 @@ from nicest.flows import Flow
 from nicest.messages import brief, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
+from nicest.remote import place
 from nicest.runs.digests import ENVIRONMENT, expect, read_environment, settle, verify
 from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
@@ -327,9 +328,9 @@ def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str)
 
 def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:
     """Refuse to write a result over what was asked about, or over the data that a run was trained on."""
-    trained = Path(recipe.data.name)
+    trained = place(recipe.data.name)
     for other in (*asked, trained):
-        if out.is_file() and other.is_file() and out.samefile(other):
+        if type(out) is type(other) and out.is_file() and other.is_file() and out.samefile(other):
             what = "on which the run was trained" if other is trained else "which was asked about"
             raise NicestError(f"expected a separate file for the result, got {out}, {what}")
         if not (other.is_dir() and (other.is_absolute() or other is not trained)):  # else it may be a data set's name

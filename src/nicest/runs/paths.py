@@ -13,6 +13,7 @@ from pathlib import Path
 from nicest.data.download import SETS
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import IN_MEMORY
+from nicest.remote import is_address, place
 
 
 def recorded(recipe: Recipe, folder: Path, *, private: bool) -> Recipe:
@@ -25,6 +26,8 @@ def recorded(recipe: Recipe, folder: Path, *, private: bool) -> Recipe:
     name = recipe.data.name
     if name in SETS or name == IN_MEMORY:
         return recipe
+    if is_address(name):
+        return replace(recipe, data=replace(recipe.data, name=f"./{place(name).name}")) if private else recipe
     path, folder, home = Path(name).expanduser().resolve(), folder.resolve(), user_home().resolve()
     if path.is_relative_to(home) and not folder.is_relative_to(home):
         found = f"~/{path.relative_to(home)}"

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from scipy import stats
 
-from nicest.data.cells import decode, encode
+from nicest.data.cells import Batch, decode, encode
 from nicest.data.columns import Column, require_columns
 from nicest.data.tables import SUFFIXES, TableFile, writing
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.impute import MIXED, Imputed, impute_rows, in_parts
 from nicest.progress import Bar
+from nicest.remote import place
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 
@@ -51,9 +52,9 @@ def impute_table(
     many of the draws are the value where it is not continuous; and R-hat, near 1 where the chains of the row agree.
     Rows that hold a value which training never saw are left as they are: the model knows nothing of them.
     """
-    path, target = Path(table), Path(out)
-    outputs = [target, *([Path(cells)] if cells else [])]
-    if len({each.resolve() for each in outputs}) < len(outputs):
+    path, target = place(table), place(out)
+    outputs = [target, *([place(cells)] if cells else [])]
+    if len({str(each.resolve()) for each in outputs}) < len(outputs):
         raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
     columns = run.columns
     if not columns:
@@ -70,17 +71,15 @@ def impute_table(
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
     with ExitStack() as stack:
         write = stack.enter_context(writing(target, file.schema, plain=True))
-        write_cells = stack.enter_context(writing(Path(cells), cell_schema(), plain=True)) if cells else None
+        write_cells = stack.enter_context(writing(outputs[1], cell_schema(), plain=True)) if cells else None
         bar = stack.enter_context(Bar("filling in", file.count or 0))
         for batch in file.batches(file.names):
-            encoded = encode(batch, columns, path)
-            hidden = np.isnan(encoded.rows) & ~encoded.unknown[:, None]
-            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval, "seed": [seed, counts["rows"]]}
 
             def tell(share: float, before: int = counts["rows"], rows: int = batch.num_rows) -> None:
                 bar.update(before + int(share * rows), f"{counts['filled']:,} cells")
 
-            found = fill(run.flow, encoded.rows, hidden, columns, watch=tell, **how)
+            how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": interval, "seed": [seed, counts["rows"]]}
+            encoded, hidden, found = filled_cells(run, batch, path, watch=tell, **how)
             write(filled(pa.Table.from_batches([batch]), columns, found.value, hidden).columns)
             if write_cells:
                 write_cells(listed_cells(columns, found, hidden, counts["rows"]).columns)
@@ -93,6 +92,13 @@ def impute_table(
         if not counts["rows"]:
             raise NicestError(f"{path}: expected rows to fill in, got none beside the names of its columns")
     return {"out": str(target), "cells": str(cells) if cells else None, "interval": interval, "seed": seed, **counts}
+
+
+def filled_cells(run: Run, batch: Any, path: Path, **how: Any) -> tuple[Batch, np.ndarray, Cells]:
+    """The rows of a record batch in the model's numbers, which of their cells are hidden, and what was found there."""
+    encoded = encode(batch, run.columns, path)
+    hidden = np.isnan(encoded.rows) & ~encoded.unknown[:, None]
+    return encoded, hidden, fill(run.flow, encoded.rows, hidden, run.columns, **how)
 
 
 def fill(

@@ -23,6 +23,7 @@ from nicest.inference.predictive import Predictive, interval
 from nicest.lowering import lower
 from nicest.messages import shown
 from nicest.progress import Bar
+from nicest.remote import place
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import DRAWS, Run
 
@@ -123,10 +124,8 @@ def predict(
     one that holds a value which training never saw counts as missing. A `picture` shows the predictions of a single
     target that is a number.
     """
-    path, target = Path(table), Path(out)
-    columns, places = run.columns, run.recipe.data.targets
-    if not places:
-        raise NicestError(f"{run.path} has no target to predict: train a model with --target COLUMN")
+    path, target = place(table), place(out)
+    targets, given = targets_and_given(run)
     for each in (path, target):
         if each.suffix.lower() not in SUFFIXES:
             raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
@@ -135,32 +134,23 @@ def predict(
     for each in (target, *([Path(picture)] if picture else [])):
         require_own_file(each, run.recipe, path)
     drawn: list[tuple[np.ndarray, ...]] = []
-    if picture and (len(places) > 1 or columns[places[0]].values or is_moment(columns[places[0]])):
+    if picture and (len(targets) > 1 or targets[0].values or is_moment(targets[0])):
         raise NicestError("a picture shows one target that is a number, and these are others: leave the picture out")
     require_pyarrow()
     file = TableFile(path)
-    targets, given = [columns[i] for i in places], [c for i, c in enumerate(columns) if i not in places]
     require_columns(file, given)
     observed = all(column.name in file.names for column in targets)
     tally = Tally()
     with ExitStack() as stack:
-        write = stack.enter_context(writing(target, _schema(targets, draws, observed=observed), plain=True))
+        write = stack.enter_context(writing(target, schema(targets, draws, observed=observed), plain=True))
         bar = stack.enter_context(Bar("predicting", file.count or 0))
         names = [column.name for column in (*given, *(targets if observed else ()))]
         for some in blocks(file.batches(names)):
-            codes, unseen = given_codes(some, given, path)
-            how = {"seed": [seed, tally.rows]}  # so draws depend on the row, and not on the format of the file
-            found = predictions(run.flow, codes, targets, level=level, draws=draws, **how)
+            how: dict[str, Any] = {"level": level, "draws": draws, "seed": [seed, tally.rows]}
+            found, seen, unseen = predicted(run, some, path, observed=observed, pit=bool(picture), **how)
             if observed:
-                seen = [_observed(some, column, path) for column in targets]
-                truth = np.column_stack([each.codes for each in seen])
-                unknown = np.any([each.unknown for each in seen], axis=0)
-                found.log_density = log_densities(run.flow, codes, truth, unknown, **how)
-                if picture:
-                    shares = Predictive(run.flow, _tensor(run.flow, codes)).cdf(_tensor(run.flow, truth[:, 0]))
-                    found.pit = np.where(unknown, np.nan, shares.cpu().numpy())
                 tally.add(found, seen, targets)
-            write(_cells(found, targets, tally.rows))
+            write(predicted_cells(found, targets, tally.rows))
             if picture and tally.rows < DRAWN:
                 ends = [own_unit(found.targets[0][name], targets[0]) for name in ("median", "low", "high")]
                 drawn.append((*ends, *([seen[0].values, found.pit] if observed else [])))  # type: ignore[arg-type]
@@ -181,6 +171,42 @@ def predict(
         "unseen": tally.unseen,
         "seed": seed,
     }
+
+
+def predicted(
+    run: Run,
+    some: Any,
+    path: Path,
+    *,
+    observed: bool,
+    pit: bool = False,
+    level: float,
+    draws: int,
+    seed: list[int],
+) -> tuple[Prediction, list[Observed], int]:
+    """What is predicted for a table of ROWS rows at most, its targets if `observed`, and how many given values
+    training never saw. With the number of the first row in the seed, draws depend on the row, and not on the format
+    of the file."""
+    targets, given = targets_and_given(run)
+    codes, unseen = given_codes(some, given, path)
+    found = predictions(run.flow, codes, targets, level=level, draws=draws, seed=seed)
+    seen = [_observed(some, column, path) for column in targets] if observed else []
+    if observed:
+        truth = np.column_stack([each.codes for each in seen])
+        unknown = np.any([each.unknown for each in seen], axis=0)
+        found.log_density = log_densities(run.flow, codes, truth, unknown, seed=seed)
+        if pit:
+            shares = Predictive(run.flow, _tensor(run.flow, codes)).cdf(_tensor(run.flow, truth[:, 0]))
+            found.pit = np.where(unknown, np.nan, shares.cpu().numpy())
+    return found, seen, unseen
+
+
+def targets_and_given(run: Run) -> tuple[list[Column], list[Column]]:
+    """The columns that a run predicts, and those that it predicts them from."""
+    columns, places = run.columns, run.recipe.data.targets
+    if not places:
+        raise NicestError(f"{run.path} has no target to predict: train a model with --target COLUMN")
+    return [columns[i] for i in places], [c for i, c in enumerate(columns) if i not in places]
 
 
 def _draw(out: Path, drawn: Sequence[tuple[np.ndarray, ...]], name: str, level: float, title: str) -> None:
@@ -315,7 +341,7 @@ def _tensor(flow: Flow, rows: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows)).to(flow.units.scale)
 
 
-def _schema(targets: Sequence[Column], draws: int, *, observed: bool) -> Any:
+def schema(targets: Sequence[Column], draws: int, *, observed: bool) -> Any:
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [("row", pa.int64())]
@@ -334,7 +360,7 @@ def _schema(targets: Sequence[Column], draws: int, *, observed: bool) -> Any:
     return pa.schema(fields)
 
 
-def _cells(found: Prediction, targets: Sequence[Column], first_row: int) -> list[Any]:
+def predicted_cells(found: Prediction, targets: Sequence[Column], first_row: int) -> list[Any]:
     """The columns of the table of predictions."""
     import pyarrow as pa
 

@@ -19,6 +19,7 @@ from nicest.inference.impute import MIXED
 from nicest.plots import image_grid
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
+from nicest.remote import place
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks.pictures import as_images, brightest, save_arrays
@@ -44,7 +45,7 @@ def sample(
     """
     if where is not None and run.kind != "table":
         raise NicestError("where: conditions are on the columns of a table, which this model is not of")
-    path = Path(out or {"table": "samples.csv", "rows": "samples.npy", "images": "samples.png"}[run.kind])
+    path = place(out or {"table": "samples.csv", "rows": "samples.npy", "images": "samples.png"}[run.kind])
     recipe, kind = run.recipe, path.suffix
     if kind not in SUFFIXES:
         raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
@@ -103,5 +104,5 @@ def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: n
 
 def save_grid(path: Path, images: np.ndarray, data: DataSettings, *, columns: int | None = None) -> None:
     """Images as one picture, in a grid of so many columns, or as square as can be."""
-    with replacing(path) as temporary:
-        image_grid(images, brightest=brightest(images, data), columns=columns).save(temporary, format="PNG")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        image_grid(images, brightest=brightest(images, data), columns=columns).save(file, format="PNG")

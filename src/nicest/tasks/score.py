@@ -18,7 +18,7 @@ from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.cells import Batch, encode
 from nicest.data.columns import Column, require_columns
 from nicest.data.splits import folder_images, read_rows
-from nicest.data.tables import SUFFIXES, TableFile, is_table, writing
+from nicest.data.tables import SUFFIXES, TableFile, is_table, table_files, writing
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.engine import Engine
@@ -26,6 +26,7 @@ from nicest.messages import listed
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
+from nicest.remote import Remote, looked_from, place
 from nicest.runs.folder import COLUMNS, require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
@@ -64,11 +65,11 @@ def score(
     group, and on nothing else.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    path = part_path(Path(out), rank, size)
+    path = part_path(place(out), rank, size)
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise NicestError(f"expected a file for the scores that ends in .csv or .parquet, got {str(out)!r}")
-    paths = [Path(file) for file in files]
-    recipe, columns, engine = run.recipe, run.columns, run.engine
+    recipe, columns = run.recipe, run.columns
+    paths = table_files(files) if columns else [place(file) for file in files]
     require_own_file(path, recipe, *paths)
     parts = share(list(plan(paths, columns)), rank, size)
     draws = run.draws(draws)
@@ -80,12 +81,10 @@ def score(
         write = stack.enter_context(writing(path, SCHEMA if named else SCHEMA[1:], plain=True))
         bar = stack.enter_context(Bar("scoring", len(parts)))
         for done, part in enumerate(parts):
-            torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
             row = part.first_row
-            for chunk in chunks(part, columns, recipe):
-                nats = log_densities(engine, chunk, draws)
+            for nats, rarities in scored(run, part, draws=draws, seed=seed, reference=reference):
                 names = image_names(part.path, whole=len(paths) > 1) or [plain_name(part.path)] * len(nats)
-                numbers = (_cells(each, text=text) for each in (nats, outlier_scores(nats, reference)))
+                numbers = (_cells(each, text=text) for each in (nats, rarities))
                 cells = [names, list(range(row, row + len(nats))), *numbers]
                 write(cells if named else cells[1:])
                 row += len(nats)
@@ -96,23 +95,33 @@ def score(
                 counts["unknown"] += int(np.isneginf(nats).sum())
                 bar.update(done, f"{counts['rows']:,} rows")
             bar.update(done + 1)
-    scored = counts["rows"] - counts["missing"] - counts["unknown"]
+    finite = counts["rows"] - counts["missing"] - counts["unknown"]
     return {
         "out": str(path),
         "dataset": recipe.data.name,
         "draws": draws,
         "seed": seed,
-        "mean_nats": total / scored if scored else None,
+        "mean_nats": total / finite if finite else None,
         "caveat": CAVEAT,
         **counts,
     }
+
+
+def scored(
+    run: Run, part: Part, *, draws: int, seed: int, reference: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The log-densities and outlier scores of a part, some rows at once."""
+    torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
+    for chunk in chunks(part, run.columns, run.recipe):
+        nats = log_densities(run.engine, chunk, draws)
+        yield nats, outlier_scores(nats, reference)
 
 
 def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
     """The parts of all files, in order."""
     for i, path in enumerate(paths):
         if not path.exists():
-            raise NicestError(f"expected a file or folder to score, found no {path}; looked from {Path.cwd()}")
+            raise NicestError(f"expected a file or folder to score, found no {path}{looked_from(path)}")
         if is_table(path):
             if not columns:
                 raise NicestError(
@@ -126,6 +135,8 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
                 first += file.counts[group] or 0
         elif columns and path.suffix != ".npy":
             raise NicestError(f"{path}: the model is of a table; expected {', '.join(SUFFIXES)} or .npy")
+        elif isinstance(path, Remote) and path.suffix not in (".npy", ".npz"):
+            raise NicestError(f"{path}: expected a table or an array at an address; copy images to this machine first")
         else:
             yield Part(i, path, None, 0, 0)
 

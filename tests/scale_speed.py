@@ -1,0 +1,76 @@
+"""CPU seconds to score a table of numbers: with `nicest score`, Ray and Spark, on two cores.
+
+    python tests/scale_speed.py FOLDER 10000000 score     # or ray, or spark: the extras `ray` and `spark`
+
+FOLDER gets a Parquet data set and a model of 8 columns, if they are not there, and the scores. Printed are the seconds
+and the CPU seconds of this process and of all that it started, start-up included.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+GROUP = 100_000  # rows of a row group; a file has ten
+SETTINGS = ("model.law=additive", "model.width=64", "model.hidden_layers=2", "model.couplings=4", "train.epochs=2")
+
+
+def make(folder: Path, rows: int) -> None:
+    mixing = np.random.default_rng(0).normal(size=(8, 8))
+    for i in range(max(1, rows // (10 * GROUP))):
+        values = np.random.default_rng(i).normal(size=(min(rows, 10 * GROUP), 8)) @ mixing
+        table = pa.table(list(np.tanh(values).astype(np.float32).T), names=list("abcdefgh"))
+        parquet.write_table(table, folder / f"part-{i:03d}.parquet", row_group_size=GROUP)
+
+
+def main(folder: Path, rows: int, engine: str) -> None:
+    files, run, out = folder / f"rows-{rows}", folder / "run", folder / f"scores-{engine}"
+    if not files.exists():
+        files.mkdir(parents=True)
+        make(files, rows)
+        sets = [word for each in SETTINGS for word in ("--set", each)]
+        few = folder / "few.parquet"
+        parquet.write_table(parquet.ParquetFile(files / "part-000.parquet").read_row_group(0).slice(0, 20_000), few)
+        words = ["train", "table", "--data", str(few), "--out", str(run), "--device", "cpu", *sets]
+        subprocess.run([sys.executable, "-m", "nicest", *words], check=True)
+        print("made", files)
+        return
+    shutil.rmtree(out, ignore_errors=True)
+    start = time.monotonic()
+    if engine == "score":
+        words = ["score", str(run), str(files), "--out", f"{out}.parquet", "--device", "cpu"]
+        subprocess.run([sys.executable, "-m", "nicest", *words], check=True)
+    elif engine == "ray":
+        import ray
+
+        from nicest.integrations.ray import score
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        score(run, files, workers=2).write_parquet(str(out))
+        ray.shutdown()
+    else:
+        from pyspark.sql import SparkSession
+
+        from nicest.integrations.spark import score
+
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        builder = SparkSession.builder.master("local[2,4]").config("spark.driver.host", "127.0.0.1")
+        session = builder.config("spark.ui.enabled", "false").getOrCreate()
+        score(session, run, files).write.parquet(str(out))
+        session.stop()
+    seconds = time.monotonic() - start
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(each.ru_utime + each.ru_stime for each in used)
+    print(json.dumps({"engine": engine, "rows": rows, "seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
