@@ -1,12 +1,15 @@
 """Tables come back to the bit, at the cost that the flow says."""
 
+import contextlib
 import json
 import math
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from nicest.cli import app
 from nicest.errors import NicestError
 from nicest.inference.codec import Codec
 from nicest.inference.coded_cells import MISSING, Grain
+from nicest.inference.packed import ENTRY, START
 from nicest.inference.stack import Stack
 from nicest.runs.run import Run
 from nicest.tasks import compress_table
@@ -51,7 +55,7 @@ def lines(run: Run) -> list[str]:
 def there_and_back(run: Run, file: Path) -> tuple[dict, Path]:
     packed, back = file.with_name("packed.nicest"), file.with_name(f"back{file.suffix}")
     result = compress(run, [file], out=packed)
-    decompress(packed, out=back, run="wine")
+    decompress(packed, out=back, run=run)
     return result, back
 
 
@@ -194,6 +198,28 @@ def test_other_tables_are_refused(run: Run, lines: list[str], tmp_path: Path):
         next(other.flow.parameters()).view(-1)[0] *= 1 + 1e-15
     form = compress_table.opened(run, file)[0]
     assert compress_table.TableCodec(run, form).digest == json.loads(out.read_bytes()[20:].split(b"\n")[0])["model"]
+
+
+def test_a_header_of_nonsense_is_refused(run: Run, lines: list[str], tmp_path: Path):
+    """With a right checksum; nothing but one line comes of it."""
+    file, out, back = tmp_path / "wines.csv", tmp_path / "packed.nicest", tmp_path / "back.csv"
+    file.write_text("\n".join([",".join(column.name for column in run.columns), *lines[:2]]))
+    compress(run, [file], out=out)
+    data = out.read_bytes()
+    size = START.unpack_from(data)[2]
+    says, rest = json.loads(data[START.size : START.size + size]), data[START.size + size :]
+    places = [(says, key) for key in says] + [(says["table"], key) for key in says["table"]]
+    for among, key in places:
+        kept = among[key]
+        for nonsense in (None, -1, 1 << 40, "x", [], [None], {"a": 1}, [[1]] * 14):
+            among[key] = nonsense
+            text = json.dumps(says).encode()
+            entry = struct.pack("<QII", START.size + len(text) + 16, *ENTRY.unpack_from(rest)[1:])
+            check = zlib.crc32(text + entry)
+            out.write_bytes(START.pack(b"\x89NICEST\n", 1, len(text), check) + text + entry + rest[16:])
+            with contextlib.suppress(NicestError):
+                decompress(out, out=back, run=run)
+        among[key] = kept
 
 
 FULL_DISK = """

@@ -52,7 +52,12 @@ def decompress(flow: Flow, data: bytes, *, partial: bool = False) -> np.ndarray:
 
 def joined(packed: Packed, codec: Codec, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Blocks of rows as one array, in the shape of what was compressed."""
-    values = np.concatenate([np.empty((0, codec.dim), codec.dtype), *parts]).reshape(-1, *packed.shape)
+    if math.prod(packed.shape) != codec.dim:
+        raise NicestError(
+            f"{packed.source}: expected rows of {codec.dim} numbers, as the model has, got {packed.shape}"
+        )
+    values = np.concatenate([np.empty((0, codec.dim), codec.dtype), *parts])
+    values = values.reshape(len(values), *packed.shape)
     return values.astype(values.dtype.newbyteorder("="))
 
 

@@ -83,9 +83,9 @@ def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
     return {"rows": count, "raw_bytes": raw_bytes, "bytes_per_row": each, "stored_rows": stored, "model": codec.digest}
 
 
-def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = None) -> dict[str, Any]:
+def decompress(path: str | Path, *, out: str | Path, run: Run | str | Path | None = None) -> dict[str, Any]:
     """Write what a compressed file holds: images as an array, .npy, a table as it was; rows of damaged blocks are left
-    out, and named."""
+    out, and named. `run` is the one that compressed it, if not the one that the file names."""
     path, out = Path(path), Path(out)
     packed = Packed(read_bytes(path), source=str(path))
     table = packed.says.get("table")
@@ -93,7 +93,7 @@ def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = No
     if out.suffix.lower() != suffix:
         what = "a table" if table else "an array"
         raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
-    model = Run(_model(packed, path, run), dtype=torch.float64)
+    model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64)
     if table:
         form = tables.restored(table, model.columns)
         packed.open(tables.TableCodec(model, form))
@@ -113,7 +113,7 @@ def decompress(path: str | Path, *, out: str | Path, run: str | Path | None = No
         with replacing(out) as temporary, temporary.open("wb") as file:
             np.save(file, joined(packed, codec, parts))
     lost = sum(min(packed.size, packed.count - first) for _, first in packed.lost)
-    result = {"out": str(out), "rows": packed.count - lost, "lost_rows": lost, "files": packed.says["files"]}
+    result = {"out": str(out), "rows": packed.count - lost, "lost_rows": lost, "files": packed.says.get("files")}
     if packed.lost:
         result |= {"failed": packed.missing(), "lost_blocks": [k for k, _ in packed.lost]}
     return result

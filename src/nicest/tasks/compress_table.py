@@ -241,7 +241,16 @@ class TableCodec:
             if len(raw) != rest or len(places) + odd != count:
                 raise ValueError
             return self._restored(places, np.frombuffer(raw, "<u4", odd).astype(np.int64), raw)
-        except (ValueError, IndexError, struct.error, lzma.LZMAError, MemoryError) as error:
+        except (
+            ArithmeticError,
+            ValueError,
+            LookupError,
+            TypeError,
+            NotImplementedError,
+            struct.error,
+            lzma.LZMAError,
+            MemoryError,
+        ) as error:
             raise NicestError("this block cannot be decoded by this model") from error
 
     def _restored(self, places: np.ndarray, stored: np.ndarray, rest: bytes) -> Any:
@@ -362,7 +371,7 @@ def restored(says: dict[str, Any], columns: Sequence[Column]) -> Form:
         if says["suffix"] == ".csv":
             return CsvForm(own, grains, says)
         return ArrowForm(own, grains, pa.ipc.read_schema(pa.py_buffer(base64.b64decode(says["schema"]))))
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
         raise NicestError("its header does not fit the columns of this model: name the right one by --run") from error
 
 
