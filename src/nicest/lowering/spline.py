@@ -129,8 +129,8 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
         past = a.new_empty(0)
         k = torch.searchsorted(knots[:, 0, 1:, 0].contiguous(), at, right=True)[:, None]
     else:
-        past = a.new_zeros(len(a), bins, rows)
-        torch.le(knots[:, 0, 1:], at[:, None], out=past[:, :-1])
+        past = torch.le(knots[:, 0, 1:], at[:, None], out=a.new_empty(len(a), bins - 1, rows))
+        past = pad(past, (0, 0, 0, 1))  # torch.export takes no `out` that is a part of a tensor
         k = past.sum(1, keepdim=True).long()
     own = torch.arange(rows, device=b.device).add(k, alpha=rows)
     (x, y), (w, h) = (each.flatten(2).gather(2, own.expand(-1, 2, -1)).unbind(1) for each in (knots, shares))
