@@ -17,6 +17,7 @@ from nicest.inference.stack import Damaged, StackGrid, fixed
 
 FINER, COARSER = 10, 4  # bits by which the grid of a dequantised pixel is finer than its level; without a first layer
 CELL_BITS, FINEST = 18, 34  # bits after the point of the columns of a table: as the first layer sees them, and at first
+NEAR = 1 << 20  # floats about a guess, among which the first at a point is looked for
 MISSING = np.iinfo(np.int64).min
 
 
@@ -231,12 +232,21 @@ class Table(Cells):
     def _floats_from(self, i: Tensor, d: int) -> np.ndarray:
         """The first float, as its place, whose point is i or a later one; by bisection."""
         most = int(_flipped(np.array(np.finfo(np.float64).max).view(np.int64)))
-        low, high = np.full(len(i), -most, np.int64), np.full(len(i), most, np.int64)
-        wanted = i.numpy()
+        wanted, grain = i.numpy(), self.grains[d]
         x = torch.zeros((len(i), self.units.dim), dtype=torch.float64)
+
+        def reached(k: np.ndarray) -> np.ndarray:
+            x[:, d] = torch.from_numpy(grain.numbers(k) - grain.origin)
+            found: np.ndarray = self._point(self.units.place(x).double(), inside=True)[:, d].numpy() >= wanted
+            return found
+
+        x[:, d] = i.double() * 2.0**-FINEST
+        guess = grain.places(self.units.leave(x).double().numpy()[:, d] + grain.origin)
+        low, high = (np.clip(guess, -most + NEAR, most - NEAR) + step for step in (-NEAR, NEAR))
+        if reached(low).any() or not reached(high).all():
+            low, high = np.full(len(i), -most, np.int64), np.full(len(i), most, np.int64)
         while (low < high).any():
             middle = (low >> 1) + (high >> 1) + (low & high & 1)
-            x[:, d] = torch.from_numpy(self.grains[d].numbers(middle) - self.grains[d].origin)
-            reached = self._point(self.units.place(x).double(), inside=True)[:, d].numpy() >= wanted
-            low, high = np.where(reached, low, middle + 1), np.where(reached, middle, high)
+            there = reached(middle)
+            low, high = np.where(there, low, middle + 1), np.where(there, middle, high)
         return low
