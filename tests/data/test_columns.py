@@ -443,21 +443,21 @@ def test_what_is_said_of_a_column_can_be_copied(name: str, tmp_path: Path, refus
     assert len(refusal(load, str(tmp_path / "t.parquet"))) < len(str(tmp_path)) + 999
 
 
-def test_ten_thousand_columns(tmp_path: Path) -> None:
-    names, rows = [f"c{i}" for i in range(10_000)], RNG.normal(size=(12, 10_000)).round(3)
+def test_thousands_of_columns(tmp_path: Path) -> None:
+    names, rows = [f"c{i}" for i in range(3_000)], RNG.normal(size=(12, 3_000)).round(3)
     table = pa.table(list(rows.T), names=names)
     parquet.write_table(table, tmp_path / "t.parquet")
     got, _, columns = read_table(tmp_path / "t.parquet")
-    assert got.shape == (12, 10_000)
+    assert got.shape == (12, 3_000)
     low = np.array([column.low for column in columns])
     np.testing.assert_allclose(got + low, rows, atol=1e-5)
     assert require_columns(TableFile(tmp_path / "t.parquet"), columns[:5]) == names[5:]
 
 
-def test_ten_thousand_columns_of_text(tmp_path: Path) -> None:
-    names = [f"c{i}" for i in range(10_000)]
-    csv.write_csv(pa.table([[0, i % 7, 1] for i in range(10_000)], names=names), tmp_path / "t.csv")
-    assert read_table(tmp_path / "t.csv")[0].shape == (3, 10_000)
+def test_thousands_of_columns_of_text(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(3_000)]
+    csv.write_csv(pa.table([[0, i % 7, 1] for i in range(3_000)], names=names), tmp_path / "t.csv")
+    assert read_table(tmp_path / "t.csv")[0].shape == (3, 3_000)
 
 
 # ---- other tables than that of training

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from typer.testing import CliRunner
 
 import nicest
+from nicest.cli import app
 from nicest.errors import NicestError
 from nicest.runs import shipped
 from nicest.runs.folder import MODEL
@@ -69,6 +71,19 @@ class TestPack:
         told = "".join((packed / name).read_text() for name in names - {MODEL})
         assert str(Path.home()) not in told
         assert "hostname" not in told
+
+    def test_without_the_data_nothing_is_written_until_it_is_named(self, run: Path, tmp_path: Path):
+        digits = nicest.open(run).splits
+        rows = np.concatenate([digits.train, digits.valid, digits.test]).reshape(-1, 8, 8)
+        np.save(tmp_path / "rows.npy", rows)
+        train_small(tmp_path / "run", f"data.name={tmp_path / 'rows.npy'}", "data.levels=17", "train.epochs=1")
+        (tmp_path / "rows.npy").rename(tmp_path / "moved.npy")
+        with pytest.raises(NicestError, match="found no"):
+            pack(nicest.open(tmp_path / "run"), tmp_path / "small")
+        assert not (tmp_path / "small").exists()
+        asked = [str(tmp_path / "run"), "--data", str(tmp_path / "moved.npy"), "--out", str(tmp_path / "small")]
+        assert CliRunner().invoke(app, ["pack", *asked, "--device", "cpu"]).exit_code == 0
+        assert shipped.card(tmp_path / "small")["data"] == "moved.npy"
 
     def test_a_run_is_not_overwritten(self, run: Path, packed: Path):
         with pytest.raises(NicestError, match="holds a run already"):

@@ -72,6 +72,7 @@ def pack(
     run: Any,
     out: Annotated[Path, options.out_folder("The folder of the copy.", show_default=False)],
     about: Annotated[str, typer.Option(help="A line for the card.", show_default="the title of the recipe")] = "",
+    data: options.Moved = None,
 ) -> Result:
     """Write a small copy of a model to hand on: networks in bfloat16, no training state, and a card with its figures.
 
@@ -88,6 +89,7 @@ def push(
     repository: Annotated[str, typer.Argument(help="Where to, as OWNER/NAME.", show_default=False)],
     about: Annotated[str, typer.Option(help="A line for the card.", show_default="the title of the recipe")] = "",
     private: Annotated[bool, typer.Option("--private", help="Make a new repository a private one.")] = False,
+    data: options.Moved = None,
 ) -> Result:
     """Upload a small copy of a model to the Hugging Face Hub, with a card that has its figures.
 

@@ -161,7 +161,7 @@ class Packed:
         if self.says["model"] != codec.digest:
             raise NicestError(
                 f"{self.source}: expected the model that compressed it, SHA-256 {shown(self.says['model'])}, got"
-                f" {codec.digest}; files of `nicest compress` need nicest.open(run, dtype=torch.float64)"
+                f" {codec.digest}; name that model by --run (in Python: nicest.open(run, dtype=torch.float64))"
             )
         self.codec = codec
 

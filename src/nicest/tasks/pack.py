@@ -34,6 +34,7 @@ def pack(run: Run, out: str | Path, *, about: str = "", limits: str = LIMITS) ->
     if recipe.data.name == IN_MEMORY:
         raise NicestError("this model was fitted to rows in memory, by which no card can be made: train a run")
     folder.refuse_existing()
+    run.rows("test")  # the card is made by these: without them nothing is written
     tensors = {name: _small(name, tensor) for name, tensor in run.tensors.items()}
     made = environment(run.device, private=True) | {"format": f"nicest {FORMAT}", "private": True}
     files = {ENVIRONMENT: to_json(made)}

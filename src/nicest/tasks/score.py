@@ -184,6 +184,8 @@ def _read_columns(path: Path, columns: Sequence[Column]) -> Any:
 
 def model_rows(path: Path, recipe: Recipe) -> np.ndarray:
     """The rows of an array, an image or a folder of images, which must be of the kind the model is of."""
+    if is_table(path):
+        raise NicestError(f"{path}: expected images or an array (.npy, .npz) of the kind in training, got a table")
     fit = images.Fit(recipe.data.crop, recipe.data.resize) if path.suffix not in (".npy", ".npz") else images.Fit()
     if path.suffix == ".npz":
         every = [as_rows(array, f"{path} [{name}]") for name, array in read_npz(path).items()]
