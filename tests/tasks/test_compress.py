@@ -76,7 +76,7 @@ def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
         with pytest.raises(NicestError, match=match):
             tasks.compress(run, [path], out=out)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(NicestError, match="expected images or an array .* got a table"):
+    with pytest.raises(NicestError, match=r"expected images or an array .* got a table"):
         tasks.compress(run, [tmp_path / "t.csv"], out=out)
     path.write_bytes(b"")
     with pytest.raises(NicestError, match="0 bytes"):
