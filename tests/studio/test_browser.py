@@ -667,7 +667,7 @@ class TestExploring:
         page.wait_for_selector("#globe-note:has-text('is A now')")
         before = visit.levels("#moved")
         box = page.locator("#globe").bounding_box()
-        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
         page.wait_for_function(
             "old => document.getElementById('moved').dataset.picture !== old",
             arg=base64.b64encode(before.tobytes()).decode(),
