@@ -203,7 +203,7 @@ class TestInpainting:
         assert (ends[:, :32] == visit.levels("#original")[:32]).all()
         assert len(np.unique(ends, axis=0)) == 4
         assert "R̂ =" in page.inner_text("#inpaint-note")
-        assert re.search(r"sd up to \d+ %", page.inner_text("#spread-words"))
+        assert re.search(r"sd up to \d+\s%", page.inner_text("#spread-words"))
         assert page.locator("#results .best").count() == 0
 
     def test_rectangle_invert_clear_and_the_ten_masks(self, visit: Visit):
@@ -667,9 +667,11 @@ class TestExploring:
         page.wait_for_selector("#globe-note:has-text('is A now')")
         before = visit.levels("#moved")
         box = page.locator("#globe").bounding_box()
-        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
-        page.wait_for_timeout(500)
-        assert (visit.levels("#moved") != before).any()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
+        page.wait_for_function(
+            "old => document.getElementById('moved').dataset.picture !== old",
+            arg=base64.b64encode(before.tobytes()).decode(),
+        )
         assert page.locator("#sliders canvas[data-picture]").count() == 24
 
 
@@ -797,6 +799,7 @@ def test_a_run_that_stopped_early_and_its_best_epoch(visit: Visit):
     page = visit.page
     rows = [{"epoch": e, "step": e, "train_nats": e, "valid_nats": v} for e, v in ((80, 1.0), (160, 5.25), (240, 4.0))]
     answer = {"rows": rows, "idle_seconds": 900, "epochs": 1500, "patience": 80, "best_epoch": 160, "finished": True}
+    answer["process"] = {"here": False, "running": False, "failed": False, "said": ""}
     page.route("**/metrics*", lambda route: route.fulfill(json=answer))
     page.click("nav >> text=Training")
     page.wait_for_selector("#curves-note:has-text('stopped early, at epoch 240')")
