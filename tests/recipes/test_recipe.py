@@ -72,7 +72,7 @@ class TestShipped:
         assert (best.reading, best.data, best.paper_nats) == ("best", text.data, text.paper_nats)
         law = "affine" if name == "mnist-affine" else "additive"
         assert replace(best.model, dropout=0.0) == replace(text.model, law=law)
-        assert bool(best.augment.share) == (name in ("mnist-best", "mnist-affine", "cifar10-best"))
+        assert bool(best.augment.share) == (name in ("mnist-best", "mnist-affine", "cifar10-best", "svhn-best"))
 
     @pytest.mark.parametrize("name", CONVOLUTIONAL)
     def test_convolutional_recipes_keep_the_data_and_the_unit(self, name: str):

@@ -121,6 +121,7 @@ class TestRuns:
         assert answer.status_code == 409
         assert "has no model yet" in answer.json()["error"]
         assert ask("GET", "/api/runs/young/metrics").json() == {
+            "process": {"here": False, "running": False, "failed": False, "said": ""},
             "rows": [],
             "idle_seconds": None,
             "epochs": 0,

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import zipfile
 from contextlib import suppress
@@ -139,7 +138,7 @@ class Trainer:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, child.pid, 10)  # those who look at models come first
             self.children[out] = child
-            write_text(out / PROCESS, json.dumps({"pid": child.pid, "data": kept.name, "began": time.time()}))
+            write_text(out / PROCESS, json.dumps({"pid": child.pid, "data": kept.name}))
             return out
 
     def state(self, run: Path) -> Process:
