@@ -66,10 +66,10 @@ def main(folder: Path, rows: int, engine: str) -> None:
     elif engine == "ray":
         import ray
 
-        from nicest.integrations.ray import score
+        from nicest.integrations.ray import score, write
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        score(run, files, workers=2).write_parquet(str(out))
+        write(score(run, files, workers=2), out)
     else:
         from pyspark.sql import SparkSession
 

@@ -56,7 +56,7 @@ def write(results: Any, folder: str | Path) -> None:
     target = place(folder)
     if target.exists():
         raise NicestError(f"expected a new folder for the results, got {folder}, where something is: choose another")
-    results.write_parquet(str(folder))
+    results.write_parquet(str(folder), ray_remote_args={"num_cpus": 0})  # workers may hold all cores
     with place(f"{str(folder).rstrip('/')}/_SUCCESS").open("wb"):
         pass
 
@@ -78,7 +78,8 @@ def _dataset(job: Job, workers: Any) -> Any:
                 for batch in work(int(number)):
                     yield pa.Table.from_batches([batch])
 
-    parts = ray.data.range(len(job.parts), override_num_blocks=min(len(job.parts), MOST_BLOCKS))
+    numbers = [{"id": number} for number in range(len(job.parts))]  # in memory: no task reads them
+    parts = ray.data.from_items(numbers, override_num_blocks=min(len(job.parts), MOST_BLOCKS))
     how = {"num_gpus": 1} if on_gpu else {"num_cpus": 1}
     return parts.map_batches(Worker, batch_size=1, concurrency=workers or (1, _workers(ray, on_gpu)), **how)
 
