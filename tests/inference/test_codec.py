@@ -41,7 +41,7 @@ from nicest.flows.laws import LAWS
 from nicest.inference import codec as codec_module
 from nicest.inference.codec import HEAD, Codec
 from nicest.inference.packed import START, Packed
-from nicest.inference.stack import Stack, StackGrid
+from nicest.inference.stack import Damaged, Stack, StackGrid
 
 pytest.importorskip("constriction", reason="compression needs constriction: install nicest[codec]")
 
@@ -182,6 +182,26 @@ def test_the_bins_of_the_prior_are_the_same_on_every_machine(prior: nn.Module):
     counts = 2.0**24 * codec_module._shares(prior)
     assert np.array_equal(counts, exact.round())
     assert abs(np.abs(exact - exact.round()) - 0.5).min() > 1e-5
+
+
+def test_a_cell_is_found_where_the_inverse_is_far_off():
+    grid = StackGrid(Stack(np.arange(1, 5000, dtype=np.uint32), fresh=True), 3, encoding=True)
+    i = torch.tensor([[-700, 3], [0, 12345], [5, -6]])
+    j = grid.bend(i, lambda a: 0.01 * a, lambda y: 100 * y)
+    assert torch.equal(grid.unbend(j, lambda a: 0.01 * a, lambda y: 100 * y + 1.7), i)
+
+
+def test_a_block_that_does_not_decode_is_stored(monkeypatch: pytest.MonkeyPatch):
+    codec, rows = CODECS["affine"], np.random.default_rng(0).integers(0, 5, (30, 6)).astype(np.uint8)
+
+    def fails(self: StackGrid, *inputs: object, **options: object) -> None:
+        raise Damaged
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StackGrid, "unbend", fails)
+        block = codec.encode(rows)
+    assert HEAD.unpack_from(block)[2] == 30
+    assert np.array_equal(codec.decode(block), rows)
 
 
 def test_rows_that_the_flow_cannot_code_are_stored():

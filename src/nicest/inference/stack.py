@@ -20,7 +20,7 @@ LARGEST = 1 << 36  # most values of a symbol
 ULPS = 2.0**-46  # relative error of a law that another machine may make
 NETWORK_ERROR = 2.0**-40  # relative error of a network in float64 that another machine may make
 GROUP, NUMBERS = 16, 1 << 17  # rows that a network reads at once, or more if it gives fewer numbers: the cache is small
-TRIES = 8  # steps to the cell that `bend` came from
+DOUBLINGS = 40  # of the distance at which the cell is looked for that `bend` came from
 
 
 class Unfit(Exception):
@@ -199,18 +199,28 @@ class StackGrid(Grid):
         z = (j << EXTRA) + self.stack.pop_from(fixed(EXTRA), j.shape)
         near = inverse(z.double() * 2.0 ** -(BITS + EXTRA)) * 2.0**bits
         self.require(near.isfinite() & (near.abs() < 2.0**40))
-        i = near.floor().long().clamp(among[0], among[1] - 1)
-        for _ in range(TRIES):  # by rounding, the inverse may be off by some cells
-            low, high = self._edge(i, g, bits), self._edge(i + 1, g, bits)
-            off = (high <= z).long() - (low > z).long()
-            if not bool(off.any()):
-                break
-            i = (i + off).clamp(among[0], among[1] - 1)
-        else:
-            raise Damaged
+        i, end = self._cell(near.floor().long().clamp(among[0], among[1] - 1), z, g, bits, among)
+        low, high = self._edge(i, g, bits), self._edge(end, g, bits)
         self.require(high - low <= LARGEST)
         self.stack.push(z - low, high - low)
         return i
+
+    def _cell(self, i: Tensor, z: Tensor, g: Map, bits: int, among: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """The cell whose interval z lies in, and the next one: i, or near it where the inverse is not exact."""
+        end = i + 1
+        for k in range(DOUBLINGS):
+            above, below = self._edge(i, g, bits) > z, self._edge(end, g, bits) <= z
+            if not bool((above | below).any()):
+                break
+            i = torch.where(above, i - (1 << k), i).clamp_min(among[0])
+            end = torch.where(below, end + (1 << k), end).clamp_max(among[1])
+        else:
+            raise Damaged
+        while bool((end - i > 1).any()):
+            middle = (i + end) >> 1
+            above = self._edge(middle, g, bits) > z
+            i, end = torch.where(above, i, middle), torch.where(above, middle, end)
+        return i, end
 
     def _edge(self, i: Tensor, g: Map, bits: int) -> Tensor:
         return self._near(g(i.double() * 2.0**-bits), BITS + EXTRA, ULPS)
