@@ -1,0 +1,67 @@
+"""CPU time of exported graphs beside the flow, on one thread: python tests/export_speed.py wine digits-conv mnist
+
+Names are of runs, or of recipes, whose untrained flow is timed for images of 28 x 28. The least of five windows counts.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import onnxruntime
+import torch
+
+import nicest
+from nicest.lowering import lower
+from nicest.recipes import load_recipe, names
+from nicest.recipes.build import build
+from nicest.tasks.export import examples, graphs, quiet, written
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    function()  # onnxruntime plans its memory in the first call
+    windows = []
+    for _ in range(5):
+        start, calls = time.process_time(), 0
+        while time.process_time() - start < 0.5:
+            function()
+            calls += 1
+        windows.append((time.process_time() - start) / calls)
+    return 1000 * min(windows)
+
+
+def flow_of(name: str) -> nicest.Flow:
+    if name not in names():
+        return nicest.load(name)
+    recipe = load_recipe(name)
+    return build(replace(recipe, data=replace(recipe.data, shape=(28, 28), levels=256)))
+
+
+@torch.no_grad()
+def main() -> None:
+    torch.set_num_threads(1)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    for name in sys.argv[1:]:
+        flow = flow_of(name).float().eval().requires_grad_(False)
+        rows, plain = examples(flow), graphs(flow)
+        for graph, fast in graphs(lower(flow)).items():
+            inputs = {each: rows[each] for each in fast.inputs}
+            with quiet():
+                session = onnxruntime.InferenceSession(written(fast, inputs, "onnx"), options)
+            for n in (64, 1000):
+                many = {each: torch.cat([value] * 16)[:n].contiguous() for each, value in inputs.items()}
+                arrays = {each: value.numpy() for each, value in many.items()}
+                times = {
+                    "onnxruntime": milliseconds(lambda s=session, a=arrays: s.run(None, a)),
+                    "flow": milliseconds(lambda f=plain[graph], m=many: f(**m)),
+                    "lowered flow": milliseconds(lambda f=fast, m=many: f(**m)),
+                }
+                print(name, graph, n, {each: round(value, 2) for each, value in times.items()}, flush=True)
+
+
+if __name__ == "__main__":
+    main()
