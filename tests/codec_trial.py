@@ -154,7 +154,7 @@ class Trial:
         )
         data = (data + end * int(rng.integers(3))).encode()
         if rng.random() < 0.05:
-            data += bytes(rng.integers(0, 256, 20).astype(np.uint8))
+            data += b"\n" + bytes(rng.integers(0, 256, 20).astype(np.uint8))
         return self._table_file("csv", data)
 
     def arrow_file(self, rng: np.random.Generator) -> str:
