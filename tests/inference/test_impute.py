@@ -130,6 +130,18 @@ class TestAgainstTheTruth:
         top = points[torch.arange(n), density.argmax(1), 0].abs()
         torch.testing.assert_close(found.mode[:, 0].abs(), top, rtol=0, atol=0.02)
 
+    def test_chains_that_start_at_samples_end_at_the_same_law(self):
+        flow, mean, covariance = gaussian_flow(3)
+        x, hidden = flow.sample(40), torch.tensor([False, True, True]).expand(40, 3)
+        found = impute_rows(flow, x.masked_fill(hidden, math.nan), hidden, alike=8, **LONG)
+        scaled = []
+        for i in range(40):
+            middle, spread = truth(mean, covariance, x[i], hidden[i])
+            scaled.append((found.draws[:, i, 1:] - middle) @ torch.linalg.inv(torch.linalg.cholesky(spread)).mT)
+        pooled = torch.cat(scaled)
+        assert pooled.mean(0).abs().max() < 0.03
+        torch.testing.assert_close(pooled.T.cov(), torch.eye(2).double(), rtol=0, atol=0.05)
+
     def test_bounds_cut_the_density_off(self):
         flow = Flow(Units.continuous(3), Chain(), Gaussian(3)).double()
         flow.units.fit(torch.zeros(3), torch.full((3,), 4.0))  # N(0, 2²)
@@ -341,6 +353,18 @@ class TestDiscrete:
 
 
 class TestParts:
+    def test_a_chain_starts_at_the_part_of_a_sample_that_is_likeliest_among_the_most_alike(self):
+        flow = two_hills()
+        walk = Walk(flow, None, 2, 4, 8, 1, torch.Generator().manual_seed(0))
+        y, hidden = torch.tensor([[0.0, -1.0], [0.0, 1.5]]).double(), torch.tensor([[True, False]]).expand(2, 2)
+        walk.place(y, hidden)
+        at = walk.patched(16)
+        for i in range(2):
+            near = (walk.samples[:, 1] - y[i, 1]).abs().topk(16, largest=False).indices
+            patches = torch.stack([walk.samples[near, 0], y[i, 1].expand(16)], 1)
+            best = patches[flow.log_prob(patches).topk(2).indices]
+            torch.testing.assert_close(at.y[i], best, rtol=0, atol=1e-9)
+
     @settings(max_examples=20, deadline=None)
     @given(st.integers(0, 2**32), st.integers(2, 7))
     def test_the_conditional_gaussian_is_the_textbooks(self, seed: int, dim: int):

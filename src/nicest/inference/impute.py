@@ -14,7 +14,7 @@ from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
-from nicest.inference.langevin import SAMPLES, Chains
+from nicest.inference.langevin import SAMPLES, Chains, Point
 
 AT_ONCE = 500  # rows with missing cells
 MIXED = 1.1  # the largest R-hat of chains that agree
@@ -55,6 +55,7 @@ def impute_rows(
     warmup: int | None = None,
     chains: int = 4,
     ascent: int = 500,
+    alike: int = 0,
     interval: float = 0.9,
     bounds: Bounds | None = None,
     seed: int = 0,
@@ -64,7 +65,9 @@ def impute_rows(
 
     x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of `steps`
     iterations after the warm-up (a third as many, unless told), of which `draws` states are kept in all; the mode is
-    `ascent` steps up the hill from the likeliest of them. What is filled in lies within `bounds`,
+    `ascent` steps up the hill from the likeliest of them. Chains start at draws from a Gaussian; with `alike`, at parts
+    of samples of the flow, chosen among so many that are most like the observed part: better for images, which no
+    Gaussian resembles. What is filled in lies within `bounds`,
     (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Discrete
     columns come back in whole steps; their low, high and mean are of those.
     """
@@ -87,7 +90,7 @@ def impute_rows(
     kept = x.expand(draws, -1, -1).clone()
     mode, acceptance, r_hat = x.clone(), *x.new_ones(2, len(x), dtype=torch.float64)
     with frozen(flow):
-        walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator)
+        walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator, alike)
         parts = rows.split(walk.at_once()) if len(rows) else ()
         for part, index in enumerate(parts):
             for done in walk.over(x[index], missing[index]):
@@ -123,13 +126,21 @@ class Walk(Chains):
         steps: int,
         warmup: int,
         generator: torch.Generator,
+        alike: int = 0,
     ) -> None:
         samples = Engine(flow).sample(SAMPLES, generator=generator)
         super().__init__(flow, samples, bounds, generator, chains)
-        self.steps, self.warmup = steps, warmup
+        self.steps, self.warmup, self.alike = steps, warmup, alike
         self.looks = {round((k + 1) * steps / keep) for k in range(keep)}
         slope = self.box.leave(self.mean.to(self.units.scale))[1][0]
         self.unit = self.precision.diagonal().rsqrt().to(slope) * slope.exp()  # of y, given all other columns
+
+    def start(self) -> Point:
+        at = super().start()
+        if not self.alike:
+            return at
+        patched = self.patched(max(self.alike, self.chains))
+        return self.choose(patched.nats > at.nats, patched, at)
 
     def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
         """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""

@@ -51,7 +51,8 @@ class Chains:
     ) -> None:
         self.flow, self.units, self.generator, self.chains = lower(flow), flow.units, generator, chains
         self.box = Box(*corners(self.units, bounds))
-        self.mean, self.precision = gaussian(self.box.enter(self.enter(samples)))
+        self.samples = self.enter(samples)
+        self.mean, self.precision = gaussian(self.box.enter(self.samples))
 
     def enter(self, x: Tensor) -> Tensor:
         """Rows of data as real numbers, with noise of the chains' own."""
@@ -90,13 +91,28 @@ class Chains:
             raise NicestError("the log-likelihood of a row is finite nowhere that was tried: is a cell far off?")
         return at
 
+    def patched(self, count: int) -> Point:
+        """Every chain at the hidden part of a sample: of the `count` samples whose other part is most like the observed
+        one, those that the model finds likeliest with it."""
+        seen, known = self.observed[:, 0], (~self.hidden[:, 0]).to(self.samples)
+        distance = known @ self.samples.square().T - 2 * (known * seen) @ self.samples.T  # squared, up to a constant
+        nearest = distance.topk(min(count, len(self.samples)), largest=False).indices
+        w = self.seen_as(self.samples[nearest])
+        nats = torch.cat([self.at(each).nats for each in w.split(1, 1)], 1).nan_to_num(-torch.inf)
+        best = nats.topk(self.chains, 1).indices
+        return self.at(w.gather(1, best[..., None].expand(-1, -1, w.shape[-1])))
+
+    def seen_as(self, y: Tensor) -> Tensor:
+        """The w of points y, (B, chains, D)."""
+        z = self.box.enter(y.clamp(self.box.lower, self.box.upper))
+        w = torch.linalg.solve_triangular(self.factor[:, None], (z - self.centre)[..., None], upper=True)[..., 0]
+        return torch.where(self.hidden, w, 0.0)
+
     def moved(self, x: Tensor, hidden: Tensor, moves: int) -> Tensor:
         """Rows (B, D) whose hidden cells, drawn before, went some moves on; where nothing is finite they stay."""
         y = self.enter(x)
         self.place(y, hidden)
-        z = self.box.enter(y.clamp(self.box.lower, self.box.upper))
-        w = torch.linalg.solve_triangular(self.factor, (z - self.centre[:, 0])[..., None], upper=True)[..., 0]
-        at = self.at(torch.where(hidden, w, 0.0)[:, None])
+        at = self.at(self.seen_as(y[:, None]))
         at = self.choose(at.nats.isfinite(), at, self.at(self.noise()))
         log_step = self.first_step()
         for i in range(1, moves + 1):

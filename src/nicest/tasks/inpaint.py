@@ -31,6 +31,7 @@ from nicest.tasks.sample import draw
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
 DRAWING = 500  # moves of a chain that draws
+ALIKE = 32  # samples that such a chain may start from
 MOST_SAMPLES = 10_000  # that are drawn to be filled in
 LARGEST = 1 << 30  # numbers of the images that are kept on their way
 
@@ -61,9 +62,10 @@ def inpaint(
     its levels, which is higher than the mean over the noise. An image is above its truth where its likeliest chain
     ends so.
 
-    With `draws` nothing climbs: each chain draws the hidden from the model's density given the observed, by Langevin
-    moves that are exact in the long run, `steps` of them (500, unless told) after a warm-up. What is written are states
-    of the chains on their way, and `r_hat` says how far those of an image agree.
+    With `draws` nothing climbs: each chain draws the hidden from the model's density given the observed. It starts at
+    the part of a sample of the model that goes well with the observed, and goes on by Langevin moves that are exact in
+    the long run, `steps` of them (500, unless told) after a warm-up. What is written are states of the chains on their
+    way, and `r_hat` says how far those of an image agree.
     """
     began = time.perf_counter()
     paths = _outputs(out)
@@ -175,6 +177,7 @@ def drawn(
         steps=steps,
         chains=chains,
         ascent=0,
+        alike=ALIKE,
         bounds=bounds,
         seed=seed,
         watch=lambda share: bar.update(int(1000 * share)),
