@@ -536,6 +536,8 @@ def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
         return as_rows(read_npy(path), str(path))
     if IDX_IMAGES.search(path.name):
         return _read_idx([path])
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        raise NicestError(f"{path}: spreadsheets are not read; save the sheet as CSV in UTF-8, and train on that")
     kinds = ", ".join(SUFFIXES)
     raise NicestError(f"{path}: expected {kinds}, .npy, .npz, an idx file, or a folder of idx files or of images")
 
