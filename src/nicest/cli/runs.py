@@ -120,7 +120,7 @@ def pull(
 @command(app, show.exported, also=("targets", "labels"))
 def export(
     run: Any,
-    to: Annotated[options.GraphFormat, typer.Option(help="For onnxruntime, or for torch alone.")] = "onnx",
+    to: Annotated[options.GraphFormat, typer.Option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
         Path | None, options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
     ] = None,
@@ -179,7 +179,7 @@ def train(
     options.to_read(loaded.override(*overrides).data.name)
     folder = out or Path("runs") / loaded.name
     if data and folder.resolve() == place(data).resolve():
-        raise NicestError(f"expected a folder for the run alone, got {folder}, which holds the data: choose another")
+        raise NicestError(f"expected a separate folder for the run, got {folder}, which holds the data: choose another")
     if verify and not resume:
         raise NicestError("--verify checks a run that is resumed: add --resume, or leave out --verify")
     if private and resume:
@@ -502,9 +502,9 @@ def studio(
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Serve models in the browser: inpaint, explore the latent space, score your own images.
+    """Open models of images and tables in the browser: inpaint, sample, score, impute, and train new ones.
 
-    Without a run, the model of MNIST that comes with nicest is served. Example: nicest studio runs/demo --open
+    Without a run, you see the model of MNIST that comes with nicest. Example: nicest studio runs/demo --open
     """
     from nicest.studio.server import is_loopback, serve
 

@@ -207,7 +207,7 @@ def calibration(result: dict[str, Any]) -> None:
 
 
 def certificate(result: dict[str, Any]) -> None:
-    table = _table("precision", "round trip, worst", "in the mean", "log-det error, nats")
+    table = _table("precision", "round trip, worst", "round trip, mean", "log-det error, nats")
     columns = (result[name] for name in ("dtype", "max_roundtrip", "mean_roundtrip", "max_logdet_error"))
     for precision, *errors in zip(*columns, strict=True):
         table.add_row(precision, *(f"{each:.1e}" for each in errors))
@@ -314,7 +314,7 @@ def study(result: dict[str, Any]) -> None:
 def results(result: dict[str, Any]) -> None:
     from nicest.studies.reproduce import why
 
-    rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
+    rows = _table("recipe", "settings", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
     for row in result["rows"]:
         paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
         if "runs" not in row:
