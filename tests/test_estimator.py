@@ -854,5 +854,5 @@ def test_a_warm_start_says_which_parameters_it_ignores():
     rows = np.random.default_rng(0).normal(size=(80, 3))
     model = NICE(law="additive", epochs=1, couplings=4, random_state=0, warm_start=True).fit(rows)
     model.fit(rows)  # the same: nothing is said
-    with pytest.warns(UserWarning, match="goes on with the flow that is there: couplings stays"):
+    with pytest.warns(UserWarning, match="continues to train the fitted flow: a new couplings has no effect"):
         model.set_params(couplings=3).fit(rows)

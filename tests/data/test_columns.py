@@ -654,7 +654,7 @@ class TestSupport:
             ("80 <= weight", "beyond its bounds 80 and inf"),
             ("3 <= weight <= 2", "expected a finite lower bound"),
             ("-inf <= weight", "expected a finite lower bound"),
-            ("0 <= kind", "holds one of 3 values, which have no bounds"),
+            ("0 <= kind", "holds only 3 distinct values, so bounds do not apply"),
         ],
     )
     def test_wrong_ones_are_refused(self, tmp_path: Path, text: str, said: str):

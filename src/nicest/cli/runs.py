@@ -55,7 +55,7 @@ def models(
 ) -> Result:
     """List the trained models that come with nicest; every command takes their names in place of a run folder.
 
-    Example: nicest models && nicest sample digits -n 100 --out grid.png
+    Example: nicest models && nicest sample digits-conv -n 100 --out grid.png
     """
     from nicest.messages import nearest
     from nicest.runs.shipped import card, shipped
@@ -74,7 +74,7 @@ def pack(
     about: Annotated[str, typer.Option(help="A line for the card.", show_default="the title of the recipe")] = "",
     data: options.Moved = None,
 ) -> Result:
-    """Write a small copy of a model to hand on: networks in bfloat16, no training state, and a card with its figures.
+    """Write a small copy of a model to share: networks in bfloat16, no training state, and a card with its figures.
 
     Example: nicest pack runs/demo --out small
     """
@@ -165,6 +165,8 @@ def train(
     """Train a model. Ctrl-C saves and stops; --resume continues exactly where it stopped.
 
     Example: nicest train mnist --set train.epochs=50
+
+    On your own table: nicest train table --data people.csv --out runs/people
 
     On several GPUs: torchrun --nproc-per-node 8 -m nicest train tfd
     """
@@ -404,7 +406,7 @@ def calibrate(
     label: options.Label = None,
     seed: options.Seed = 0,
 ) -> Result:
-    """Check on held-out rows whether the credible intervals of a model hold the share of values they claim.
+    """Check on held-out rows whether the credible intervals of a model contain the share of values they claim.
 
     Example: nicest calibrate runs/table --data new.parquet
     """
@@ -445,7 +447,7 @@ def inpaint(
     chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
     draws: Annotated[
         bool,
-        typer.Option("--draws", help="Draw fillings from the model's density given the rest, which vary, by chains."),
+        typer.Option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains."),
     ] = False,
     preset: Annotated[
         options.Preset, typer.Option(help="The schedule of the ascent: ours, or that of the authors' code.")
@@ -489,7 +491,7 @@ def inpaint(
 def studio(
     runs: Annotated[list[Path], options.given("Run folders.", show_default=False)] = [Path("mnist")],  # noqa: B006
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Any other address than that of this machine needs a token.")
+        str, typer.Option(help="The address to listen on. Addresses that other machines can reach need a token.")
     ] = "127.0.0.1",
     port: Annotated[int, options.integer(0, 65535, "The port; 0 picks a free one.")] = 8000,
     allow_host: Annotated[
