@@ -209,13 +209,6 @@ class TestRefused:
         assert "no recipe 'mnst' (did you mean 'mnist'?)" in message
         assert "tfd-released" in message
 
-    def test_data_in_place_of_a_recipe(self, refusal: Refusal, tmp_path: Path):
-        (tmp_path / "wine.csv").write_text("a,b\n1,2\n")
-        assert f"nicest train table --data {tmp_path}/wine.csv" in refusal(load_recipe, f"{tmp_path}/wine.csv")
-        assert f"nicest train images --data {tmp_path}" in refusal(load_recipe, str(tmp_path))
-        (tmp_path / "recipe.toml").touch()
-        assert "no recipe" in refusal(load_recipe, str(tmp_path))
-
     def test_no_such_file(self, refusal: Refusal):
         assert "no recipe file absent.toml" in refusal(load_recipe, "absent.toml")
 

@@ -115,8 +115,6 @@ class TestRuns:
 
     def test_a_run_that_is_not_there_is_refused_before_serving(self, refusal: Callable[..., str], tmp_path: Path):
         assert "found no" in refusal(create_app, [tmp_path / "none"])
-        (tmp_path / "people.csv").write_text("a,b\n1,2\n")
-        assert "is a table, not a model: train one" in refusal(create_app, [tmp_path / "people.csv"])
 
     def test_a_run_without_a_model_says_so_and_has_its_metrics(self, ask: Ask):
         answer = ask("GET", "/api/runs/young/samples")

@@ -170,8 +170,13 @@ def train(
 
     On several GPUs: torchrun --nproc-per-node 8 -m nicest train tfd
     """
-    from nicest.recipes import load_recipe
+    from nicest.recipes import load_recipe, names
 
+    named = Path(recipe)
+    there = named.is_file() or (named.is_dir() and not (named / "recipe.toml").exists())
+    if there and named.suffix != ".toml" and recipe not in names():
+        kind = "images" if named.is_dir() else "table"
+        raise NicestError(f"{recipe} is data, not a recipe: nicest train {kind} --data {recipe}")
     loaded = load_recipe(recipe)
     overrides = list(change or [])
     if data:
@@ -508,6 +513,12 @@ def studio(
 
     Without a run, you see the model of MNIST that comes with nicest. Example: nicest studio runs/demo --open
     """
+    for run in runs:
+        if run.is_file() and run.suffix.lower() in (".csv", ".parquet", ".arrow", ".feather", ".xlsx", ".xls"):
+            raise NicestError(
+                f"{run} is a table, not a model: train one with `nicest train table --data {run}`, or start"
+                " `nicest studio --open` and drop the file under New model"
+            )
     from nicest.studio.server import is_loopback, serve
 
     if not is_loopback(host):

@@ -411,9 +411,6 @@ def load_recipe(name: str) -> Recipe:
         except (OSError, UnicodeDecodeError) as error:
             raise NicestError(f"{path} cannot be read as a recipe: {error}") from error
         return parse(text, str(path)).located(path.parent)
-    if path.is_file() or (path.is_dir() and not (path / "recipe.toml").exists()):
-        kind = "images" if path.is_dir() else "table"
-        raise NicestError(f"{shown(name)} is data, not a recipe: nicest train {kind} --data {name}")
     raise NicestError(f"no recipe {name!r}{nearest(name, names())}; there are {', '.join(names())}, or a .toml file")
 
 

@@ -23,7 +23,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from nicest import __version__
-from nicest.data.tables import SUFFIXES
 from nicest.errors import NicestError
 from nicest.messages import one_line, printable
 from nicest.runs.shipped import fetched
@@ -99,11 +98,6 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
         if not path.exists():
             raise NicestError(
                 f"expected a run folder, found no {path}: train one with `nicest train`, or `nicest demo`"
-            )
-        if path.is_file() and path.suffix.lower() in (*SUFFIXES, ".xlsx", ".xls"):
-            raise NicestError(
-                f"{path} is a table, not a model: train one with `nicest train table --data {path}`, or start"
-                " `nicest studio --open` and drop the file under New model"
             )
         add_run(served, path)
     return served
