@@ -94,7 +94,7 @@ class TableFile:
         if not first:
             raise NicestError(f"{self.path}: expected column names and rows, got an empty file")
         if first.startswith(EXCEL):
-            raise NicestError(f"{self.path}: this is an Excel file, whatever its name; save it from Excel as CSV UTF-8")
+            raise NicestError(f"{self.path}: this is an Excel file, not CSV; save it from Excel as CSV UTF-8")
         if b"\0" in first:
             raise NicestError(f"{self.path}: expected text in UTF-8, got another encoding; save it as CSV in UTF-8")
         if b"," not in first and (other := [each for each in ";\t|" if each.encode() in first]):
