@@ -594,6 +594,7 @@ def mat_forged(name: str) -> list[bytes]:
         MAT5 + matrix(text, 9, (2**31, 2**31), element(2, b"", 2**32 - 1)),
         MAT5 + matrix(text, 5, (2**31, 2**31), element(2, b"", 2**32 - 1)),  # sparse
         MAT5 + matrix(text, 17, (1, 1), element(2, b"")),
+        MAT5 + matrix(text, 4, (4, 65535, 256), element(2, b"")),  # characters: 20 seconds to join
         MAT5 + packed(packed(packed(matrix(text, 9, (1, 1), element(2, b"\1"))))),
         vast,
         back,

@@ -145,9 +145,10 @@ def test_mat_with_other_variables(tmp_path: Path, compressed: bool) -> None:
     [
         (np.array([[1, 2]], object), "expected a MATLAB file with X of numbers"),
         ({"a": 1}, "expected a MATLAB file with X of numbers"),
+        ("words", "X is text"),
         (np.ones((32, 32, 3, 2)) * 1j, "expected X to be (32, 32, 3, N) uint8, got (32, 32, 3, 2) complex128"),
     ],
-    ids=["cell", "struct", "complex"],
+    ids=["cell", "struct", "text", "complex"],
 )
 def test_mat_variables_that_are_no_real_numbers(tmp_path: Path, refusal: Refusal, value: object, expected: str) -> None:
     savemat(tmp_path / "x.mat", {"X": value})

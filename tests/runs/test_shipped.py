@@ -93,7 +93,7 @@ class TestPack:
 class TestShipped:
     @pytest.mark.parametrize("name", shipped.shipped())
     def test_it_opens_by_name_samples_and_is_as_good_as_its_card_says(self, name: str, home: Path):
-        run = nicest.open(name)
+        run = nicest.open(name, label=3 if "labels" in name else None)
         card = shipped.card(run.path)
         assert run.path == home / "models" / name
         assert (run.path / MODEL).stat().st_size <= LARGEST

@@ -36,6 +36,11 @@ path, memory, *names = sys.argv[1:]
 hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 with contextlib.suppress(ValueError):  # where the system refuses a limit
     resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
+# a damaged file of a few bytes may announce millions of characters, which take scipy seconds to join: look at kinds first
+kinds = {name: kind for name, _, kind in scipy.io.whosmat(path)}
+for name in names:
+    if kinds.get(name) == "char":
+        sys.exit(f"{name} is text")
 found = scipy.io.loadmat(path, variable_names=names)
 missing = [name for name in names if name not in found]
 if missing:

@@ -61,7 +61,11 @@ class Run:
         self.recipe, self.label = self.trained, label
         if label is not None:
             self.require_label(label)
-            self.recipe = replace(self.trained, data=replace(self.trained.data, labels=False, classes=()))
+            self.recipe = replace(
+                self.trained,
+                data=replace(self.trained.data, labels=False, classes=()),
+                train=replace(self.trained.train, label_weight=0.0),
+            )
         self.own = from_factory(self.figures, trust, str(path)) if flow is None else flow
         self.flow = self.flow_in(dtype)
 
