@@ -141,8 +141,29 @@ def test_bad_addresses_are_one_line(
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", absent)
-    said = "s3://bucket/x.csv: needs s3fs, which is not installed: pip install s3fs"
-    assert refusal(place, "s3://bucket/x.csv") == said
+    for address, package in {"s3://b/x.csv": "s3fs", "gs://b/x.csv": "gcsfs", "hdfs://h/x.csv": "pyarrow"}.items():
+        said = f"{address}: needs {package}, which is not installed: pip install {package}"
+        assert refusal(place, address) == said
+
+    def without_java(address: str) -> None:
+        raise OSError("Unable to load libjvm dlopen(/usr/lib/jvm/default-java/libjvm.so) failed")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", without_java)
+    assert "needs Java and Hadoop's client library: set JAVA_HOME" in refusal(place, "hdfs://h/x.csv")
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_bucket_that_is_not_there_is_one_line(
+    scheme: str, memory: Any, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file system in memory, whose folders stand for buckets."""
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (memory, address.partition("://")[2]))
+    memory.pipe_file("/there/t.csv", b"a,b\n1,2\n2,3\n4,5\n")
+    assert TableFile(place(f"{scheme}://there/t.csv")).names == ["a", "b"]
+    said = f"{scheme}://nowhere/t.csv: found no bucket nowhere; check its name, and whose account you use"
+    assert refusal(TableFile, place(f"{scheme}://nowhere/t.csv")) == said
+    assert refusal(place(f"{scheme}://nowhere/t.csv").require_writable) == said
+    assert "found no" in refusal(TableFile, place(f"{scheme}://there/none.csv"))
 
 
 # ---- S3

@@ -295,7 +295,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError(f"expected values that the first fit saw, got others in {where}: fit without warm_start")
         had = _params_of(self.recipe_) if warm else {}
         if ignored := [name for name in MODEL if warm and python_number(getattr(self, name)) not in (None, had[name])]:
-            warnings.warn(f"warm_start goes on with the flow that is there: {', '.join(ignored)} stays", stacklevel=2)
+            warnings.warn(
+                f"warm_start continues to train the fitted flow: a new {', '.join(ignored)} has no effect", stacklevel=2
+            )
         unit = extremes(codes)
         columns = tuple(
             column if each == 1 else replace(column, spikes=(), floor=None, ceiling=None)

@@ -60,6 +60,9 @@ class Remote:
             advice = f"needs {opener}, which is not installed: pip install {opener}" if opener else brief(error)
             raise NicestError(f"{address}: {advice}") from error
         except Exception as error:
+            if self.scheme == "hdfs" and re.search("libjvm|libhdfs", str(error)):
+                advice = "needs Java and Hadoop's client library: set JAVA_HOME, and ARROW_LIBHDFS_DIR or HADOOP_HOME"
+                raise NicestError(f"{address}: {advice}") from error
             raise NicestError(f"{address}: expected an address such as s3://bucket/file ({brief(error)})") from error
 
     def __str__(self) -> str:

@@ -210,7 +210,7 @@ class TestOutput:
     def test_is_not_among_the_images_that_are_read(self, nicest: Callable, images: Path, untouched: Callable):
         with untouched(images):
             line = nicest("train", "images", "--data", images, "--out", images).refusal
-            assert "expected a folder for the run alone, got images, which holds the data" in line
+            assert "expected a separate folder for the run, got images, which holds the data" in line
             assert nicest("train", "images", "--data", images, "--out", "run", *TINY).code == 0
             for command in ("sample", "inpaint", "latent spectrum", "latent sphere"):
                 for name in ("0.png", "new.png", "deep/new.png"):

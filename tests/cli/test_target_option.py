@@ -55,8 +55,8 @@ def test_what_needs_whole_rows_says_so(nicest: Callable, height: Path, asked: li
     given = [*rest, height] if name == "latent" else [height, *(height.parent / each for each in rest)]
     line = nicest(name, *given).refusal
     assert line.endswith(
-        "is a model of 'height' given the other columns, and this needs one of whole rows: use `nicest predict`, or"
-        " train without a target"
+        "is a model of 'height' given the other columns, but this command needs one of all columns:"
+        " use `nicest predict`, or train without a target"
     )
 
 

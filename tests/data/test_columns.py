@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 import shlex
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -341,7 +342,7 @@ def table_of(**columns: Any) -> Callable[[Path], None]:
 
 BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "one row": ("a,b\n1,2\n", ["at least 3 rows", "got 1"]),
-    "only a header": ("a,b\n", ["expected rows, got none", "2 columns"]),
+    "only a header": ("a,b\n", ["expected rows, got only", "2 columns"]),
     "one column": ("a\n1\n2\n", ["at least 2 columns, got 1", "separated by commas"]),
     "semicolons": ("a;b\n1,5;2\n2,5;3\n", ["expected cells separated by commas, got ';' between them"]),
     "tabs": ("a\tb\n1\t2\n", ["expected cells separated by commas, got '\\t' between them"]),
@@ -353,7 +354,10 @@ BAD: dict[str, tuple[str | dict[str, Any], list[str]]] = {
     "infinity": ({"a": [1.5, math.inf, 2], "b": [1, 2, 3]}, ["finite numbers, got inf in column 'a'", "drop those"]),
     "minus infinity in text": ("a,b\n1,-inf\n2,3\n3,4\n", ["finite numbers, got -inf in column 'b'"]),
     "beyond float64 in text": ("a,b\n1,1e999\n2,3\n3,4\n", ["finite numbers, got inf in column 'b'"]),
-    "a word among numbers": ("a,b\n1,2\n2,x7\n3,4\n", ["expected numbers in column 'b', got 'x7' among", "mend"]),
+    "a word among numbers": (
+        "a,b\n1,2\n2,x7\n3,4\n",
+        ["expected numbers in column 'b', got 'x7' among", "correct the cell"],
+    ),
     "underscores": ("a,b\n1,2\n2,1_000\n3,4\n", ["got '1_000' among them"]),
     "digits of another script": ("a,b\n1,2\n2,\u0663\n3,4\n", ["got '\u0663' among them"]),
     "a terminal code": ("a,b\n1,2\n2,\x1b[31m\n3,4\n", ["got '\\\\x1b[31m' among them"]),
@@ -412,6 +416,20 @@ def test_texts_that_are_numbers_to_a_person_are_told(text: str, tmp_path: Path) 
     write_table(tmp_path / "t.parquet", pa.table({"p": [text.format(i) for i in range(N)], "x": FRACTIONS}))
     with pytest.warns(UserWarning, match="column 'p' holds 40 different strings.*write numbers as 1234.5"):
         assert scan(tmp_path / "t.parquet")[0].kind == "values"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_row_numbers_are_told(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nicest.data.tables.BATCH", 7)
+    path, x = tmp_path / f"t.{suffix}", np.random.default_rng(0).normal(size=60)
+    write_table(path, pa.table({"id": np.arange(60) * 3, "x": x}))
+    with pytest.warns(UserWarning, match=r"'id' rises from row to row.*beyond 177.*data\.drop=\[\"id\"\]"):
+        scan(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scan(path, drop=["id"])
+        write_table(path, pa.table({"age": np.arange(60) % 50, "x": x}))
+        scan(path)
 
 
 def test_a_first_line_of_numbers_is_told(tmp_path: Path) -> None:
@@ -636,7 +654,7 @@ class TestSupport:
             ("80 <= weight", "beyond its bounds 80 and inf"),
             ("3 <= weight <= 2", "expected a finite lower bound"),
             ("-inf <= weight", "expected a finite lower bound"),
-            ("0 <= kind", "holds one of 3 values, which have no bounds"),
+            ("0 <= kind", "holds only 3 distinct values, so bounds do not apply"),
         ],
     )
     def test_wrong_ones_are_refused(self, tmp_path: Path, text: str, said: str):

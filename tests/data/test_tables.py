@@ -185,13 +185,17 @@ def test_quoted_newlines_at_the_edge_of_a_block(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["expected a whole .csv table, got 0 bytes", "Empty CSV"]),
+        ("", ["got an empty file"]),
+        (b"PK\x03\x04\0\0,", ["Excel file", "save it from Excel as CSV UTF-8"]),
+        (b"\xd0\xcf\x11\xe0\0,", ["Excel file"]),
+        (b"a\0,\0b\0\n\0", ["expected text in UTF-8, got another encoding"]),
+        ("a;b\n15;25\n", ["separated by commas, got ';'", "decimal point"]),
         ("\n\n", ["expected a whole .csv table"]),
         ("a,b\n1,2\n1,2,3\n", ["Expected 2 columns, got 3"]),
         ("a,b\n1\n", ["Expected 2 columns, got 1"]),
         ("a,b,a\n1,2,3\n", ["columns of different names", "'a' twice", "rename one"]),
         ("a,,\n1,2,3\n", ["columns of different names", "'' twice"]),
-        (b"a,b\n\xff\xfe,2\n", ["invalid UTF8"]),
+        (b"a,b\n\xff\xfe,2\n", ["expected text in UTF-8, got another encoding"]),
         ("a,b\n" + "x" * 17_000_000 + ",1\n", ["expected a whole .csv table"]),
         ('a,b\n"x,1\n' + "y,2\n" * 3_000_000, ["expected a whole .csv table"]),
     ],
@@ -241,7 +245,7 @@ def test_what_is_no_table(suffix: str, tmp_path: Path, refusal: Refusal) -> None
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "t.feather", "t.csv"])
 def test_empty_tables(name: str, tmp_path: Path, refusal: Refusal) -> None:
     write_table(tmp_path / name, TABLE.slice(0, 0))
-    assert "expected rows, got none beside the names of 3 columns" in refusal(scan, tmp_path / name)
+    assert "expected rows, got only the names of 3 columns" in refusal(scan, tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])

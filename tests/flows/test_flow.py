@@ -147,6 +147,12 @@ class TestDensity:
         assert torch.equal(copy.deepcopy(flow).log_prob(x), flow.log_prob(x))
 
 
+def test_an_array_is_refused_with_what_to_do():
+    flow = Flow(Units.continuous(2), Chain(DiagonalScaling(2)), Gaussian(2))
+    with pytest.raises(TypeError, match=r"expected a tensor, got ndarray: torch\.as_tensor"):
+        flow.log_prob(np.zeros((3, 2)))
+
+
 class TestLedger:
     @laws
     def test_terms_sum_to_log_prob(self, law: str):

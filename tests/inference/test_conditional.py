@@ -376,7 +376,7 @@ def test_the_seed_decides_and_batches_are_of_bounded_size(monkeypatch: pytest.Mo
 def test_what_no_row_can_be_found_for_is_refused(refusal: Callable[..., str]):
     flow, mean, covariance = gaussian_flow(2)
     far = float(mean[0] + 40 * covariance[0, 0].sqrt())
-    assert "no such rows" in refusal(Conditional, flow, {0: above(far)})
+    assert "no rows that meet the conditions" in refusal(Conditional, flow, {0: above(far)})
 
 
 def test_a_conditional_model_is_refused(refusal: Callable[..., str]):

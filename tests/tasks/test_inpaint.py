@@ -441,7 +441,7 @@ class TestRefusals:
             ({"gradient_scale": math.nan}, "gradient scale above 0"),
             ({"direction": "up"}, "a direction of adam, gradient"),
             ({"preset": "paper"}, "a preset of ours, authors"),
-            ({"draws": True, "noise": 0.1}, "are of the ascent"),
+            ({"draws": True, "noise": 0.1}, "apply to the ascent only"),
             ({"draws": True, "steps": 3}, "4 draws or more of each chain"),
         ],
     )

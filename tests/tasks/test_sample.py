@@ -232,7 +232,7 @@ class TestWhere:
             ({"where": "x >"}, "got the end at character 4"),
             ({"where": "x > 5 and x < 3"}, "contradict"),
             ({"where": "count > 99"}, "'count' holds 0 to 11, in steps of 1"),
-            ({"where": "x > 1e9"}, "the model has no such rows"),
+            ({"where": "x > 1e9"}, "the model has no rows that meet the conditions"),
         ],
     )
     def test_refusals_leave_nothing_behind(

@@ -55,7 +55,7 @@ def models(
 ) -> Result:
     """List the trained models that come with nicest; every command takes their names in place of a run folder.
 
-    Example: nicest models && nicest sample digits -n 100 --out grid.png
+    Example: nicest models && nicest sample digits-conv -n 100 --out grid.png
     """
     from nicest.messages import nearest
     from nicest.runs.shipped import card, shipped
@@ -74,7 +74,7 @@ def pack(
     about: Annotated[str, typer.Option(help="A line for the card.", show_default="the title of the recipe")] = "",
     data: options.Moved = None,
 ) -> Result:
-    """Write a small copy of a model to hand on: networks in bfloat16, no training state, and a card with its figures.
+    """Write a small copy of a model to share: networks in bfloat16, no training state, and a card with its figures.
 
     Example: nicest pack runs/demo --out small
     """
@@ -120,7 +120,7 @@ def pull(
 @command(app, show.exported, also=("targets", "labels"))
 def export(
     run: Any,
-    to: Annotated[options.GraphFormat, typer.Option(help="For onnxruntime, or for torch alone.")] = "onnx",
+    to: Annotated[options.GraphFormat, typer.Option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
         Path | None, options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
     ] = None,
@@ -166,10 +166,17 @@ def train(
 
     Example: nicest train mnist --set train.epochs=50
 
+    On your own table: nicest train table --data people.csv --out runs/people
+
     On several GPUs: torchrun --nproc-per-node 8 -m nicest train tfd
     """
-    from nicest.recipes import load_recipe
+    from nicest.recipes import load_recipe, names
 
+    named = Path(recipe)
+    there = named.is_file() or (named.is_dir() and not (named / "recipe.toml").exists())
+    if there and named.suffix != ".toml" and recipe not in names():
+        kind = "images" if named.is_dir() else "table"
+        raise NicestError(f"{recipe} is data, not a recipe: nicest train {kind} --data {recipe}")
     loaded = load_recipe(recipe)
     overrides = list(change or [])
     if data:
@@ -179,7 +186,7 @@ def train(
     options.to_read(loaded.override(*overrides).data.name)
     folder = out or Path("runs") / loaded.name
     if data and folder.resolve() == place(data).resolve():
-        raise NicestError(f"expected a folder for the run alone, got {folder}, which holds the data: choose another")
+        raise NicestError(f"expected a separate folder for the run, got {folder}, which holds the data: choose another")
     if verify and not resume:
         raise NicestError("--verify checks a run that is resumed: add --resume, or leave out --verify")
     if private and resume:
@@ -404,7 +411,7 @@ def calibrate(
     label: options.Label = None,
     seed: options.Seed = 0,
 ) -> Result:
-    """Check on held-out rows whether the credible intervals of a model hold the share of values they claim.
+    """Check on held-out rows whether the credible intervals of a model contain the share of values they claim.
 
     Example: nicest calibrate runs/table --data new.parquet
     """
@@ -445,7 +452,7 @@ def inpaint(
     chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
     draws: Annotated[
         bool,
-        typer.Option("--draws", help="Draw fillings from the model's density given the rest, which vary, by chains."),
+        typer.Option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains."),
     ] = False,
     preset: Annotated[
         options.Preset, typer.Option(help="The schedule of the ascent: ours, or that of the authors' code.")
@@ -489,7 +496,7 @@ def inpaint(
 def studio(
     runs: Annotated[list[Path], options.given("Run folders.", show_default=False)] = [Path("mnist")],  # noqa: B006
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Any other address than that of this machine needs a token.")
+        str, typer.Option(help="The address to listen on. Addresses that other machines can reach need a token.")
     ] = "127.0.0.1",
     port: Annotated[int, options.integer(0, 65535, "The port; 0 picks a free one.")] = 8000,
     allow_host: Annotated[
@@ -502,10 +509,16 @@ def studio(
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Serve models in the browser: inpaint, explore the latent space, score your own images.
+    """Open models of images and tables in the browser: inpaint, sample, score, impute, and train new ones.
 
-    Without a run, the model of MNIST that comes with nicest is served. Example: nicest studio runs/demo --open
+    Without a run, you see the model of MNIST that comes with nicest. Example: nicest studio runs/demo --open
     """
+    for run in runs:
+        if run.is_file() and run.suffix.lower() in (".csv", ".parquet", ".arrow", ".feather", ".xlsx", ".xls"):
+            raise NicestError(
+                f"{run} is a table, not a model: train one with `nicest train table --data {run}`, or start"
+                " `nicest studio --open` and drop the file under New model"
+            )
     from nicest.studio.server import is_loopback, serve
 
     if not is_loopback(host):

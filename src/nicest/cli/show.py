@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nicest.messages import printable
+from nicest.messages import listed, printable
 
 NUMBERS = {"nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats"}
 NUMBERS |= {"start, nats", "end, nats", "truth, nats", "gain, nats", "above truth", "kept", "NICE", "PCA"}
@@ -32,12 +32,12 @@ def _print(*items: Any) -> None:
         console.print(item)
 
 
-def training(result: dict[str, Any]) -> None:
+def training(result: dict[str, Any], *, last: bool = True) -> None:
     if not result["finished"]:
         return print(f"stopped at step {result['step']}, all saved in {result['run']}: --resume continues it")
     best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
     print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
-    return print(f"next: nicest evaluate {result['run']}")
+    return print(f"next: nicest evaluate {result['run']}") if last else None
 
 
 def models(result: dict[str, Any]) -> None:
@@ -75,8 +75,9 @@ def exported(result: dict[str, Any]) -> None:
 
 
 def scores(result: dict[str, Any]) -> None:
-    others = " of the other rows" if result["missing"] or result["unknown"] else ""
-    mean = "" if result["mean_nats"] is None else f"; mean log-density{others}: {result['mean_nats']:.3f} nats"
+    without = result["missing"] + result["unknown"]
+    of = f" of {result['rows'] - without:,} rows" if without else ""
+    mean = "" if result["mean_nats"] is None else f"; mean log-density{of}: {result['mean_nats']:.3f} nats"
     rows = "1 row" if result["rows"] == 1 else f"{result['rows']:,} rows"
     print(f"{rows} scored in {result['out']}{mean}")
     if result["missing"]:
@@ -146,7 +147,10 @@ def evaluation(result: dict[str, Any]) -> None:
         else:
             beside.add_row(name, "–", "dependent columns, or too few rows")
     data = f"{Path(result['dataset']).name}, {result['split']} split"
-    print(f"{data}: {result['n']} examples, noise drawn {result['draws']} times, D = {result['dim']}")
+    noise = f", noise drawn {result['draws']} times" if result["draws"] > 1 else ""
+    print(f"{data}: {result['n']} examples{noise}, D = {result['dim']}")
+    if result.get("target"):
+        print(f"the log-likelihood is that of {listed(result['target'])} given the other columns")
     _print("", ledger, "", *([beside, ""] if rows else []))
     _print(WHY_POSITIVE if result["interval"] else WHY_POSITIVE_CONTINUOUS)
     if result["non_finite"]:
@@ -203,7 +207,7 @@ def calibration(result: dict[str, Any]) -> None:
 
 
 def certificate(result: dict[str, Any]) -> None:
-    table = _table("precision", "round trip, worst", "in the mean", "log-det error, nats")
+    table = _table("precision", "round trip, worst", "round trip, mean", "log-det error, nats")
     columns = (result[name] for name in ("dtype", "max_roundtrip", "mean_roundtrip", "max_logdet_error"))
     for precision, *errors in zip(*columns, strict=True):
         table.add_row(precision, *(f"{each:.1e}" for each in errors))
@@ -261,10 +265,11 @@ def truncation(result: dict[str, Any]) -> None:
 def demo(result: dict[str, Any]) -> None:
     if "training" not in result:  # it was interrupted
         return training(result)
-    training(result["training"])
+    training(result["training"], last=False)
     evaluation(result["evaluation"])
     certificate(result["certificate"])
     print("figures:", *result["figures"], sep="\n  ")
+    print("(mnist-*.png are drawn by two models of MNIST that come with nicest)")
     return print(f"next: nicest studio {result['training']['run']} --open")
 
 
@@ -309,7 +314,7 @@ def study(result: dict[str, Any]) -> None:
 def results(result: dict[str, Any]) -> None:
     from nicest.studies.reproduce import why
 
-    rows = _table("recipe", "reading", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
+    rows = _table("recipe", "settings", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
     for row in result["rows"]:
         paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
         if "runs" not in row:

@@ -218,8 +218,8 @@ def compare_posteriors(
 ) -> Result:
     """Compare posteriors of simulators: NICE and sbi's own estimators, trained by its NPE. Takes an hour.
 
-    Of 10,000 simulations. The figure is the accuracy of a classifier that tells draws from those of the true
-    posterior, in the mean over ten observations; 0.5 is perfect. The packages sbi and sbibm are needed.
+    Every method gets 10,000 simulations. The figure is the accuracy of a classifier that separates its draws from
+    those of the true posterior, averaged over ten observations; 0.5 is perfect. Needs the packages sbi and sbibm.
 
     Example: nicest compare posteriors two_moons --method NICE --out posteriors.json
     """

@@ -209,7 +209,7 @@ def decode(rows: np.ndarray, columns: Sequence[Column]) -> Any:
     try:
         arrays = [decoded(rows[:, i].astype(np.float64), column) for i, column in enumerate(columns)]
     except pa.ArrowException as error:
-        raise NicestError(f"the columns of the model are of types that no numbers have ({brief(error)})") from error
+        raise NicestError(f"cannot write numbers as the column types of the model ({brief(error)})") from error
     return pa.table(arrays, names=[column.name for column in columns])
 
 

@@ -153,7 +153,7 @@ def with_bounds(
             if not (math.isfinite(low) and low < high):
                 raise NicestError(f"{what}: expected a finite lower bound, and one above it or none, got {low}, {high}")
             if column.values:
-                raise NicestError(f"{what} holds one of {len(column.values)} values, which have no bounds")
+                raise NicestError(f"{what} holds only {len(column.values)} distinct values, so bounds do not apply")
             if not low <= column.low <= column.high <= high:
                 raise NicestError(
                     f"{what} has numbers from {column.low:g} to {column.high:g}, beyond its bounds {low:g} and {high:g}"

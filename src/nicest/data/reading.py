@@ -32,6 +32,10 @@ def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
     except Exception as error:
         if unreachable(error):
             raise NicestError(f"{path}: cannot be read ({brief(error)})") from error
+        if "invalid UTF8" in str(error):
+            raise NicestError(
+                f"{path}: expected text in UTF-8, got another encoding; save it as CSV in UTF-8"
+            ) from error
         got = f"got {size} bytes that do not parse; {brief(error)}"
         raise NicestError(f"{path}: expected {expected}, {got}{advice and '; '}{advice}") from error
 

@@ -52,6 +52,7 @@ class Tally:
     moments: set[str] = field(default_factory=set)  # types of the dates that all texts so far are; "" of other texts
     sample: np.ndarray = field(default_factory=lambda: np.empty(0))  # the first cells
     common: Counter[float] = field(default_factory=Counter)  # of those that come often among them, how often in all
+    rising: bool = True  # every number exceeds the one before it
 
     def add_numbers(self, numbers: np.ndarray) -> None:
         """Take note of cells, missing ones left out."""
@@ -61,6 +62,7 @@ class Tally:
             numbers = numbers[finite]
         if not len(numbers):
             return
+        self.rising = self.rising and float(numbers[0]) > self.high and bool((np.diff(numbers) > 0).all())
         self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
         self.whole = self.whole and bool((numbers == np.floor(numbers)).all()) and max(-self.low, self.high) < 2**53
         if self.whole:
@@ -86,7 +88,7 @@ class Tally:
             return Column(self.name, "bool", "values", 0, 1, 1.0, (False, True))
         if 0 < self.not_numbers < self.seen / 2:
             raise NicestError(
-                f"{path}: expected numbers in {where}, got {brief(self.example, 60)!r} among them; mend the cell,"
+                f"{path}: expected numbers in {where}, got {brief(self.example, 60)!r} among them; correct the cell,"
                 f" or {leave_out(self.name)}"
             )
         dates = self.moments - {""} if len(self.moments) == 1 and self.not_numbers == self.seen else set()
@@ -100,6 +102,13 @@ class Tally:
         kind = str(self.type)
         if family(self.type) == "text":  # all of whose cells are numbers, as in a .csv file
             kind = dates.pop() if dates else "int64" if self.whole and not self.missing else "double"
+        integers = self.whole and not self.by_type and kind.startswith(("int", "uint"))
+        if integers and self.rising and self.seen >= NUMBERED:
+            warnings.warn(
+                f"{path}: {where} rises from row to row, as row numbers do. The model learns it like any other column,"
+                f" and new rows beyond {self.high:.0f} get low densities; {leave_out(self.name)} if it identifies rows",
+                stacklevel=4,
+            )
         floats = self.by_type and kind.startswith(("double", "float", "halffloat", "decimal"))
         if not floats and (column := self.discrete(kind)):
             return self.with_support(column)
@@ -108,7 +117,7 @@ class Tally:
                 f"{path}: {where} is constant, {self.low:g}: its density is infinite; {leave_out(self.name)}"
             )
         if self.low < self.high and not SMALLEST < self.high - self.low < LARGEST:
-            spread = f"has numbers from {self.low:g} to {self.high:g}, of which no density is made"
+            spread = f"has numbers from {self.low:g} to {self.high:g}, a range too small or too large for float32"
             raise NicestError(f"{path}: {where} {spread}; give it another unit, or {leave_out(self.name)}")
         column = Column(self.name, kind, "real", self.low, self.high)
         return column if self.by_type else self.with_support(column)
@@ -165,6 +174,9 @@ class Tally:
         return Column(self.name, str(self.type), "values", 0, len(values) - 1, 1.0, values)
 
 
+NUMBERED = 50  # rows from which integers that rise from row to row are taken for row numbers
+
+
 def scan(path: Path, drop: Sequence[str] = (), target: Sequence[str] = ()) -> tuple[Column, ...]:
     """What the columns of a table hold: one pass over the file. With a `target`, the other columns are given."""
     file, dropped = TableFile(path), set(drop)
@@ -200,7 +212,7 @@ def columns_of(
         for tally, cells in zip(tallies, batch.columns, strict=True):
             _look(tally, cells)
     if not rows:
-        raise NicestError(f"{path}: expected rows, got none beside the names of {len(tallies)} columns")
+        raise NicestError(f"{path}: expected rows, got only the names of {len(tallies)} columns")
     if rows == 1:
         raise NicestError(f"{path}: expected at least 3 rows, to train, validate and test on, got 1")
     return tuple(tally.column(path) for tally in tallies)

@@ -189,7 +189,7 @@ def load(
                     f"{path}: expected a table or an array at an address; copy images to this machine first"
                 )
             if target:
-                raise NicestError(f"{path}: a target is a column of a table, and this is none")
+                raise NicestError(f"{path}: a target is a column of a table, but this is not a table")
             return _load_path(path, seed, valid, test, fit, labels=labels)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
@@ -210,7 +210,7 @@ def by_seed(
     n_valid, n_test = max(1, round(n * valid)), max(1, round(n * test))
     if n_valid + n_test >= n:
         raise NicestError(
-            f"{name}: expected at least 3 rows, and 1 left to train on, got {n} of which validation takes {n_valid} "
+            f"{name}: expected at least 3 rows, and 1 left to train on, got {n}: validation takes {n_valid} "
             f"and test {n_test}; give more rows or smaller fractions"
         )
     order = np.random.default_rng(seed).permutation(n)
@@ -536,6 +536,8 @@ def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
         return as_rows(read_npy(path), str(path))
     if IDX_IMAGES.search(path.name):
         return _read_idx([path])
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        raise NicestError(f"{path}: spreadsheets are not read; save the sheet as CSV in UTF-8, and train on that")
     kinds = ", ".join(SUFFIXES)
     raise NicestError(f"{path}: expected {kinds}, .npy, .npz, an idx file, or a folder of idx files or of images")
 

@@ -21,6 +21,7 @@ SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
 CELLS = 2_000_000  # of a batch, at most
 WIDEST = 20_000  # columns
+EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .xls files begin
 LONGEST_LINE = 1 << 23  # bytes of a .csv file that are read at once; no line is longer than two such blocks
 MAGIC = b"ARROW1"  # of an Arrow file, first and last
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
@@ -90,13 +91,16 @@ class TableFile:
 
         with self.path.open("rb") as file:
             first = file.readline(LONGEST_LINE)
+        if not first:
+            raise NicestError(f"{self.path}: expected column names and rows, got an empty file")
+        if first.startswith(EXCEL):
+            raise NicestError(f"{self.path}: this is an Excel file, not CSV; save it from Excel as CSV UTF-8")
         if b"\0" in first:
-            raise NicestError(
-                f"{self.path}: expected text in UTF-8, got bytes of another kind; save it as a .csv in UTF-8"
-            )
+            raise NicestError(f"{self.path}: expected text in UTF-8, got another encoding; save it as CSV in UTF-8")
         if b"," not in first and (other := [each for each in ";\t|" if each.encode() in first]):
             raise NicestError(
-                f"{self.path}: expected cells separated by commas, got {other[0]!r} between them; write it with commas"
+                f"{self.path}: expected cells separated by commas, got {other[0]!r} between them;"
+                " save it with commas, and numbers with a decimal point"
             )
         require_narrow(self.path, first.count(b","))
         parse = csv.ParseOptions(newlines_in_values=True)

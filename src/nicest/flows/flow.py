@@ -101,6 +101,8 @@ class Flow(nn.Module):
 
         Of discrete data it is a bound in the mean over the noise, see `Units`.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"expected a tensor, got {type(x).__name__}: torch.as_tensor(x) makes one")
         if given is not None:
             x = self.beside(given, x)
         elif isinstance(self.prior, PartPrior) and x.shape[-1:] != (self.dim,):

@@ -270,7 +270,9 @@ class Conditional:
             self.fit(particles)
             for _ in range(MOVES):
                 particles = self.move(particles, adapt=True)
-        raise NicestError("where: the model has no such rows, or none that can be found: ask for less")
+        raise NicestError(
+            "where: the model has no rows that meet the conditions, or they are too rare to find: relax the conditions"
+        )
 
     def fix_reach(self, near: Particles) -> None:
         """Let columns stay within their reach if T leaves the weights of particles even: all of them, or each alone."""

@@ -79,7 +79,7 @@ def impute_rows(
         raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
     warmup = max(1, steps // 3) if warmup is None else warmup
     if chains > 0 and draws % chains:
-        raise NicestError(f"expected as many draws of each of {chains} chains, got {draws} in all: take a multiple")
+        raise NicestError(f"expected draws to be a multiple of the {chains} chains, got {draws}")
     if chains < 1 or draws < 4 * chains or steps * chains < draws or warmup < 1:
         got = f"{chains} chains, {draws} draws, {steps} steps, {warmup} of warm-up"
         raise NicestError(f"expected 4 draws or more of each chain, a step or more for each, a warm-up; got {got}")

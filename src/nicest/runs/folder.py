@@ -21,7 +21,7 @@ from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError
 from nicest.files import flush, replacing, write_text, writing
 from nicest.flows import Flow
-from nicest.messages import brief, shown
+from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.remote import place
@@ -298,9 +298,21 @@ def filled(flow: Flow, tensors: Mapping[str, Tensor], source: str) -> Flow:
     try:
         flow.load_state_dict(dict(tensors))
     except RuntimeError as error:
-        reason = brief(str(error).strip().rpartition("\n")[2])
-        raise NicestError(f"{source}: the weights do not fit the flow ({reason})") from error
+        reason = _difference(own, tensors) or brief(str(error).strip().rpartition("\n")[2])
+        raise NicestError(f"{source}: the weights do not fit the flow: {reason}") from error
     return flow
+
+
+def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
+    """How the tensors of a flow differ from stored ones, in words."""
+    if absent := sorted(own.keys() - stored.keys()):
+        return f"the file lacks {listed(absent)}"
+    if left := sorted(stored.keys() - own.keys()):
+        return f"the flow lacks {listed(left)}"
+    for name, tensor in own.items():
+        if tensor.shape != stored[name].shape:
+            return f"{shown(name)} is {tuple(tensor.shape)} in the flow and {tuple(stored[name].shape)} in the file"
+    return ""
 
 
 def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:

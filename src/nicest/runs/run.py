@@ -114,8 +114,8 @@ class Run:
             columns = self.columns
             names = listed([columns[i].name for i in self.recipe.data.targets]) if columns else "some columns"
             raise NicestError(
-                f"{self.path} is a model of {names} given the other columns, and this needs one of whole rows: use"
-                " `nicest predict`, or train without a target"
+                f"{self.path} is a model of {names} given the other columns, but this command needs one"
+                " of all columns: use `nicest predict`, or train without a target"
             )
 
     def require_label(self, label: int) -> None:

@@ -258,14 +258,16 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `nicest reproduce table --page docs/results.md`. Test log-likelihood in nats on the interval of",
-        "the paper: the mean over the test set, 8 draws of the noise and the seeds. ± is the standard deviation over",
-        "seeds, or, for one seed, the standard error over the test set. The model is the best epoch by validation.",
-        "The reading `text` follows the text of the paper, `released` the authors' released code; `best` is our own",
-        "recipe. Rows marked augmented vary their training images. Raw figures:",
+        "`nicest reproduce table --page docs/results.md` writes this page. *paper* and *ours* are test",
+        "log-likelihoods in nats, on the paper's interval of pixel values. Ours is the mean over the test set, 8",
+        "draws of the noise and all seeds; ± is the standard deviation over seeds or, with one seed, the standard",
+        "error over the test set. The model is that of the epoch with the best validation log-likelihood.",
+        "*settings* says what a recipe follows: the text of the paper (`text`), the authors' released code",
+        "(`released`), or our own choices (`best`). Recipes marked *augmented* train on randomly warped images.",
+        "[Reading a likelihood](likelihood.md) explains the units. Raw figures:",
         f"`{_link(Path(result['out']), folder)}`.",
         "",
-        "| recipe | reading | paper | ours | bits/dim | seeds | best epoch | of | minutes | device |",
+        "| recipe | settings | paper | ours | bits/dim | seeds | best epoch | epochs | minutes | device |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     notes = []
@@ -300,7 +302,7 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         lines += [f"| {row['recipe']}, ours | {place.format(row['test_mean_nats'])} |" for row in measured]
     for model in ("Deep MFA", "GRBM"):
         lines.append(f"| {model} | {PUBLISHED['tfd'][model]:.0f} | {PUBLISHED['cifar10'][model]:.0f} |")
-    lines += ["", "Deep MFA's are lower bounds (Tang et al. 2012, as the paper cites them).", ""]
+    lines += ["", "The figures of Deep MFA are lower bounds (Tang et al. 2012, as cited by the paper).", ""]
     if (beside / "vae.json").exists():
         lines += vae_section(json.loads((beside / "vae.json").read_text()))
     for name in dict.fromkeys(row["recipe"] for row in rows):
@@ -320,7 +322,7 @@ def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
     far = [text for text in found.values() if text not in near]
     if not off:
         return []
-    return [f"Within 1 % of the paper's figure: {', '.join(near) or 'none'}; not: {', '.join(far) or 'none'}."]
+    return [f"Within 1 % of the paper's figure: {', '.join(near) or 'none'}. Further away: {', '.join(far) or 'none'}."]
 
 
 def vae_section(study: dict[str, Any]) -> list[str]:
@@ -333,7 +335,7 @@ def vae_section(study: dict[str, Any]) -> list[str]:
         test, gain = ("" if row[key] is None else f" ± {row[key]:.1f}" for key in ("test_sd", "gain_sd"))
         over = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{gain}"
         lines.append(f"| {row['model']} | {row['parameters']:,} | {row['test_nats']:.1f}{test} | {over} |")
-    wider = "`wider` is the plain VAE with as many parameters as the largest model: what parameters alone are worth."
+    wider = "`wider` is the plain VAE with as many parameters as the largest model: what parameters by themselves gain."
     return [*lines, "", wider, ""]
 
 
@@ -352,9 +354,9 @@ PICTURES = {
 }
 NOTES = {
     "fer2013": "FER2013 is not the Toronto Face Dataset; 288 of its 3,589 test images are copies of training images.",
-    "svhn": "SVHN is here a copy rebuilt from the published full-number images and their boxes, which "
-    "`nicest data check svhn` tells from the published files: of 30.7 million numbers of the first 10,000 test images "
-    "88 differed, each by 1.",
+    "svhn": "Our copy of SVHN was rebuilt from the published full-number images and their bounding boxes; `nicest data "
+    "check svhn` reports it as rebuilt. Of the 30.7 million numbers of the first 10,000 test images, 88 differ from "
+    "the published files, each by 1.",
 }
 NAMES = {
     "diagonal_gaussian": "diagonal Gaussian",

@@ -76,7 +76,7 @@ def held_out(run: Run, table: str | Path | None) -> Batch:
         return _all_known(own)
     parts = [chunk for part in plan([Path(table)], run.columns) for chunk in chunks(part, run.columns, run.recipe)]
     if not parts:
-        raise NicestError(f"{table}: expected rows, got none beside the names of its columns")
+        raise NicestError(f"{table}: expected rows, got only column names")
     return Batch(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 

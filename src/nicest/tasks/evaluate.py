@@ -17,8 +17,8 @@ WHY_POSITIVE = (
     " the density exceeds 1. Bits/dim do not depend on the interval."
 )
 WHY_POSITIVE_CONTINUOUS = (
-    "Nats are the logarithm of a density in the units of the data, not of a probability. They are positive where the"
-    " density exceeds 1. If you multiply a column by c, they fall by log c."
+    "Real columns count by the logarithm of their density, which is positive where the density exceeds 1; discrete"
+    " columns by that of their probability. If you multiply a real column by c, nats fall by log c."
 )
 
 
@@ -73,4 +73,4 @@ def evaluate(
         "recipe": recipe.name,
         "interval": list(recipe.data.interval) if recipe.data.levels else None,
         "epoch": run.figures.get("epoch"),
-    }
+    } | ({"target": list(recipe.data.target)} if recipe.data.target else {})

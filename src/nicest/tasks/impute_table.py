@@ -90,7 +90,7 @@ def impute_table(
             counts["not_mixed"] += int((np.nan_to_num(found.r_hat, nan=1.0).max(1, initial=1.0) >= MIXED).sum())
             bar.update(counts["rows"], f"{counts['filled']:,} cells")
         if not counts["rows"]:
-            raise NicestError(f"{path}: expected rows to fill in, got none beside the names of its columns")
+            raise NicestError(f"{path}: expected rows to fill in, got only column names")
     return {"out": str(target), "cells": str(cells) if cells else None, "interval": interval, "seed": seed, **counts}
 
 

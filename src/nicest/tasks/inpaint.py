@@ -71,7 +71,9 @@ def inpaint(
     paths = _outputs(out)
     options = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
     if draws and (preset != "ours" or any(value is not None for value in options.values())):
-        raise NicestError("a preset, direction, gradient scale and noise are of the ascent: leave them out to draw")
+        raise NicestError(
+            "preset, direction, gradient scale and noise apply to the ascent only: leave them out to draw"
+        )
     schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **options)
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats

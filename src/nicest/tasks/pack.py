@@ -32,7 +32,9 @@ def pack(run: Run, out: str | Path, *, about: str = "", limits: str = LIMITS) ->
     """
     folder, recipe = RunFolder(out), run.recipe
     if recipe.data.name == IN_MEMORY:
-        raise NicestError("this model was fitted to rows in memory, by which no card can be made: train a run")
+        raise NicestError(
+            "this model was fitted to rows in memory, so no card can be written: train it with `nicest train`"
+        )
     folder.refuse_existing()
     run.rows("test")  # the card is made by these: without them nothing is written
     tensors = {name: _small(name, tensor) for name, tensor in run.tensors.items()}

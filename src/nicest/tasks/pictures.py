@@ -40,7 +40,7 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
     light on dark. What is transparent becomes white behind dark ink, else black.
     """
     if len(data.shape) == 1 or not data.levels:
-        raise NicestError("the model is not of images with levels: no picture can be made to fit it")
+        raise NicestError("this is not a model of images with levels, so it cannot take a picture")
     height, width = data.shape[-2:]
     mode = "RGB" if len(data.shape) == 3 and data.shape[0] == 3 else "L"
     try:
@@ -58,7 +58,7 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
         ) from error
     except Exception as error:  # broken bytes lead Pillow to errors of every kind
         raise NicestError(
-            f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes that are none ({brief(error)})"
+            f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes that are not ({brief(error)})"
         ) from error
     pixels = np.asarray(ImageOps.invert(plain) if inverted else plain, dtype=np.float64)
     levels = (pixels * (data.levels - 1) / 255).round()

@@ -157,7 +157,7 @@ def predict(
             tally.rows, tally.unseen = tally.rows + some.num_rows, tally.unseen + unseen
             bar.update(tally.rows)
         if not tally.rows:
-            raise NicestError(f"{path}: expected rows to predict, got none beside the names of its columns")
+            raise NicestError(f"{path}: expected rows to predict, got only column names")
     if picture:
         _draw(Path(picture), drawn, targets[0].name, level, f"{path.name}, predicted by {run.path.name}")
     return {

@@ -195,6 +195,8 @@ def choose(
     bars = [ProgressBar() for each in callbacks if isinstance(each, ProgressBar)]
     names, nats = [recipe.title.partition(": ")[2] for recipe in recipes], []
     for name, recipe in zip(names, recipes, strict=True):
+        for each in callbacks:
+            each.note(f"trying {name}, for a few epochs")
         per_epoch = max(1, splits.n_training // recipe.train.batch)
         epochs = min(recipe.train.epochs, math.ceil(max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)))
         every = min(recipe.train.evaluate_every, max(1, epochs // 4))
