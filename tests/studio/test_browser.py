@@ -611,6 +611,34 @@ class TestExploring:
         page.wait_for_timeout(500)
         assert page.inner_text("#moved-radius") == "0.0 sd"
 
+    def test_a_direction_from_labels_moves_the_picture_and_a_link_keeps_it(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#labels button >> nth=9")
+        page.wait_for_selector("#toward canvas[data-picture] >> nth=1")
+        ends = "() => [...document.querySelectorAll('#toward canvas')].map((each) => each.dataset.picture)"
+        toward_zero = page.evaluate(ends)
+        page.click("[aria-label='label 8']")
+        page.select_option("#label-start", "3")
+        page.wait_for_function(f"old => String(({ends})()) !== String(old)", arg=toward_zero)
+        before = visit.levels("#moved")
+        page.get_by_label("From label 3 toward label 8").fill("2")
+        page.wait_for_function(f"() => document.getElementById('moved').dataset.picture === ({ends})()[1]")
+        moved = visit.levels("#moved")
+        page.click("#link")
+        link = page.url
+        page.click("#reset")
+        page.wait_for_timeout(500)
+        assert (visit.levels("#moved") == before).all()
+        assert page.inner_text("#toward output") == "+0.00"
+        page.goto("about:blank")
+        page.goto(link)
+        page.wait_for_function(
+            "picture => document.getElementById('moved')?.dataset.picture === picture",
+            arg=base64.b64encode(moved.tobytes()).decode(),
+        )
+        assert page.get_by_label("From label 3 toward label 8").input_value() == "2"
+
     def test_picks_ways_and_the_sphere(self, visit: Visit):
         page = visit.page
         page.click("nav >> text=Explore")
@@ -772,6 +800,7 @@ def test_the_label_is_chosen_where_the_run_is(chromium: Any, labelled: Path):
                 visit.page.wait_for_selector("#classes figure >> nth=9")
                 same = visit.levels("#classes canvas >> nth=7") == visit.levels("#wall canvas")
                 assert same.all()
+                assert visit.page.locator("#labels-part").is_hidden()  # codes do not depend on the label
                 visit.page.click("nav >> text=Inpaint")
             first = visit.levels("#choices canvas")
             found = splits.test[(splits.test[:, :-1] == first).all(1), -1]
