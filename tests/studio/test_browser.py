@@ -1087,6 +1087,8 @@ def test_axe_finds_nothing_in_any_view(visit: Visit, tmp_path: Path):
     ):
         page.click(f"nav >> text={name}")
         page.wait_for_selector(ready)
+        if name == "Explore":
+            page.wait_for_selector("#toward canvas[data-picture]")
         if name == "Score":
             page.click("#score-tests")
             page.wait_for_selector(".card button")
@@ -1137,7 +1139,9 @@ class TestLooks:
         page.click("nav >> text=Explore")
         page.wait_for_selector("#globe-note:has-text('220 codes')")
         page.wait_for_selector("#between canvas[data-picture]")
-        page.wait_for_timeout(300)
+        page.click("[aria-label='label 3']")
+        page.get_by_label("From all labels toward label 3").fill("1")
+        page.wait_for_timeout(600)
         self.fits(page)
         visit.shot(f"studio-explore-{name}", height=2700 if name == "phone" else None)
         page.click("nav >> text=Score")
