@@ -237,6 +237,21 @@ class TestPictures:
         assert "8 MB" in answer.json()["error"]
         assert sum(sent) <= 2**20 + PATIENCE * limits.BODY
 
+    def test_nobody_waits_for_the_large_files_of_others(self, app: Guard, monkeypatch: pytest.MonkeyPatch):
+        gate = threading.Event()
+        monkeypatch.setattr(Images, "upload", lambda *_: str(gate.wait(30)))
+
+        async def scenario() -> None:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+                waiting = [asyncio.create_task(client.post(f"{DIGITS}/upload", content=b"x")) for _ in range(4)]
+                await asyncio.sleep(0.2)
+                answer = await asyncio.wait_for(client.get(f"{DIGITS}/samples?n=1"), 20)
+                assert answer.status_code == 200
+                gate.set()
+                assert [each.status_code for each in await asyncio.gather(*waiting)] == [200] * 4
+
+        asyncio.run(scenario())
+
     def test_masks_are_the_papers(self, ask: Ask):
         for name, count in (("top", 32), ("random:75", 48)):
             mask = levels(ask("GET", f"{DIGITS}/mask", params={"name": name}).json()["mask"])

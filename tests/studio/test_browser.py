@@ -85,6 +85,8 @@ class Visit:
         self.page.goto(server)
         self.page.wait_for_selector("#choices canvas")
         self.page.wait_for_selector("#masks button")
+        self.method = self.page.get_attribute("#methods [aria-pressed=true]", "data-method")  # that it begins with
+        self.page.click("[data-method=ascent]")
 
     def own(self, url: str) -> bool:
         return url.startswith((self.server, "blob:" + self.server, "data:"))
@@ -138,14 +140,14 @@ def visit(chromium: Any, server: str, request: pytest.FixtureRequest) -> Iterato
     assert made.wrong == []
 
 
-def stroke(visit: Visit, start: tuple[float, float], end: tuple[float, float]) -> None:
+def stroke(visit: Visit, start: tuple[float, float], end: tuple[float, float], button: str = "left") -> None:
     """Draw on the mask with the mouse, in shares of its side."""
     box = visit.page.locator("#mask").bounding_box()
     points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end)]
     visit.page.mouse.move(*points[0])
-    visit.page.mouse.down()
+    visit.page.mouse.down(button=button)
     visit.page.mouse.move(*points[1], steps=8)
-    visit.page.mouse.up()
+    visit.page.mouse.up(button=button)
 
 
 class TestInpainting:
@@ -175,6 +177,7 @@ class TestInpainting:
     def test_at_once_one_button_and_the_original_beside(self, visit: Visit):
         page = visit.page
         assert page.inner_text("#hidden-count").startswith("32 of 64")  # the lower half
+        assert visit.method == "draws"
         page.fill("#steps", "40")
         visit.go_and_wait()
         truth, filled = visit.levels("#truth-picture"), visit.levels("#results canvas")
@@ -211,6 +214,8 @@ class TestInpainting:
         assert page.locator("#masks button").count() == 10
         page.click("#clear")
         assert page.locator("#go").is_disabled()
+        stroke(visit, (0.1, 0.1), (0.9, 0.9), button="right")
+        assert "Nothing" in page.inner_text("#hidden-count")
         page.click("[data-tool=rectangle]")
         stroke(visit, (0.05, 0.05), (0.45, 0.45))
         assert page.inner_text("#hidden-count").startswith("16 of 64")
@@ -398,7 +403,7 @@ def test_a_server_that_ends_and_comes_back(chromium: Any, digits: Path):
         page.wait_for_selector("#results[data-frames]")
         process.kill()
         page.wait_for_selector("#inpaint-note.bad")
-        assert "The server went away, and the inpainting with it" in page.inner_text("#inpaint-note")
+        assert "The server stopped, and the inpainting with it" in page.inner_text("#inpaint-note")
         page.wait_for_selector("#banner:not([hidden])")
         assert not page.inner_text("#progress").startswith("step")
         page.click("nav >> text=Explore")
@@ -467,7 +472,7 @@ def test_a_run_that_is_replaced_damaged_or_deleted_is_shown_as_it_is(
         shutil.copytree(tmp_path / "other", run)  # without its data there are samples
         page.wait_for_selector("nav >> text=Inpaint")
         page.click("nav >> text=Inpaint")
-        page.wait_for_selector("#choices-note:has-text('since there are no test images')")
+        page.wait_for_selector("#choices-note:has-text('the test images are missing')")
         assert page.locator("#original[data-picture]").count() == 1
         assert page.get_attribute("[data-source=samples]", "aria-pressed") == "true"
         page.close()
@@ -530,7 +535,7 @@ class TestTheFrame:
         other.page.wait_for_timeout(1500)
         assert (other.levels("#moved") == moved).all()
         other.page.goto(links[1][:-40])
-        other.page.wait_for_selector("#link-said:has-text('not whole')")
+        other.page.wait_for_selector("#link-said:has-text('incomplete')")
         other.context.close()
         assert other.wrong == []
 
@@ -771,6 +776,8 @@ def test_an_upload_is_inverted_afterwards_and_photos_of_any_size_are_taken(visit
     page.set_input_files("#upload-file", str(tmp_path / "white.png"))
     page.wait_for_selector("#choices-note:has-text('as the model sees it')")
     assert (visit.levels("#original") == 16).all()
+    for each in (".easel", "#truth-picture", "#choices button"):  # white pictures have an edge
+        assert page.locator(each).first.evaluate("each => getComputedStyle(each).boxShadow") != "none"
     page.check("#upload-invert")
     page.wait_for_function("() => atob(document.getElementById('original').dataset.picture).charCodeAt(0) === 0")
     page.uncheck("#upload-invert")
@@ -952,7 +959,7 @@ def test_a_table_is_trained_on_here(chromium: Any, digits: Path, table: Path, tm
         )
         page.click("#begin")
         page.wait_for_selector("#training:not([hidden])")
-        page.wait_for_selector("#curves-note:has-text('begun')")
+        page.wait_for_selector("#curves-note:has-text('started')")
         assert page.input_value("#run") == "crowd"
         visit.context.close()
         assert visit.wrong == []
@@ -1133,7 +1140,9 @@ class TestLooks:
         page = visit.page
         page.locator("#choices button").nth(3).click()
         page.locator("#masks button").nth(6).click()
+        page.click("[data-method=draws]")
         visit.go_and_wait()
+        page.wait_for_selector("#spread:not([hidden])")
         self.fits(page)
         visit.shot(f"studio-inpaint-{name}", height=2300 if name == "phone" else None)
         page.click("nav >> text=Explore")

@@ -108,7 +108,7 @@ async function pictures() {
     const found = own ? studio.own.map((each) => each.picture) : (await get(`/api/runs/${run.id}/pictures`, { n: 64 })).pictures;
     if (!fresh()) return;
     tiles(found, (i) => (own ? studio.own[i].name : `test image ${i + 1}`), (i) => ({ picture: found[i] }));
-    note("wall-note", own ? "What you draw or upload under Score comes here." : "");
+    note("wall-note", own ? "Images that you draw or upload under Score appear here." : "");
     mark();
   } catch (error) { if (fresh()) { $("wall").replaceChildren(); sorry("wall-note", error, wall); } }
 }
