@@ -123,6 +123,7 @@ class Visit:
         """A picture of the page for the documentation; without a folder for it, only that it can be taken."""
         folder = os.environ.get("NICEST_SCREENSHOTS")
         clip = {"clip": {"x": 0, "y": 0, "width": self.page.viewport_size["width"], "height": height}} if height else {}
+        self.page.evaluate("() => scrollTo(0, 0)")
         content = self.page.screenshot(full_page=True, **clip)
         with Image.open(io.BytesIO(content)) as picture:
             assert len(picture.getcolors(1 << 24) or []) > 20
