@@ -49,7 +49,7 @@ class Limits(BaseModel):
     steps: int = limits.STEPS
     chains: int = limits.CHAINS
     components: int = limits.COMPONENTS
-    walk: int = Field(limits.WALK, description="Dimensions of a model that makes exact draws, at most.")
+    walk: Annotated[int, Field(description="Dimensions of a model that makes exact draws, at most.")] = limits.WALK
     jobs: int = limits.JOBS
 
 
