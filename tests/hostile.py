@@ -69,8 +69,9 @@ class Attack:
     def over(self) -> bool:
         return time.perf_counter() > self.end
 
-    async def stall(self, text: bytes, drip: bytes) -> None:
+    async def stall(self, text: bytes, drip: bytes, after: float = 0) -> None:
         """Send something, then a little now and then, and read nothing; when sent away, come again."""
+        await asyncio.sleep(after)
         while not self.over():
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2048)
@@ -116,7 +117,8 @@ class Attack:
         head = b"POST /api/runs/%s/inpaint HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         asked = head % self.run.encode() + b"Content-Length: %d\r\n\r\n" % len(body)
         work = [self.memory(pid)]
-        work += [self.stall(asked + body, b"") for _ in range(8)]  # who never reads
+        half = (self.end - time.perf_counter()) / 2  # before they take all slots, data to train on gets one
+        work += [self.stall(asked + body, b"", half) for _ in range(8)]  # who never reads
         work += [self.stall(asked, b" ") for _ in range(20)]  # whose body never ends
         work += [self.stall(b"GET / HTTP/1.1\r\n", b"X: y\r\n") for _ in range(20)]  # nor its head
         work += [self.stall(b"", b"") for _ in range(100)]  # who says nothing

@@ -7,18 +7,27 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from PIL import Image
 
 from nicest.errors import NicestError
 from nicest.files import write_bytes
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
 DPI = 130
+
+
+def _blank(**how: Any) -> Figure:
+    """An empty figure. matplotlib is imported here: it takes its time, and who draws nothing need not wait for it."""
+    from matplotlib.figure import Figure
+
+    return Figure(**how, layout="constrained")
 
 
 def image_grid(
@@ -51,7 +60,7 @@ def spectrum_figure(
 
     Those are of a PCA, or, where the data come whitened to the couplings, 1. The axis is linear, then logarithmic.
     """
-    figure, ranks = Figure(figsize=(9, 3.6), layout="constrained"), np.arange(1, len(deviations) + 1)
+    figure, ranks = _blank(figsize=(9, 3.6)), np.arange(1, len(deviations) + 1)
     for ax, scale in zip(figure.subplots(1, 2), ("linear", "log"), strict=True):
         ax.plot(ranks, deviations, color=INK, linewidth=1.8, label="NICE, of each component")
         if pca is not None:
@@ -68,7 +77,7 @@ def spectrum_figure(
 def sphere_figure(grid: Image.Image, n: int, *, title: str) -> Figure:
     """Images of an n x n grid of points of a sphere, as a map: longitude to the right, north at the top."""
     width = 6.2
-    figure = Figure(figsize=(width + 0.5, width * grid.height / grid.width + 0.4), layout="constrained")
+    figure = _blank(figsize=(width + 0.5, width * grid.height / grid.width + 0.4))
     ax = _show_grid(figure.subplots(), grid)
     marks = range(0, n, math.ceil(n / 12))
     latitudes = [math.degrees(math.asin(1 - (2 * i + 1) / n)) for i in range(n)]
@@ -85,7 +94,7 @@ def truncation_figure(
     """Images by what is kept of them, a panel for each of two models with k along its columns, then the mean errors."""
     height = 3.8
     widths = [height * grid.width / grid.height for grid in grids.values()] + [4.6]
-    figure = Figure(figsize=(sum(widths) + 0.6, height + 0.9), layout="constrained")
+    figure = _blank(figsize=(sum(widths) + 0.6, height + 0.9))
     *panels, ax = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     marks = [str(k) for k in kept]
     for panel, (name, grid) in zip(panels, grids.items(), strict=True):
@@ -118,7 +127,7 @@ def likelihood_figure(
 
     The axis leaves out where training comes from, its lowest twentieth, and levels far below everything else.
     """
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    figure = _blank(figsize=(8, 4.2))
     ax = figure.subplots()
     columns = [[row[key] for row in metrics] for key in ("epoch", "train_nats", "valid_nats")]
     epochs, train, valid = np.array(columns, dtype=float)  # None, where there is no number, is a hole
@@ -144,7 +153,7 @@ def likelihood_figure(
 
 def contact_sheet(pictures: Mapping[str, Path], *, title: str) -> Figure:
     """Pictures on disk in two columns, each under its name."""
-    figure = Figure(figsize=(13, 4.6 * math.ceil(len(pictures) / 2)), layout="constrained")
+    figure = _blank(figsize=(13, 4.6 * math.ceil(len(pictures) / 2)))
     figure.suptitle(title, fontsize=14)
     for ax, (name, path) in zip(_panels(figure, len(pictures), 2), pictures.items(), strict=True):
         ax.imshow(np.asarray(Image.open(path)), cmap="gray", interpolation="antialiased")
@@ -164,7 +173,7 @@ def _panels(figure: Figure, n: int, columns: int) -> list[Axes]:
 def picture_kind(path: Path) -> str:
     """The format a picture's name asks for, in a folder that is there: asked before long work, so none is lost."""
     kind = path.suffix.lstrip(".").lower() or "png"
-    if kind not in Figure().canvas.get_supported_filetypes():
+    if kind not in _blank().canvas.get_supported_filetypes():
         raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +214,7 @@ def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     """Microseconds of every library, one panel for each kind of work at each net and batch, the floor as a line."""
     panels = list(dict.fromkeys((row["what"], row["net"], row["batch"]) for row in rows))
     columns = min(3, len(panels))
-    figure = Figure(figsize=(4.6 * columns, 2.9 * math.ceil(len(panels) / columns)), layout="constrained")
+    figure = _blank(figsize=(4.6 * columns, 2.9 * math.ceil(len(panels) / columns)))
     figure.suptitle(title)
     for ax, panel in zip(_panels(figure, len(panels), columns), panels, strict=True):
         chosen = [row for row in rows if (row["what"], row["net"], row["batch"]) == panel]
@@ -223,7 +232,7 @@ def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
 def study_figure(result: Mapping[str, Any]) -> Figure:
     """How the training step grows with each size, how scoring and sampling grow with rows, on logarithmic axes."""
     axes_of = list(dict.fromkeys(row["axis"] for row in result["steps"]))
-    figure = Figure(figsize=(4.2 * (len(axes_of) + 1), 3.4), layout="constrained")
+    figure = _blank(figsize=(4.2 * (len(axes_of) + 1), 3.4))
     figure.suptitle(f"{result['device']}: how cost grows")
     panels = figure.subplots(1, len(axes_of) + 1)
     for ax, axis in zip(panels, axes_of, strict=False):
@@ -255,7 +264,7 @@ def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, titl
     lines = math.ceil(len(panels) / columns)
     height = 4.2 * min(tall, 2.5)
     width = height / tall * (2 if columns == 1 else 1)
-    figure = Figure(figsize=(width * columns + 1.4, (width * tall + 0.5) * lines + 0.6), layout="constrained")
+    figure = _blank(figsize=(width * columns + 1.4, (width * tall + 0.5) * lines + 0.6))
     step = next(iter(panels.values())).height / len(rows)
     axes = _panels(figure, len(panels), columns)
     for ax, (name, grid) in zip(axes, panels.items(), strict=True):
@@ -281,7 +290,7 @@ def calibration_figure(
     There are curves for all cells and for the worst column, or none, as of images. PITs are as sure as if so many
     `independent` draws of a known distribution had been counted.
     """
-    figure = Figure(figsize=(4.2 * len(pits) + (4.6 if curves else 0), 4.6), layout="constrained")
+    figure = _blank(figsize=(4.2 * len(pits) + (4.6 if curves else 0), 4.6))
     figure.suptitle(title.replace("$", r"\$"), wrap=True)
     axes = figure.subplots(1, len(pits) + bool(curves), squeeze=False)[0].tolist()
     if curves:
@@ -328,7 +337,7 @@ def prediction_figure(
 ) -> Figure:
     """Predictions of rows, sorted by their medians: a fan of intervals, what was observed, and how its shares of the
     predicted distributions (PIT) are spread: evenly, if those are right."""
-    figure, order = Figure(figsize=(9, 3.6), layout="constrained"), np.argsort(median)
+    figure, order = _blank(figsize=(9, 3.6)), np.argsort(median)
     axes = figure.subplots(1, 2, width_ratios=(2, 1)) if pit is not None else [figure.subplots()]
     ranks = np.arange(len(order))
     ax = axes[0]
@@ -354,7 +363,7 @@ def classification_figure(
 ) -> Figure:
     """How often images of each label, by row, are given each label; and, in bins of the probability of the answer, how
     often it is right: on the diagonal, if the probabilities are."""
-    figure, n = Figure(figsize=(9, 4.2), layout="constrained"), len(confusion)
+    figure, n = _blank(figsize=(9, 4.2)), len(confusion)
     left, ax = figure.subplots(1, 2)
     shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
     left.imshow(shares, cmap="Blues", vmin=0, vmax=1)

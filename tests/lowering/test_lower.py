@@ -78,6 +78,7 @@ class TestZoo:
         for batch in (0, 1):
             y, log_det = fast(inputs(name, batch, 6))
             assert (y.shape, log_det.shape, fast.inverse(y).shape) == ((batch, 6), (batch,), (batch, 6))
+        assert_parity(ZOO[name](6), inputs(name, 1, 6))
 
     @whole_zoo
     def test_the_plain_layer_is_left_as_it_was(self, name: str):

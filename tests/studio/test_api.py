@@ -32,6 +32,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 import nicest
+from nicest.data import load
 from nicest.data.cells import decode
 from nicest.data.columns import Column
 from nicest.recipes import load_recipe
@@ -40,8 +41,9 @@ from nicest.studio.films import Film
 from nicest.studio.guard import HEADERS, PATIENCE, Guard
 from nicest.studio.images import Images
 from nicest.studio.limits import Desk
+from nicest.studio.messages import Move
 from nicest.studio.rows import _ends, _typed
-from nicest.studio.served import Loaded, Served
+from nicest.studio.served import LABELLED, Loaded, Served
 from nicest.studio.server import PAGE, bind, create_app, is_loopback, make_server, name_runs, names, serve
 from nicest.studio.trainer import Trainer
 from nicest.tasks.evaluate import evaluate
@@ -234,6 +236,21 @@ class TestPictures:
         assert answer.status_code == 413
         assert "8 MB" in answer.json()["error"]
         assert sum(sent) <= 2**20 + PATIENCE * limits.BODY
+
+    def test_nobody_waits_for_the_large_files_of_others(self, app: Guard, monkeypatch: pytest.MonkeyPatch):
+        gate = threading.Event()
+        monkeypatch.setattr(Images, "upload", lambda *_: str(gate.wait(30)))
+
+        async def scenario() -> None:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+                waiting = [asyncio.create_task(client.post(f"{DIGITS}/upload", content=b"x")) for _ in range(4)]
+                await asyncio.sleep(0.2)
+                answer = await asyncio.wait_for(client.get(f"{DIGITS}/samples?n=1"), 20)
+                assert answer.status_code == 200
+                gate.set()
+                assert [each.status_code for each in await asyncio.gather(*waiting)] == [200] * 4
+
+        asyncio.run(scenario())
 
     def test_masks_are_the_papers(self, ask: Ask):
         for name, count in (("top", 32), ("random:75", 48)):
@@ -488,6 +505,37 @@ class TestExploring:
         high = ask("POST", f"{DIGITS}/move", json={"sphere": point, "places": [found["places"][0], 3.0]}).json()
         assert abs(levels(high["picture"]).astype(int) - levels(found["ends"][1][1])).max() <= 1
         assert "points 0 to 19" in ask("POST", f"{DIGITS}/move", json={"sphere": point | {"index": 20}}).json()["error"]
+
+    def test_a_direction_leads_from_the_mean_of_a_label_to_that_of_another(self, ask: Ask, digits: Path):
+        means = ask("GET", f"{DIGITS}/labels").json()["means"]
+        sklearn = load_digits()
+        judge = LogisticRegression(max_iter=2000).fit(sklearn.data, sklearn.target)
+        assert (judge.predict([levels(each).ravel() for each in means]) == np.arange(10)).sum() >= 8
+        rows = load("digits", labels=True).train
+        model = Model(nicest.open(digits))
+        codes = [model.encode(torch.from_numpy(rows[rows[:, -1] == k, :-1][:LABELLED])).mean(0) for k in range(10)]
+        h = model.draw(limits.WALL)[:1]
+        for start, first in ((3, codes[3]), (None, torch.stack(codes).mean(0))):
+            asked = {"sample": {"index": 0}, "direction": {"start": start, "end": 8, "amount": 1.5}}
+            found = levels(ask("POST", f"{DIGITS}/move", json=asked).json()["picture"]).ravel()
+            expected = model.decode(h + 1.5 * (codes[8] - first))[0].numpy()
+            assert abs(found.astype(int) - expected).max() <= 1
+        for wrong in ({"start": 10, "end": 0}, {"start": 0, "end": 10}):
+            answer = ask("POST", f"{DIGITS}/move", json={"sample": {"index": 0}, "direction": wrong | {"amount": 1}})
+            assert "one of the 10 labels" in answer.json()["error"]
+
+    def test_where_there_are_no_labels_there_are_no_directions(
+        self, digits: Path, labelled: Path, tmp_path: Path, refusal: Callable[..., str]
+    ):
+        """Without the data, with data that has none, and of a model of images given their label."""
+        np.save(tmp_path / "images.npy", np.zeros((60, 8, 8), np.uint8))
+        gone, bare = Served("gone", digits).open(), Served("bare", digits).open()
+        gone.no_data = "gone"
+        bare.data = replace(bare.data, name=str(tmp_path / "images.npy"))
+        for loaded in (gone, bare, Served("given", labelled, 3).open()):
+            assert Images(loaded).labels().means == []
+        asked = {"sample": {"index": 0}, "direction": {"end": 0, "amount": 1.0}}
+        assert "one of the 0 labels" in refusal(Images(gone).move, Move.model_validate(asked))
 
     def test_every_view_knows_the_labels_of_a_model(self, labelled: Path, ask: Ask):
         """One code in every class: each is decoded by the model of that label, and none is refused."""

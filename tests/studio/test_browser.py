@@ -85,6 +85,8 @@ class Visit:
         self.page.goto(server)
         self.page.wait_for_selector("#choices canvas")
         self.page.wait_for_selector("#masks button")
+        self.method = self.page.get_attribute("#methods [aria-pressed=true]", "data-method")  # that it begins with
+        self.page.click("[data-method=ascent]")
 
     def own(self, url: str) -> bool:
         return url.startswith((self.server, "blob:" + self.server, "data:"))
@@ -121,6 +123,7 @@ class Visit:
         """A picture of the page for the documentation; without a folder for it, only that it can be taken."""
         folder = os.environ.get("NICEST_SCREENSHOTS")
         clip = {"clip": {"x": 0, "y": 0, "width": self.page.viewport_size["width"], "height": height}} if height else {}
+        self.page.evaluate("() => scrollTo(0, 0)")
         content = self.page.screenshot(full_page=True, **clip)
         with Image.open(io.BytesIO(content)) as picture:
             assert len(picture.getcolors(1 << 24) or []) > 20
@@ -138,14 +141,14 @@ def visit(chromium: Any, server: str, request: pytest.FixtureRequest) -> Iterato
     assert made.wrong == []
 
 
-def stroke(visit: Visit, start: tuple[float, float], end: tuple[float, float]) -> None:
+def stroke(visit: Visit, start: tuple[float, float], end: tuple[float, float], button: str = "left") -> None:
     """Draw on the mask with the mouse, in shares of its side."""
     box = visit.page.locator("#mask").bounding_box()
     points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end)]
     visit.page.mouse.move(*points[0])
-    visit.page.mouse.down()
+    visit.page.mouse.down(button=button)
     visit.page.mouse.move(*points[1], steps=8)
-    visit.page.mouse.up()
+    visit.page.mouse.up(button=button)
 
 
 class TestInpainting:
@@ -175,6 +178,7 @@ class TestInpainting:
     def test_at_once_one_button_and_the_original_beside(self, visit: Visit):
         page = visit.page
         assert page.inner_text("#hidden-count").startswith("32 of 64")  # the lower half
+        assert visit.method == "draws"
         page.fill("#steps", "40")
         visit.go_and_wait()
         truth, filled = visit.levels("#truth-picture"), visit.levels("#results canvas")
@@ -211,6 +215,8 @@ class TestInpainting:
         assert page.locator("#masks button").count() == 10
         page.click("#clear")
         assert page.locator("#go").is_disabled()
+        stroke(visit, (0.1, 0.1), (0.9, 0.9), button="right")
+        assert "Nothing" in page.inner_text("#hidden-count")
         page.click("[data-tool=rectangle]")
         stroke(visit, (0.05, 0.05), (0.45, 0.45))
         assert page.inner_text("#hidden-count").startswith("16 of 64")
@@ -398,7 +404,7 @@ def test_a_server_that_ends_and_comes_back(chromium: Any, digits: Path):
         page.wait_for_selector("#results[data-frames]")
         process.kill()
         page.wait_for_selector("#inpaint-note.bad")
-        assert "The server went away, and the inpainting with it" in page.inner_text("#inpaint-note")
+        assert "The server stopped, and the inpainting with it" in page.inner_text("#inpaint-note")
         page.wait_for_selector("#banner:not([hidden])")
         assert not page.inner_text("#progress").startswith("step")
         page.click("nav >> text=Explore")
@@ -467,7 +473,7 @@ def test_a_run_that_is_replaced_damaged_or_deleted_is_shown_as_it_is(
         shutil.copytree(tmp_path / "other", run)  # without its data there are samples
         page.wait_for_selector("nav >> text=Inpaint")
         page.click("nav >> text=Inpaint")
-        page.wait_for_selector("#choices-note:has-text('since there are no test images')")
+        page.wait_for_selector("#choices-note:has-text('the test images are missing')")
         assert page.locator("#original[data-picture]").count() == 1
         assert page.get_attribute("[data-source=samples]", "aria-pressed") == "true"
         page.close()
@@ -530,7 +536,7 @@ class TestTheFrame:
         other.page.wait_for_timeout(1500)
         assert (other.levels("#moved") == moved).all()
         other.page.goto(links[1][:-40])
-        other.page.wait_for_selector("#link-said:has-text('not whole')")
+        other.page.wait_for_selector("#link-said:has-text('incomplete')")
         other.context.close()
         assert other.wrong == []
 
@@ -610,6 +616,34 @@ class TestExploring:
         page.locator("#keep").fill("0")
         page.wait_for_timeout(500)
         assert page.inner_text("#moved-radius") == "0.0 sd"
+
+    def test_a_direction_from_labels_moves_the_picture_and_a_link_keeps_it(self, visit: Visit):
+        page = visit.page
+        page.click("nav >> text=Explore")
+        page.wait_for_selector("#labels button >> nth=9")
+        page.wait_for_selector("#toward canvas[data-picture] >> nth=1")
+        ends = "() => [...document.querySelectorAll('#toward canvas')].map((each) => each.dataset.picture)"
+        toward_zero = page.evaluate(ends)
+        page.click("[aria-label='label 8']")
+        page.select_option("#label-start", "3")
+        page.wait_for_function(f"old => String(({ends})()) !== String(old)", arg=toward_zero)
+        before = visit.levels("#moved")
+        page.get_by_label("From label 3 toward label 8").fill("2")
+        page.wait_for_function(f"() => document.getElementById('moved').dataset.picture === ({ends})()[1]")
+        moved = visit.levels("#moved")
+        page.click("#link")
+        link = page.url
+        page.click("#reset")
+        page.wait_for_timeout(500)
+        assert (visit.levels("#moved") == before).all()
+        assert page.inner_text("#toward output") == "+0.00"
+        page.goto("about:blank")
+        page.goto(link)
+        page.wait_for_function(
+            "picture => document.getElementById('moved')?.dataset.picture === picture",
+            arg=base64.b64encode(moved.tobytes()).decode(),
+        )
+        assert page.get_by_label("From label 3 toward label 8").input_value() == "2"
 
     def test_picks_ways_and_the_sphere(self, visit: Visit):
         page = visit.page
@@ -743,6 +777,8 @@ def test_an_upload_is_inverted_afterwards_and_photos_of_any_size_are_taken(visit
     page.set_input_files("#upload-file", str(tmp_path / "white.png"))
     page.wait_for_selector("#choices-note:has-text('as the model sees it')")
     assert (visit.levels("#original") == 16).all()
+    for each in (".easel", "#truth-picture", "#choices button"):  # white pictures have an edge
+        assert page.locator(each).first.evaluate("each => getComputedStyle(each).boxShadow") != "none"
     page.check("#upload-invert")
     page.wait_for_function("() => atob(document.getElementById('original').dataset.picture).charCodeAt(0) === 0")
     page.uncheck("#upload-invert")
@@ -772,6 +808,7 @@ def test_the_label_is_chosen_where_the_run_is(chromium: Any, labelled: Path):
                 visit.page.wait_for_selector("#classes figure >> nth=9")
                 same = visit.levels("#classes canvas >> nth=7") == visit.levels("#wall canvas")
                 assert same.all()
+                assert visit.page.locator("#labels-part").is_hidden()  # codes do not depend on the label
                 visit.page.click("nav >> text=Inpaint")
             first = visit.levels("#choices canvas")
             found = splits.test[(splits.test[:, :-1] == first).all(1), -1]
@@ -923,7 +960,7 @@ def test_a_table_is_trained_on_here(chromium: Any, digits: Path, table: Path, tm
         )
         page.click("#begin")
         page.wait_for_selector("#training:not([hidden])")
-        page.wait_for_selector("#curves-note:has-text('begun')")
+        page.wait_for_selector("#curves-note:has-text('started')")
         assert page.input_value("#run") == "crowd"
         visit.context.close()
         assert visit.wrong == []
@@ -1058,6 +1095,8 @@ def test_axe_finds_nothing_in_any_view(visit: Visit, tmp_path: Path):
     ):
         page.click(f"nav >> text={name}")
         page.wait_for_selector(ready)
+        if name == "Explore":
+            page.wait_for_selector("#toward canvas[data-picture]")
         if name == "Score":
             page.click("#score-tests")
             page.wait_for_selector(".card button")
@@ -1102,13 +1141,17 @@ class TestLooks:
         page = visit.page
         page.locator("#choices button").nth(3).click()
         page.locator("#masks button").nth(6).click()
+        page.click("[data-method=draws]")
         visit.go_and_wait()
+        page.wait_for_selector("#spread:not([hidden])")
         self.fits(page)
         visit.shot(f"studio-inpaint-{name}", height=2300 if name == "phone" else None)
         page.click("nav >> text=Explore")
         page.wait_for_selector("#globe-note:has-text('220 codes')")
         page.wait_for_selector("#between canvas[data-picture]")
-        page.wait_for_timeout(300)
+        page.click("[aria-label='label 3']")
+        page.get_by_label("From all labels toward label 3").fill("1")
+        page.wait_for_timeout(600)
         self.fits(page)
         visit.shot(f"studio-explore-{name}", height=2700 if name == "phone" else None)
         page.click("nav >> text=Score")

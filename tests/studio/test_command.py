@@ -43,3 +43,13 @@ def test_it_warns_gives_its_token_serves_and_ends_quietly_while_it_inpaints(digi
         warning = process.stderr.read()
         assert warning.startswith("warning: on 0.0.0.0 anyone who knows the address and its token")
         assert warning.count("\n") == 1
+
+
+def test_without_a_run_it_serves_the_model_of_mnist_that_comes_with_nicest(tmp_path: Path):
+    """And opens with samples, since the data does not come with it."""
+    with studio("--port", "0", "--json", "--folder", str(tmp_path)) as process:
+        assert process.stdout
+        with httpx.Client(base_url=json.loads(process.stdout.readline())["url"], timeout=60) as browser:
+            run = browser.get("/api/runs").json()["runs"][0]
+            assert (run["id"], run["kind"], run["shape"]) == ("mnist", "images", [28, 28])
+            assert len(browser.get("/api/runs/mnist/samples?n=24").json()["pictures"]) == 24

@@ -81,7 +81,7 @@ def out_folder(help: str, **more: Any) -> Any:
 
 def given(help: str, kind: Callable[[str], Any] | None = None, **more: Any) -> Any:
     """The argument of a file or folder to read."""
-    return typer.Argument(parser=lambda text: (kind or named)(to_read(text)), help=help, **more)
+    return typer.Argument(parser=lambda text: (kind or named)(to_read(str(text))), help=help, **more)
 
 
 Logger = Literal["tensorboard", "mlflow", "wandb"]

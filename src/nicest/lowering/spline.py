@@ -171,7 +171,7 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
     # of what lies before the bin, and of how large it is, on either axis: both are sums of shares
     begins = torch.stack((-gt, gy), 1).mul_(axis)
     size = torch.stack((-(axis * gt * t).addcmul_(gs, s), gs.addcdiv_(axis * gy * above, below)), 1)
-    if rows < gy.shape[1]:  # one b for all rows
+    if rows == 1:  # one b for all rows
         sums = gy.new_zeros(n, 4, bins).scatter_add_(2, own.expand(-1, 4, -1), torch.cat((begins, size), 1))
         later, of_shares = sums.unsqueeze(3).split(2, 1)
         of_shares = of_shares + later.sum(2, keepdim=True) - later.cumsum(2)

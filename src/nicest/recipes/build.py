@@ -241,7 +241,8 @@ def _law(settings: LawSettings, where: str) -> Law:
     """The law of a coupling, whose settings are the fields of its class."""
     try:
         law: Law = of_kind(settings.table(), LAWS, f"{where}.")
-        law.forward(torch.zeros(1, 1), torch.zeros(1, law.size))
+        with torch.device("cpu"):  # where a flow is only sketched, on "meta", sums would import torch's compiler
+            law.forward(torch.zeros(1, 1), torch.zeros(1, law.size))
     except ValueError as error:
         raise NicestError(f"{where}: {error}") from error
     return law

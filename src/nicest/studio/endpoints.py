@@ -88,7 +88,7 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk, trainer: 
     async def upload(run: Run, request: Request, inverted: bool = False) -> messages.One:
         """A picture file as an image of the model's size, colours and levels."""
         content = await request.body()
-        return await quick(run, lambda model: messages.One(picture=Images(model).upload(content, inverted)))
+        return await desk.read(lambda: messages.One(picture=Images(run.open()).upload(content, inverted)))
 
     @app.get("/api/runs/{run}/mask")
     async def mask(run: Run, name: messages.MaskName, seed: SeedQuery = 0) -> messages.Mask:
@@ -99,6 +99,11 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk, trainer: 
     async def move(run: Run, ask: messages.Move) -> messages.Moved:
         """Where a picture is in latent space, and the picture of a code that is changed."""
         return await quick(run, lambda model: Images(model).move(ask))
+
+    @app.get("/api/runs/{run}/labels")
+    async def labels(run: Run) -> messages.Labels:
+        """The labels between whose mean codes a code may be moved; of a large model, they take seconds, once."""
+        return await desk.read(lambda: Images(run.open()).labels())
 
     @app.post("/api/runs/{run}/between")
     async def between(run: Run, ask: messages.Between) -> messages.Pictures:
@@ -177,7 +182,7 @@ def add_endpoints(app: FastAPI, served: dict[str, Served], desk: Desk, trainer: 
     ) -> messages.TableScores:
         """The log-density of the first rows of a table."""
         content = await request.body()
-        return await quick(run, lambda model: Rows(model).score_table(content, f".{format}"))
+        return await desk.read(lambda: Rows(run.open()).score_table(content, f".{format}"))
 
     @app.post("/api/runs/{run}/impute")
     async def impute(run: Run, ask: messages.Row) -> messages.ImputedRow:

@@ -191,8 +191,9 @@ class Images:
             raise NicestError(f"expected at most {self.data.dim} places, got {len(ask.places)}")
         h = self.code(ask)
         h = model.put(h, torch.tensor([ask.places])) if ask.places else h
+        h = h if ask.direction is None else h + self.direction(ask.direction)
         h = h if ask.keep is None else model.cut(h, ask.keep)
-        still = ask.picture is not None and not ask.places and ask.keep is None
+        still = ask.picture is not None and not ask.places and ask.direction is None and ask.keep is None
         shown = self.tensor(ask.picture or "") if still else model.decode(h)
         places = model.places(h)[0]
         k = min(limits.COMPONENTS, self.data.dim)
@@ -213,6 +214,19 @@ class Images:
             typical_radius=math.sqrt(self.data.dim),
             ends=ends,
         )
+
+    def labels(self) -> messages.Labels:
+        means = self.loaded.label_means
+        return messages.Labels(means=self.packed(self.model.decode(means)) if len(means) else [])
+
+    def direction(self, ask: messages.Direction) -> Tensor:
+        """From one mean code to another, (D,), so many times."""
+        means = self.loaded.label_means
+        for label in (ask.start or 0, ask.end):
+            if label >= len(means):
+                raise NicestError(f"expected one of the {len(means)} labels of this run's data, got {label}")
+        start = means.mean(0) if ask.start is None else means[ask.start]
+        return ask.amount * (means[ask.end] - start)
 
     def between(self, ask: messages.Between) -> messages.Pictures:
         h0, h1 = self.code(ask.start), self.code(ask.end)

@@ -61,16 +61,22 @@ class Slots:
 
 
 class Desk:
-    """Work in threads, so that the page never waits: short requests on a few of them, inpaintings on their own."""
+    """Work in threads, so that the page never waits: short requests on a few of them, files of users one by one,
+    inpaintings on their own."""
 
     def __init__(self, *, jobs: int = JOBS, threads: int = 2) -> None:
         self.jobs, self.waiting = Slots(jobs, "inpaintings and surprise maps"), Slots(WAITING, "requests")
-        self.short, self.long = CapacityLimiter(threads), CapacityLimiter(jobs)
+        self.short, self.files, self.long = CapacityLimiter(threads), CapacityLimiter(1), CapacityLimiter(jobs)
         self.closing = False  # the server ends, and every stream with it
 
     async def quick(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with self.waiting.one():
             return await to_thread.run_sync(function, *arguments, limiter=self.short)
+
+    async def read(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Read a file that a user sent: large ones wait for each other, and nobody else waits for them."""
+        with self.waiting.one():
+            return await to_thread.run_sync(function, *arguments, limiter=self.files)
 
     async def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A part of an inpainting, whose slot is held by its caller."""

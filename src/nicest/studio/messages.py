@@ -49,6 +49,7 @@ class Limits(BaseModel):
     steps: int = limits.STEPS
     chains: int = limits.CHAINS
     components: int = limits.COMPONENTS
+    walk: Annotated[int, Field(description="Dimensions of a model that makes exact draws, at most.")] = limits.WALK
     jobs: int = limits.JOBS
 
 
@@ -157,10 +158,20 @@ class Origin(Message):
         return self
 
 
+class Direction(Message):
+    """From the mean code of a label's training images, or of all labels, to that of another label."""
+
+    start: Annotated[int | None, Field(ge=0, description="A label; null for the mean of all labels.")] = None
+    end: Annotated[int, Field(ge=0, description="A label.")]
+    amount: Annotated[float, Field(ge=-4, le=4, description="1 goes as far as from one mean to the other.")]
+
+
 class Move(Origin):
-    """A code that is changed: first components put to places, all but `keep` components put to the mode."""
+    """A code that is changed: first components put to places, a direction added, all but `keep` components put to the
+    mode."""
 
     places: Annotated[list[Annotated[float, Field(ge=-8, le=8)]], Field(max_length=limits.COMPONENTS)] = []
+    direction: Direction | None = None
     keep: Annotated[int | None, Field(ge=0)] = None
     ends: Annotated[bool, Field(description="Whether to show what each place does, 3 deviations either way.")] = False
 
@@ -173,6 +184,13 @@ class Moved(BaseModel):
     radius: float = Field(description="The distance of the code from the mode, in standard deviations.")
     typical_radius: float = Field(description="Where nearly all draws lie.")
     ends: list[list[Picture]] = Field([], description="For each place, the pictures with it at -3 and at 3.")
+
+
+class Labels(BaseModel):
+    """Labels of the training images: of each, the picture of its mean code. None where the data has no labels, or is
+    not at hand."""
+
+    means: list[Picture]
 
 
 class Between(Message):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,17 @@ from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.inference.langevin import SAMPLES, Chains
 from nicest.recipes import load_recipe
+from nicest.recipes.splits import load_splits
 from nicest.runs.folder import RECIPE, RunFolder
 from nicest.runs.run import Run
+from nicest.runs.runtime import rows_to
 from nicest.studio import limits
 from nicest.studio.messages import Metrics, Reference, ReferenceScores, RunInfo, Spectrum
 from nicest.tasks.latent import Model, principal
 from nicest.tasks.score import kept_quantiles, score_quantiles
 
 FEW = 20  # validation rows below which a share of them says little
+LABELLED = 100  # training images of a label, at most, that its mean code is of
 SPLITS: dict[str, Reference] = {"valid": "validation", "train": "training"}  # the first there is
 noise = threading.Lock()  # the seed of the noise is the process's
 
@@ -230,6 +234,18 @@ class Loaded:
     def principal_deviations(self) -> list[float]:
         with self.lock:
             return [float(each) for each in principal(self.model.units, self.run.rows("train"))[1]]
+
+    @functools.cached_property
+    def label_means(self) -> Tensor:
+        """The mean code of training images of each label, (K, D). There are none without labels at hand, nor in a model
+        that is given the label: its codes do not depend on it."""
+        if not self.no_data and self.run.label is None:
+            with suppress(NicestError):  # data without labels
+                found = load_splits(replace(self.run.recipe, data=replace(self.data, labels=True, digest="")))
+                rows, labels = found.train[:, :-1], found.train[:, -1]
+                each = (rows[labels == label][:LABELLED] for label in range(len(found.classes)))
+                return torch.stack([self.model.encode(rows_to(some, self.run.device)).mean(0) for some in each])
+        return self.model.loc.new_zeros(0, self.data.dim)
 
     def chains(self, count: int, seed: int) -> Chains:
         """Exact chains, as many for each row. The Gaussian that they are fitted by is found once."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 
 from nicest.data.cells import Batch, decode, encode
 from nicest.data.columns import Column, require_columns
@@ -142,6 +141,8 @@ def draw_hidden(
 def _filled_rows(
     flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
 ) -> Cells:
+    from scipy import stats  # slow to import: whoever imputes nothing need not wait for it
+
     discrete, steps = (np.array([c.kind in kinds for c in columns]) for kinds in (("steps", "values"), ("steps",)))
     spiked = np.array([bool(c.spikes) for c in columns])
     imputed = draw_hidden(flow, rows, hidden, columns, seed=seed, **how)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -20,6 +19,9 @@ from nicest.flows import Units, moments
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks.pictures import as_images, brightest, save_arrays
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BASES = ("random", "top")
 WAYS = ("straight", "spherical")

@@ -77,7 +77,7 @@ export async function follow(path, body, hear, signal) {
     if (done && ended) return;
     if (done) {
       get("/api/status").catch(() => {}); // whether the server is there: if not, the banner says so
-      throw new Refusal("The server went away, and the inpainting with it.", 0);
+      throw new Refusal("The server stopped, and the inpainting with it.", 0);
     }
     text += decoder.decode(value, { stream: true });
     const events = text.split("\n\n");

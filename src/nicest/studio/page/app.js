@@ -65,12 +65,12 @@ const unpacked = (text) => JSON.parse(new TextDecoder().decode(Uint8Array.from(a
 
 async function link() {
   const state = views[shown]?.state?.() ?? {}, made = `${address(shown, studio.run.id)}?${packed(state)}`;
-  if (made.length > 30_000) return say("Too large for a link: these images hold too many numbers.");
+  if (made.length > 30_000) return say("These images are too large for a link.");
   history.replaceState(null, "", made);
   try {
     await navigator.clipboard.writeText(location.href);
-    say("Copied. The address holds it, too.");
-  } catch { say("The address holds it: copy it from there."); }
+    say("Link copied.");
+  } catch { say("Copy the link from the address bar."); }
 }
 
 let saying = 0;
@@ -136,7 +136,7 @@ function route() {
   shown = name;
   views[name].enter(studio.run);
   if (!given || name !== asked) return;
-  try { views[name].restore?.(unpacked(given)); } catch { say("This link is not whole: what it held is not shown."); }
+  try { views[name].restore?.(unpacked(given)); } catch { say("This link is incomplete, so it was ignored."); }
 }
 
 setup();

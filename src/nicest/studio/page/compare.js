@@ -47,10 +47,10 @@ function pair(id) {
   plot.show([]);
   $("same").replaceChildren();
   $("compare-parts").hidden = !other || !run.ready;
-  if (!other || !run.ready) return note("compare-note", "There is no second model to compare with: serve two runs, or train one.", true);
+  if (!other || !run.ready) return note("compare-note", "There is no other model to compare with: serve two runs, or train one.", true);
   $("other-run").value = id;
   $("same-part").hidden = $("both-part").hidden = !alike();
-  if (!alike()) note("compare-note", run.kind === other.kind ? "" : "These models are of different data: only their curves and samples stand side by side.");
+  if (!alike()) note("compare-note", run.kind === other.kind ? "" : "These models were trained on different data, so only their curves and samples are shown.");
   SIDES.forEach((side, i) => { $(`${side}-name`).textContent = [run, other][i].name; samples(side, [run, other][i]); });
   learned();
   if (alike()) { same(); gap(); }
@@ -79,7 +79,7 @@ async function samples(side, from) {
 /** The same test images, scored by both; in the units of levels, which do not depend on the interval of a recipe. */
 async function same() {
   const fresh = pairs(), with_data = [run, other].find((each) => !each.data);
-  if (!with_data) return note("same-note", "The data of both runs is gone, so there are no images that both could score.");
+  if (!with_data) return note("same-note", "The data of both runs is missing, so there are no test images to score.");
   note("same-note", "Scoring …");
   try {
     const { pictures } = await get(`/api/runs/${with_data.id}/pictures`, { n: IMAGES });
@@ -123,7 +123,7 @@ async function fillBoth() {
   }, mine.signal);
   try {
     await Promise.all([one("first", run), one("second", other)]);
-    const apart = String(run.interval) === String(other.interval) ? "" : " Their nats are on different intervals, and not to be compared.";
+    const apart = String(run.interval) === String(other.interval) ? "" : " They measure nats on different intervals, so do not compare them.";
     if (fresh()) note("both-note", `${ends.sort().join("; ")}.${apart}`);
   } catch (error) { if (fresh() && !mine.signal.aborted) sorry("both-note", error); }
   waits($("fill-both"), false);

@@ -13,7 +13,7 @@ const kind = (schema) => {
 };
 
 const line = (name, schema, needed) => el("tr", {}, el("td", {}, el("code", {}, name)), el("td", {}, kind(schema)),
-  el("td", {}, needed ? "needed" : schema.default !== undefined ? `else ${JSON.stringify(schema.default)}` : ""), el("td", {}, schema.description ?? ""));
+  el("td", {}, needed ? "required" : schema.default !== undefined ? `default ${JSON.stringify(schema.default)}` : ""), el("td", {}, schema.description ?? ""));
 
 function fields(found, schema) {
   if (!schema?.$ref) return [];
@@ -31,7 +31,7 @@ function endpoint(found, path, method, what) {
     return [el("h2", {}, title), box];
   };
   return el("section", { className: "pane wide" }, el("h2", {}, el("code", {}, `${method.toUpperCase()} ${path}`)), el("p", {}, what.description ?? ""),
-    ...part("Parameters", asked), ...(type ? part(`Body: ${type}`, fields(found, body?.schema)) : []), ...part(`Answer: ${given[0] ?? ""}`, fields(found, given[1]?.schema)));
+    ...part("Parameters", asked), ...(type ? part(`Body: ${type}`, fields(found, body?.schema)) : []), ...part(`Response: ${given[0] ?? ""}`, fields(found, given[1]?.schema)));
 }
 
 try {

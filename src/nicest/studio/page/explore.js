@@ -1,6 +1,7 @@
 // Images and their codes: one moved, the way between two, the plane through three, and a sphere.
 import { get, latest, post } from "./api.js";
 import { $, el, fill, minus, nats, note, number, paint, press, segments, size, soon, sorry, thumbnail } from "./draw.js";
+import * as labels from "./labels.js";
 
 const walls = latest(), moves = latest(), ways = latest(), spheres = latest(), planes = latest(), kinds = latest();
 const REACH = [-0.25, 1.25], GRID = 7; // of the plane, from A at (0, 0) to B at (1, 0) and C at (0, 1)
@@ -21,6 +22,7 @@ export function setup(given) {
   $("other-sphere").addEventListener("click", () => { seed += 1; sphere(); });
   $("reset").addEventListener("click", position);
   $("keep").addEventListener("input", () => { keepValue(); move(); });
+  labels.setup(() => move());
   turning();
   strolling();
   new ResizeObserver(() => globe()).observe($("globe"));
@@ -38,17 +40,17 @@ export function choose(chosen) {
   for (const id of ["moved-nats", "moved-radius", "moved-typical", "plane-nats", "plane-shares"]) $(id).textContent = "–";
   for (const id of ["wall-note", "moved-note", "between-note", "globe-note", "plane-note", "classes-note"]) note(id, "");
   $("classes-part").hidden = !chosen.classes;
+  labels.choose();
   usable();
 }
 
 /** All that is shown: the picks, the sliders, the walk and the sphere. */
 export function state() {
-  const inputs = [...$("sliders").querySelectorAll("input")], moved = inputs.some((each) => each.value !== String(Number(each.dataset.own)));
-  return { picks, places: moved ? inputs.map((each) => Number(each.value)) : [], keep: Number($("keep").value), temperature: $("temperature").value, seed: $("seed").value, way, basis, axes: seed, spot, view };
+  return { picks, places: places(), keep: Number($("keep").value), temperature: $("temperature").value, seed: $("seed").value, way, basis, axes: seed, spot, view, direction: labels.direction() };
 }
 
 export function restore(given) {
-  wanted = { picks: given.picks, places: given.places.map(Number), keep: Number(given.keep) };
+  wanted = { picks: given.picks, places: given.places.map(Number), keep: Number(given.keep), direction: given.direction ?? null };
   $("temperature").value = String(given.temperature);
   $("temperature-value").value = Number($("temperature").value).toFixed(2);
   $("seed").value = String(given.seed);
@@ -70,6 +72,7 @@ export function enter(chosen) {
   $("between").replaceChildren(...Array.from({ length: 9 }, () => el("canvas")));
   wall();
   sphere();
+  labels.enter(run);
 }
 
 /** What moves a pick waits until there is one. */
@@ -105,7 +108,7 @@ async function pictures() {
     const found = own ? studio.own.map((each) => each.picture) : (await get(`/api/runs/${run.id}/pictures`, { n: 64 })).pictures;
     if (!fresh()) return;
     tiles(found, (i) => (own ? studio.own[i].name : `test image ${i + 1}`), (i) => ({ picture: found[i] }));
-    note("wall-note", own ? "What you draw or upload under Score comes here." : "");
+    note("wall-note", own ? "Images that you draw or upload under Score appear here." : "");
     mark();
   } catch (error) { if (fresh()) { $("wall").replaceChildren(); sorry("wall-note", error, wall); } }
 }
@@ -166,10 +169,12 @@ async function position() {
   placed = waiting = null;
   $("keep").value = run.dim;
   keepValue();
+  labels.back();
   try {
     const found = await post(`/api/runs/${run.id}/move`, { ...asked, ends: true });
     if (!fresh()) return;
     placed = asked;
+    labels.follow(asked);
     const count = Math.min(12, found.places.length);
     if ($("sliders").children.length !== count) sliders(count);
     [...$("sliders").children].forEach((label, i) => {
@@ -178,7 +183,7 @@ async function position() {
       name.textContent = `h${i + 1}`;
       label.title = `component ${i + 1}: standard deviation ${found.sigma[i].toPrecision(3)}`;
       input.value = found.places[i];
-      input.dataset.own = found.places[i];
+      Object.assign(input.dataset, { own: input.value, exact: found.places[i] }); // as the slider rounds it, and as it is
       output.value = signed(found.places[i]);
     });
     present(found);
@@ -186,6 +191,7 @@ async function position() {
     [...$("sliders").children].forEach((label, i) => { if (i in wanted.places) { label.children[2].value = wanted.places[i]; label.children[4].value = signed(wanted.places[i]); } });
     $("keep").value = wanted.keep;
     keepValue();
+    labels.restore(wanted.direction);
     wanted = null;
     move();
   } catch (error) { if (fresh()) sorry("moved-note", error, position); }
@@ -204,13 +210,18 @@ function sliders(count) {
 const signed = (value) => minus(`${value < 0 ? "" : "+"}${value.toFixed(2)}`);
 function keepValue() { $("keep-value").value = `${$("keep").value} of ${run.dim}`; }
 
+/** The components up to the last that a slider has moved. */
+function places() {
+  const inputs = [...$("sliders").querySelectorAll("input")], last = inputs.findLastIndex((each) => each.value !== each.dataset.own);
+  return inputs.slice(0, last + 1).map((each) => Number(each.value === each.dataset.own ? each.dataset.exact : each.value));
+}
+
 /** Ask for the picture of the sliders; while one answer is on its way, only the newest wish is kept. */
 async function move() {
   if (!placed || placed !== picks.a) return;
-  const inputs = [...$("sliders").querySelectorAll("input")];
-  const moved = inputs.findLastIndex((each) => each.value !== String(Number(each.dataset.own)));
-  waiting = { ...picks.a, places: inputs.slice(0, moved + 1).map((each) => Number(each.value)) };
+  waiting = { ...picks.a, places: places() };
   if (Number($("keep").value) < run.dim) waiting.keep = Number($("keep").value);
+  if (labels.direction()) waiting.direction = labels.direction();
   if (running) return;
   running = true;
   while (waiting) {

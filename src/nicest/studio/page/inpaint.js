@@ -14,7 +14,7 @@ export function setup(given) {
   segments("sources", "source", (value) => { source = value; page = 0; takes(); choices(); });
   segments("tools", "tool", (value) => { tool = value; corner = null; show(); });
   $("others").addEventListener("click", () => { page += 1; choices(); });
-  segments("methods", "method", (value) => { method = value; $("noise").disabled = method !== "ascent"; });
+  segments("methods", "method", fillBy);
   $("undo").addEventListener("click", () => step(past, future));
   $("redo").addEventListener("click", () => step(future, past));
   addEventListener("keydown", (event) => {
@@ -54,8 +54,16 @@ export function choose(chosen) {
   $("brush").value = Math.max(1, Math.round(height / 8));
   $("chains").replaceChildren(...Array.from({ length: studio.limits.chains }, (_, i) => el("option", {}, String(i + 1))));
   $("chains").value = "4";
+  fillBy(chosen.dim <= studio.limits.walk ? "draws" : "ascent"); // draws look like data, and differ
   $("steps").max = studio.limits.steps;
   reset();
+}
+
+/** By draws, or by the ascent, which alone has noise as a setting. */
+function fillBy(value) {
+  method = value;
+  $("noise").disabled = method !== "ascent";
+  press($("methods"), $("methods").querySelector(`[data-method=${method}]`));
 }
 
 /** What is hidden when the page opens: there is something to fill in at once. */
@@ -86,8 +94,7 @@ export function restore(given) {
   past = []; future = [];
   for (const id of ["chains", "steps", "noise"]) $(id).value = String(given[id]);
   results(Number($("chains").value) || 1);
-  const chosen = $("methods").querySelector(`[data-method=${given.method === "draws" ? "draws" : "ascent"}]`);
-  chosen.click();
+  fillBy(given.method === "draws" ? "draws" : "ascent");
   again = Number.isInteger(given.seed) ? given.seed : null;
   choices();
   show();
@@ -128,7 +135,7 @@ async function choices() {
     if (!fresh()) return;
     if (!found.pictures.length && page) { page = 0; return choices(); }
     fill($("choices"), found.pictures.map((each, i) => thumbnail(run, each, `${from === "test" ? "test image" : "sample"} ${page * n + i + 1}`, take)));
-    note("choices-note", !found.pictures.length ? "There are no images here." : run.data ? `Samples, since there are no test images: ${run.data}` : "");
+    note("choices-note", !found.pictures.length ? "There are no images here." : run.data ? `These are samples, because the test images are missing: ${run.data}` : "");
     if (!picture && found.pictures.length) take($("choices").firstChild, found.pictures[0]);
   } catch (error) { if (fresh()) sorry("choices-note", error, choices); }
 }
@@ -285,7 +292,7 @@ function show() {
     }
   }
   const count = mask.reduce((sum, bit) => sum + bit, 0);
-  $("hidden-count").textContent = corner ? "One corner is set: space sets the other." : count ? `${count} of ${mask.length} pixels hidden` : "Nothing is hidden yet.";
+  $("hidden-count").textContent = corner ? "One corner is set. Press space to set the other." : count ? `${count} of ${mask.length} pixels hidden` : "Nothing is hidden yet.";
   $("go").disabled = !picture || !count;
   $("undo").disabled = !past.length;
   $("redo").disabled = !future.length;
@@ -374,12 +381,12 @@ async function go() {
     if (abort !== mine) return;
     if (ask.method === "draws") return differ(frames.at(-1));
     const best = Math.max(...frames.at(-1).nats);
-    note("inpaint-note", `The likeliest chain ends ${Math.abs(best - truth).toFixed(1)} nats ${best > truth ? "above" : "below"} the original.`);
+    note("inpaint-note", `The best chain ends ${Math.abs(best - truth).toFixed(1)} nats ${best > truth ? "above" : "below"} the original.`);
   } catch (error) {
     if (abort !== mine) return;
-    if (mine.signal.aborted) note("inpaint-note", frames.length ? "Stopped. Again starts from new noise." : "");
-    else sorry("inpaint-note", error, () => note("inpaint-note", "The server is back. Start again from new noise."));
-    $("progress").textContent = frames.length ? `${mine.signal.aborted ? "stopped" : "broken off"} at step ${frames.at(-1).step} of ${steps}` : "";
+    if (mine.signal.aborted) note("inpaint-note", frames.length ? "Stopped. “Again” starts over from new noise." : "");
+    else sorry("inpaint-note", error, () => note("inpaint-note", "The server is back. “Again” starts over from new noise."));
+    $("progress").textContent = frames.length ? `${mine.signal.aborted ? "stopped" : "cut off"} at step ${frames.at(-1).step} of ${steps}` : "";
   } finally {
     if (abort === mine) { abort = null; busy(false); }
   }
@@ -399,7 +406,7 @@ function differ({ spread, r_hat }) {
   $("spread-words").textContent = `spread: sd up to ${(100 * most).toFixed(0)}\u00a0% of white`;
   $("spread").hidden = false;
   const agree = r_hat !== null && r_hat < 1.1;
-  note("inpaint-note", `Draws from the model, given what is visible. ${r_hat === null ? "Too few steps to tell whether the chains agree." : `R̂ = ${r_hat.toFixed(2)}: ${agree ? "the chains agree." : "the chains do not agree yet, so take more steps before you trust the spread."}`}`);
+  note("inpaint-note", `Draws from the model, given what is visible. ${r_hat === null ? "Too few steps to tell whether the chains agree." : `R̂ = ${r_hat.toFixed(2)}: ${agree ? "the chains agree." : "the chains do not agree yet, so increase the steps before you trust the spread."}`}`);
 }
 
 function frame(data, truth, { steps, method }, began) {

@@ -55,7 +55,7 @@ async function reference() {
     const found = await get(`/api/runs/${run.id}/reference-scores`);
     if (!fresh()) return;
     quantiles = found.quantiles;
-    note("reference-note", found.counting ? "Scoring the validation images, for comparison; yours do not wait for it …" : quantiles.length ? `The histogram: scores of ${NAMES[found.reference]}.` : "The data of this run is gone, so scores cannot be compared.");
+    note("reference-note", found.counting ? "Scoring the validation images for comparison. You can score yours meanwhile …" : quantiles.length ? `The histogram shows the scores of ${NAMES[found.reference]}.` : "The data of this run is gone, so scores cannot be compared.");
     if (found.counting) timer = setTimeout(reference, 3000);
     density();
   } catch (error) { if (fresh()) sorry("reference-note", error, reference); }
@@ -77,7 +77,7 @@ async function files(given) {
     }
     if (!still()) return;
   }
-  if (given.length > studio.limits.pictures) failed.push(`only the first ${studio.limits.pictures} files are read at once`);
+  if (given.length > studio.limits.pictures) failed.push(`only the first ${studio.limits.pictures} files were read`);
   try { if (taken.length) await score(taken, still); } catch (error) { failed.push(error.message); }
   if (still()) note("score-note", failed.join(" · "), failed.length > 0);
 }
@@ -105,14 +105,14 @@ async function score(given, still) {
   note("score-note", "Scoring …");
   const found = await post(`/api/runs/${run.id}/score`, { pictures: given.map((each) => each.picture) });
   if (!still()) return;
-  $("caveat").textContent = (found.draws > 1 ? `Each score is a mean over ${found.draws} draws of dequantisation noise, ± its standard error: a lower bound on the log-probability of the image. ` : "") + found.caveat;
+  $("caveat").textContent = (found.draws > 1 ? `Each score is a mean over ${found.draws} draws of dequantisation noise, ± its standard error. It is a lower bound on the log-probability of the image. ` : "") + found.caveat;
   shown = [...given.map((each, i) => ({ ...each, ...found.scores[i], unit: found.unit, reference: found.reference })), ...shown].slice(0, 24);
   cards();
   density();
 }
 
 function cards() {
-  $("scores").replaceChildren(...(shown.length ? shown.map(card) : [el("p", { className: "empty" }, "Nothing is scored yet. Drop an image, draw one, or start from an example.")]));
+  $("scores").replaceChildren(...(shown.length ? shown.map(card) : [el("p", { className: "empty" }, "No scores yet. Drop an image, draw one, or start from an example.")]));
 }
 
 function card(each) {
@@ -122,7 +122,7 @@ function card(each) {
   const picture = paint(el("canvas", { className: "picture" }), run, each.picture);
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", each.name);
-  const where = el("button", { type: "button", title: "For every pixel: how many nats less likely it is, given all others, than the model expects there." }, "Surprise map");
+  const where = el("button", { type: "button", title: "Shows, for every pixel, how many nats less likely it is than the model expects, given all the others." }, "Surprise map");
   where.addEventListener("click", () => surprising(each, where));
   where.hidden = !run.levels || Boolean(each.map);
   const beside = el("div", { className: "beside" }, picture, where, ...(each.map ? [each.map] : []));

@@ -22,7 +22,7 @@ export function setup(given) {
   $("impute").addEventListener("input", (event) => {
     say(event.target, "");
     const button = $("impute").querySelector(".main");
-    if (waiting(button)) { fills(); waits(button, false); note("impute-note", "Changed meanwhile: fill in again."); }
+    if (waiting(button)) { fills(); waits(button, false); note("impute-note", "You changed a value: fill in again."); }
   });
 }
 
@@ -103,7 +103,7 @@ function offer() {
 
 function add() {
   const column = columns[$("where-column").selectedIndex], value = $("where-value").value.trim().replace("−", "-");
-  if (!value) { note("where-note", "Give a value for the condition.", true); return $("where-value").focus(); }
+  if (!value) { note("where-note", "Enter a value for the condition.", true); return $("where-value").focus(); }
   const plain = NUMBER.test(value) && column.kind !== "values" ? value : `"${value.replaceAll('"', '""')}"`;
   conditions.push(`\`${column.name}\` ${$("where-sign").value} ${plain}`);
   $("where-value").value = "";
@@ -134,7 +134,7 @@ async function score([file]) {
     note("cells-note", "");
     sorted();
     const all = found.total === found.scores.length, count = all ? `${found.total} rows` : `The first ${found.scores.length}${found.total ? ` of ${found.total}` : ""} rows`;
-    note("table-note", `${count} of ${file.name}${all ? "" : "; nicest score does them all"}. ${found.caveat}`);
+    note("table-note", `${count} of ${file.name}${all ? "" : "; use nicest score for all of them"}. ${found.caveat}`);
   } catch (error) { if (fresh()) { $("table-scores").replaceChildren(); $("table-done").hidden = true; sorry("table-note", error); } }
 }
 
@@ -174,7 +174,7 @@ async function surprising(line, button) {
     const odd = cells.map((each, i) => ({ ...each, own: given[i], place: i })).filter((each) => each.tail < 0.05);
     const expected = (each) => (each.low === null ? `mostly ${each.likely}` : `${figure(each.low, 4)} to ${figure(each.high, 4)}`);
     odd.forEach((each) => { const spot = line.cells[each.place + 3]; spot.classList.add("odd"); spot.classList.toggle("very", each.tail < 0.01); spot.title = `Given the other cells, expected ${expected(each)}.`; });
-    note("cells-note", odd.length ? `Row ${button.textContent}: ${odd.map((each) => `${each.column} is ${cell(each.own)}, expected ${expected(each)}`).join("; ")}, given the other cells.` : `Row ${button.textContent}: no cell lies outside of what nine of ten draws of it are like, given the others.`);
+    note("cells-note", odd.length ? `Row ${button.textContent}: ${odd.map((each) => `${each.column} is ${cell(each.own)}, expected ${expected(each)}`).join("; ")}, given the other cells.` : `Row ${button.textContent}: no cell is surprising, given the others.`);
   } catch (error) { if (fresh()) sorry("cells-note", error); }
   waits(button, false);
 }
@@ -234,7 +234,7 @@ function known(field, column) {
   if (column.moment) return own;
   const plain = own.replace("−", "-");
   if (NUMBER.test(plain) && Number.isFinite(Number(plain))) return Number(plain);
-  say(field, `${column.name}: expected a number, as 1.5, got ${own.slice(0, 40)}; correct it, or leave it empty`, { bad: true });
+  say(field, `${column.name}: expected a number, as 1.5, got ${own.slice(0, 40)}; correct it or leave it empty`, { bad: true });
 }
 
 async function impute(event) {
@@ -258,7 +258,7 @@ async function impute(event) {
       asked[i].value = ordered ? plain(each.value) : String(columns[i].values.indexOf(each.value));
       say(asked[i], ordered && each.low !== null ? `found; 90 % between ${figure(each.low, 4)} and ${figure(each.high, 4)}` : "found; the most frequent", { found: true });
     });
-    note("impute-note", "What was empty is filled in. Clear starts anew.");
+    note("impute-note", "The empty fields are filled in. Clear starts over.");
   } catch (error) {
     if (!fresh()) return;
     sorry("impute-note", error);

@@ -73,7 +73,7 @@ async function measure() {
     $("train-size").value = String([...$("train-size").options].map((each) => Number(each.value)).filter((each) => each <= Math.max(8, side)).at(-1));
     $("train-colour").value = first.some((each) => { const [r, g, b] = planes(each, 8, "colour"); return r.some((value, i) => value !== g[i] || value !== b[i]); }) ? "colour" : "grey";
     await pack();
-  } catch { if (fresh()) note("train-note", `One of the images cannot be read: expected .png, .jpg and the like.`, true); }
+  } catch { if (fresh()) note("train-note", `One of the images cannot be read: expected a format such as .png or .jpg.`, true); }
 }
 
 /** The middle of an image in one size, as one plane of grey or three of colour. */
@@ -112,8 +112,8 @@ async function pack() {
     present(what);
     const look = { shape, dtype: "uint8", brightest: 255 };
     $("found").append(el("div", { className: "wall big plain" }, ...shown.map((picture) => paint(el("canvas"), look, picture))));
-    if (count < pictures.length) note("train-note", `The first ${count} of ${pictures.length} images: a request holds no more. Choose a smaller size, or use nicest train.`);
-  } catch (error) { if (fresh()) { show(null); sorry("train-note", error.status === undefined ? new Error("One of the images cannot be read: expected .png, .jpg and the like.") : error); } }
+    if (count < pictures.length) note("train-note", `The first ${count} of ${pictures.length} images: more do not fit into one request. Choose a smaller size, or use nicest train.`);
+  } catch (error) { if (fresh()) { show(null); sorry("train-note", error.status === undefined ? new Error("One of the images cannot be read: expected a format such as .png or .jpg.") : error); } }
 }
 
 function present(what) {
@@ -134,7 +134,7 @@ function present(what) {
 async function begin() {
   if (waiting($("begin")) || !found) return;
   const name = $("train-name").value.trim();
-  if (!name) { note("begin-note", "Give the model a name.", true); return $("train-name").focus(); }
+  if (!name) { note("begin-note", "Enter a name for the model.", true); return $("train-name").focus(); }
   waits($("begin"), true);
   note("begin-note", "Starting …");
   try {

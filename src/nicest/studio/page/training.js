@@ -32,7 +32,7 @@ export function enter(chosen) {
   if (run !== chosen) {
     run = chosen;
     if (run.ready) { components(); samples(); }
-    else note("spectrum-note", "The spectrum comes with the model.");
+    else note("spectrum-note", "The spectrum appears with the first model.");
   }
   poll();
 }
@@ -64,12 +64,12 @@ function state(found, live) {
   const last = rows.at(-1), all = found.epochs, nats = (row) => (Number.isFinite(row?.valid_nats) ? minus(row.valid_nats.toFixed(2)) : "–");
   const { here, running, failed, said } = found.process;
   if (failed) return `Training failed: ${said.replace("error: ", "")}`;
-  if (running && !last) return `Training has begun; the first figures come with the first validation. ${minus(said)}`;
-  if (run.ready && found.idle_seconds === null) return `The record of this training is not there any more: expected metrics.jsonl in the folder of ${run.name}.`;
-  if (!last) return "No figures yet: the first come with the first validation.";
-  const best = found.best_epoch ? ` The best model is of epoch ${found.best_epoch}: ${nats(rows.find((row) => row.epoch === found.best_epoch))} nats on validation.` : "";
-  if (found.finished && last.epoch < all) return `Training is done: it stopped early, at epoch ${last.epoch}, after ${found.patience} epochs without a better model.${best}`;
-  if (found.finished) return `Training is done, after ${last.epoch} epochs.${best}`;
+  if (running && !last) return `Training has started. The first figures appear after the first validation. ${minus(said)}`;
+  if (run.ready && found.idle_seconds === null) return `The record of this training is missing: expected metrics.jsonl in the folder of ${run.name}.`;
+  if (!last) return "No figures yet. The first appear after the first validation.";
+  const best = found.best_epoch ? ` The best model is that of epoch ${found.best_epoch}: ${nats(rows.find((row) => row.epoch === found.best_epoch))} nats on validation.` : "";
+  if (found.finished && last.epoch < all) return `Training is done. It stopped early, at epoch ${last.epoch}, after ${found.patience} epochs without a better model.${best}`;
+  if (found.finished) return `Training is done after ${last.epoch} epochs.${best}`;
   return `Epoch ${last.epoch}${all ? ` of ${all}${found.patience ? " at most" : ""}` : ""}${live ? (here ? ", training" : ", still training or stopped a moment ago") : here ? ", stopped" : ""}.${best}`;
 }
 
@@ -101,7 +101,7 @@ async function halt() {
   waits($("halt"), true);
   try {
     await post(`/api/runs/${run.id}/stop`, {});
-    note("curves-note", "Stopping: the state is saved …");
+    note("curves-note", "Saving and stopping …");
   } catch (error) { sorry("curves-note", error); }
   waits($("halt"), false);
   timer = setTimeout(poll, 1000);
