@@ -14,7 +14,7 @@ from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
-from nicest.inference.langevin import SAMPLES, Chains, Point
+from nicest.inference.langevin import SAMPLES, Chains
 
 AT_ONCE = 500  # rows with missing cells
 MIXED = 1.1  # the largest R-hat of chains that agree
@@ -129,18 +129,11 @@ class Walk(Chains):
         alike: int = 0,
     ) -> None:
         samples = Engine(flow).sample(SAMPLES, generator=generator)
-        super().__init__(flow, samples, bounds, generator, chains)
-        self.steps, self.warmup, self.alike = steps, warmup, alike
+        super().__init__(flow, samples, bounds, generator, chains, alike)
+        self.steps, self.warmup = steps, warmup
         self.looks = {round((k + 1) * steps / keep) for k in range(keep)}
         slope = self.box.leave(self.mean.to(self.units.scale))[1][0]
         self.unit = self.precision.diagonal().rsqrt().to(slope) * slope.exp()  # of y, given all other columns
-
-    def start(self) -> Point:
-        at = super().start()
-        if not self.alike:
-            return at
-        patched = self.patched(max(self.alike, self.chains))
-        return self.choose(patched.nats > at.nats, patched, at)
 
     def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
         """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""

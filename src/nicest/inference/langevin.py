@@ -20,6 +20,7 @@ SAMPLES = 4000  # for the Gaussian that the chains are preconditioned by
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
+ALIKE = 32  # samples that chains of an image may start from
 MARGIN = 1e-3  # of the width of a box
 HARDLY = 1e-6
 SPREAD = 1.2  # of those draws, in standard deviations of the Gaussian
@@ -43,13 +44,20 @@ class Chains:
 
     y = the point of the box that belongs to z, and z = mean + w factorᵀ, so that w ~ N(0, I) if the model of the hidden
     given the observed is the Gaussian that has the moments of `samples`, rows like those of the model. Discrete
-    columns walk as the real numbers they are dequantised to.
+    columns walk as the real numbers they are dequantised to. With `alike` the chains start at parts of so many samples.
     """
 
     def __init__(
-        self, flow: Flow, samples: Tensor, bounds: Bounds | None, generator: torch.Generator, chains: int = 1
+        self,
+        flow: Flow,
+        samples: Tensor,
+        bounds: Bounds | None,
+        generator: torch.Generator,
+        chains: int = 1,
+        alike: int = 0,
     ) -> None:
-        self.flow, self.units, self.generator, self.chains = lower(flow), flow.units, generator, chains
+        self.flow, self.units, self.generator = lower(flow), flow.units, generator
+        self.chains, self.alike = chains, alike
         self.box = Box(*corners(self.units, bounds))
         self.samples = self.enter(samples)
         self.mean, self.precision = gaussian(self.box.enter(self.samples))
@@ -83,10 +91,14 @@ class Chains:
             yield i, at
 
     def start(self) -> Point:
-        """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw."""
+        """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw; `patched`
+        where that is likelier."""
         drawn = self.at(self.noise())
         centre = self.at(torch.zeros_like(drawn.w))
         at = self.choose(drawn.nats.isfinite(), drawn, centre)
+        if self.alike:
+            patched = self.patched(max(self.alike, self.chains))
+            at = self.choose(patched.nats > at.nats, patched, at)
         if not bool(at.nats.isfinite().all()):
             raise NicestError("the log-likelihood of a row is finite nowhere that was tried: is a cell far off?")
         return at

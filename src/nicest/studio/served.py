@@ -23,7 +23,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
-from nicest.inference.langevin import SAMPLES, Chains
+from nicest.inference.langevin import ALIKE, SAMPLES, Chains
 from nicest.recipes import load_recipe
 from nicest.recipes.splits import load_splits
 from nicest.runs.folder import RECIPE, RunFolder
@@ -263,7 +263,7 @@ class Loaded:
         with self.lock:
             generator = torch.Generator(self.run.device).manual_seed(0)
             samples = self.engine.sample(SAMPLES, generator=generator)
-            return Chains(self.run.flow, samples, None, generator)
+            return Chains(self.run.flow, samples, None, generator, alike=ALIKE)
 
     def climbers(self, change: int) -> None:
         """Count the ascents; while there are any, the counting of reference scores rests."""

@@ -18,6 +18,7 @@ from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.fill import PRESETS, Filled, Schedule, fill
 from nicest.inference.impute import impute_rows
+from nicest.inference.langevin import ALIKE
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
@@ -31,7 +32,6 @@ from nicest.tasks.sample import draw
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
 DRAWING = 500  # moves of a chain that draws
-ALIKE = 32  # samples that such a chain may start from
 MOST_SAMPLES = 10_000  # that are drawn to be filled in
 LARGEST = 1 << 30  # numbers of the images that are kept on their way
 
