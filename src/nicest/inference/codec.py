@@ -50,11 +50,14 @@ class Codec:
         constriction()
         self.flow = copy.deepcopy(flow).cpu().double().eval().requires_grad_(False)
         self.digest = digest(self.flow)
+        self.device = device_of(flow)
+        self.flow.chain.to(self.device), self.flow.prior.to(self.device)
         self.dim, self.levels = flow.dim, units.levels
         self.first, self.rest = self.flow.chain.parted()
         units = self.flow.units
-        self.cells: Cells = Table(units, grains) if grains else Levels(units, plain=self.first is None, bits=BITS)
-        self.dtype, self.prior = self.cells.dtype, _Prior(self.flow.prior)
+        levels = {"plain": self.first is None, "bits": BITS, "device": self.device}
+        self.cells: Cells = Table(units, grains) if grains else Levels(units, **levels)
+        self.dtype, self.prior = self.cells.dtype, _Prior(self.flow.prior, self.device)
         try:
             self._code(self.cells.example(), Stack(self._first_words(), fresh=True))
         except NotImplementedError as error:
@@ -152,7 +155,7 @@ class Codec:
         if not len(rows):
             return
         grid = StackGrid(stack, len(rows), encoding=True)
-        i = self.cells.to_grid(rows, grid)
+        i = self.cells.to_grid(rows, grid).to(self.device)
         if self.cells.fine != BITS:
             i = grid.bend(i, *self._first(), bits=self.cells.fine)
         if self.rest is not None:
@@ -191,10 +194,10 @@ class _Prior:
     a little more than the law gives, so that all numbers up to 2048 can be coded.
     """
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Any, device: torch.device) -> None:
         self.prior, edges = prior, _edges()
         self.bins = constriction().stream.model.Categorical(_shares(prior), perfect=False)
-        self.edges = (edges * 2.0**BITS).long()
+        self.edges = (edges * 2.0**BITS).long().to(device)
 
     def push(self, i: Tensor, grid: StackGrid) -> None:
         if self.prior.learned:
@@ -206,7 +209,7 @@ class _Prior:
         grid.stack.push_to(self.bins, k)
 
     def pop(self, count: int, grid: StackGrid) -> Tensor:
-        k = grid.stack.pop_from(self.bins, (count, self.prior.dim))
+        k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device)
         first = self.edges[k]
         i = first + grid.stack.pop(self.edges[k + 1] - first)
         return grid.unbend(i, *self._standardise()) if self.prior.learned else i
@@ -214,6 +217,12 @@ class _Prior:
     def _standardise(self) -> tuple[Map, Map]:
         loc, scale = self.prior.loc, self.prior.log_scale.exp()
         return (lambda h: (h - loc) / scale), (lambda e: e * scale + loc)
+
+
+def device_of(flow: Flow) -> torch.device:
+    """Where a flow is coded: on its own GPU, else on the CPU, which other accelerators lack float64 for."""
+    found = next((each.device for each in flow.parameters()), torch.device("cpu"))
+    return found if found.type == "cuda" else torch.device("cpu")
 
 
 def _edges() -> Tensor:

@@ -48,18 +48,18 @@ class Cells(ABC):
 class Levels(Cells):
     """Grey levels."""
 
-    def __init__(self, units: Units, *, plain: bool, bits: int) -> None:
+    def __init__(self, units: Units, *, plain: bool, bits: int, device: torch.device) -> None:
         """`plain`: no layer comes before those on the grid of 2^-bits."""
         low, high = units.interval
         self.dim, self.levels = units.dim, units.levels
         wide = math.ceil(math.log2(units.levels / (high - low)))
         self.fine = bits if plain and wide + COARSER <= bits else wide + FINER
         edges = units.place(torch.arange(units.levels + 1.0, dtype=torch.float64)[:, None].expand(-1, units.dim))
-        self.edges = (edges[:, 0] * 2.0**self.fine).round().long()
+        self.edges = (edges[:, 0] * 2.0**self.fine).round().long().to(device)
         self.dtype = np.dtype(np.uint8 if units.levels <= 256 else np.uint16).newbyteorder("<")
 
     def to_grid(self, rows: np.ndarray, grid: StackGrid) -> Tensor:
-        level = torch.from_numpy(rows.astype(np.int64))
+        level = torch.from_numpy(rows.astype(np.int64)).to(self.edges.device)
         i = self.edges[level]
         return i + grid.stack.pop(self.edges[level + 1] - i)
 
@@ -69,7 +69,7 @@ class Levels(Cells):
         level = torch.searchsorted(self.edges, i, right=True) - 1
         first = self.edges[level]
         grid.stack.push(i - first, self.edges[level + 1] - first)
-        return level.numpy().astype(self.dtype)
+        return level.cpu().numpy().astype(self.dtype)
 
     @property
     def among(self) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class Table(Cells):
 
     def from_grid(self, i: Tensor, grid: StackGrid, missing: np.ndarray | None) -> np.ndarray:
         missing = np.zeros(i.shape, dtype=bool) if missing is None else missing
-        i = (i << (FINEST - CELL_BITS)) + grid.stack.pop_from(fixed(FINEST - CELL_BITS), i.shape)
+        i = (i.cpu() << (FINEST - CELL_BITS)) + grid.stack.pop_from(fixed(FINEST - CELL_BITS), i.shape)
         rows, first, size = self._at(i, None)
         if self.floats:
             some = torch.from_numpy(~missing[:, self.floats])

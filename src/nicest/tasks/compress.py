@@ -83,9 +83,12 @@ def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
     return {"rows": count, "raw_bytes": raw_bytes, "bytes_per_row": each, "stored_rows": stored, "model": codec.digest}
 
 
-def decompress(path: str | Path, *, out: str | Path, run: Run | str | Path | None = None) -> dict[str, Any]:
+def decompress(
+    path: str | Path, *, out: str | Path, run: Run | str | Path | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Write what a compressed file holds: images as an array, .npy, a table as it was; rows of damaged blocks are left
-    out, and named. `run` is the one that compressed it, if not the one that the file names."""
+    out, and named. `run` is the one that compressed it, if not the one that the file names; a GPU may have compressed
+    what a CPU decompresses."""
     path, out = Path(path), Path(out)
     packed = Packed(read_bytes(path), source=str(path))
     table = packed.says.get("table")
@@ -93,7 +96,7 @@ def decompress(path: str | Path, *, out: str | Path, run: Run | str | Path | Non
     if out.suffix.lower() != suffix:
         what = "a table" if table else "an array"
         raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
-    model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64)
+    model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64, device=device)
     if table:
         form = tables.restored(table, model.columns)
         packed.open(tables.TableCodec(model, form))
