@@ -139,8 +139,16 @@ class Quick:
         if id(flow) not in self.made:
             self.made[id(flow)] = flow, Codec(flow, grains)
         found = copy.copy(self.made[id(flow)][1])
-        found.cells = Table(found.flow.units, grains)
+        if grains:
+            found.cells = Table(found.flow.units, grains)
         return found
+
+
+def small_digits(folder: Path) -> Run:
+    """A small model of the digits."""
+    settings = ["model.couplings=3", "model.hidden_layers=1", "model.width=8", "train.epochs=1"]
+    train(load_recipe("digits"), folder / "digits", overrides=settings, device="cpu")
+    return Run(folder / "digits", dtype=torch.float64)
 
 
 class Trial:
@@ -148,11 +156,11 @@ class Trial:
         self.folder, self.codecs, self.quick = folder, flows(), Quick()
         self.digits, self.wine = Run("digits-conv"), Run("wine")
         self.images = load("digits").test.reshape(-1, 8, 8)
-        self.wines, (self.small, self.things) = self._wines(), self._things()
+        self.wines, (self.small, self.rows_of_small) = self._wines(), self.things(folder)
         self.kinds: list[tuple[float, Callable[[np.random.Generator], str]]] = [
             (0.0005, self.image_file),
             (0.0005, lambda rng: self.table_file(rng, self.wine, self.wines)),
-            (0.1, lambda rng: self.table_file(rng, self.small, self.things)),
+            (0.1, lambda rng: self.table_file(rng, self.small, self.rows_of_small)),
             (0.899, self.rows),
         ]
 
@@ -169,7 +177,8 @@ class Trial:
         cells.append(pa.array([names[k] for k in data.target]))
         return pa.table(cells, names=[column.name for column in self.wine.columns])
 
-    def _things(self):
+    @staticmethod
+    def things(folder: Path):
         """A table with columns of all kinds, and a small model of it."""
         import pyarrow as pa
         from pyarrow import parquet
@@ -186,11 +195,11 @@ class Trial:
                 "rain": np.where(rng.random(n) < 0.6, 0.0, np.round(rng.exponential(size=n), 1)),
             }
         )
-        parquet.write_table(table, self.folder / "things.parquet")
+        parquet.write_table(table, folder / "things.parquet")
         settings = ["preprocess=triangular", "couplings=2", "law=affine", "hidden_layers=1", "width=8"]
-        overrides = [f"data.name={self.folder / 'things.parquet'}", *(f"model.{each}" for each in settings)]
-        train(load_recipe("table"), self.folder / "run", overrides=[*overrides, "train.epochs=3"], device="cpu")
-        return Run(self.folder / "run", dtype=torch.float64), table
+        overrides = [f"data.name={folder / 'things.parquet'}", *(f"model.{each}" for each in settings)]
+        train(load_recipe("table"), folder / "run", overrides=[*overrides, "train.epochs=3"], device="cpu")
+        return Run(folder / "run", dtype=torch.float64), table
 
     def run(self, i: int) -> str:
         rng = np.random.default_rng([19, i])

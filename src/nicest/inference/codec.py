@@ -29,6 +29,7 @@ PRIOR_BITS, PRIOR_FLOOR = 5, 2.0**-10  # of the quantised prior: see `_Prior`
 BATCH = 512  # rows that are coded at once, at most
 MOST_ROWS = 1 << 16  # of a block
 RAW = [{"id": lzma.FILTER_LZMA2, "preset": 6}]  # how rows are stored that the flow cannot code
+DENSEST = 1000  # times its size that what is stored unpacks to, at most: no small file fills the memory
 HEAD = struct.Struct("<6I")  # rows, batches, rows stored as they are, their bytes, bytes of the mask, words not taken
 
 
@@ -113,9 +114,9 @@ class Codec:
         words, start = stack.words(fresh=False), self._first_words()
         both = min(len(words), len(start))
         same = int(np.argmin(np.append(words[:both] == start[:both], False)))  # words that were never taken
-        raw = lzma.compress(rows[sorted(odd)].tobytes(), lzma.FORMAT_RAW, filters=RAW) if odd else b""
+        raw = stored(rows[sorted(odd)].tobytes()) if odd else b""
         missing = rows == MISSING if self.dtype.kind == "i" else np.zeros(0, dtype=bool)
-        mask = lzma.compress(np.packbits(missing.T).tobytes(), lzma.FORMAT_RAW, filters=RAW) if missing.any() else b""
+        mask = stored(np.packbits(missing.T).tobytes()) if missing.any() else b""
         head = HEAD.pack(len(rows), len(batches), len(odd), len(raw), len(mask), same)
         lists = np.array(batches, "<u2").tobytes() + np.array(sorted(odd), "<u4").tobytes()
         return head + lists + raw + mask + words[same:].astype("<u4").tobytes()
@@ -131,11 +132,11 @@ class Codec:
                 raise Damaged
             words = np.concatenate([start[:same], np.frombuffer(block, "<u4", offset=at + size + mask)])
             rows = np.empty((count, self.dim), self.dtype)
-            raw = _unpacked(block[at : at + size], n_odd * self.dim * self.dtype.itemsize)
+            raw = unstored(block[at : at + size], n_odd * self.dim * self.dtype.itemsize)
             rows[odd] = np.frombuffer(raw, self.dtype).reshape(n_odd, self.dim)
             missing = np.zeros((count, self.dim), dtype=bool)
             if mask:
-                bits = np.frombuffer(_unpacked(block[at + size : at + size + mask], -(-missing.size // 8)), np.uint8)
+                bits = np.frombuffer(unstored(block[at + size : at + size + mask], -(-missing.size // 8)), np.uint8)
                 missing = np.unpackbits(bits, count=missing.size).view(bool).reshape(self.dim, count).T
             coded = np.setdiff1d(np.arange(count), odd)
             stack, end = Stack(words.astype(np.uint32), fresh=False), len(coded)
@@ -239,8 +240,19 @@ def _shares(prior: Any) -> np.ndarray:
     return np.asarray((((1 - PRIOR_FLOOR) * share + PRIOR_FLOOR / len(share)) * 2.0**24).round() * 2.0**-24)
 
 
-def _unpacked(raw: bytes, wanted: int) -> bytes:
-    found = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=RAW).decompress(raw, wanted + 1) if raw else b""
+def stored(data: bytes) -> bytes:
+    """Bytes as LZMA; as they are, if that is no shorter or far shorter."""
+    packed = lzma.compress(data, lzma.FORMAT_RAW, filters=RAW)
+    return packed if len(packed) < len(data) <= DENSEST * len(packed) else data
+
+
+def unstored(packed: bytes, wanted: int) -> bytes:
+    """What `stored` was given: so many bytes."""
+    if len(packed) == wanted:
+        return packed
+    if wanted > DENSEST * len(packed):
+        raise Damaged
+    found = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=RAW).decompress(packed, wanted + 1)
     if len(found) != wanted:
         raise Damaged
     return found

@@ -53,7 +53,10 @@ class Stack:
         return int(self.coder.num_valid_bits())
 
     def words(self, *, fresh: bool) -> np.ndarray:
-        return np.array(self.coder.get_compressed(unseal=fresh))
+        try:
+            return np.array(self.coder.get_compressed(unseal=fresh))
+        except AssertionError as error:  # bits that cannot have been fresh words
+            raise Damaged from error
 
     def pop(self, sizes: Tensor) -> Tensor:
         """A symbol of 0..n-1 for each size n; the last ones, less than n / 4096 of them, are never taken."""
