@@ -56,8 +56,8 @@ class Codec:
         self.dim, self.levels = flow.dim, units.levels
         self.first, self.rest = self.flow.chain.parted()
         units = self.flow.units
-        levels = {"plain": self.first is None, "bits": BITS, "device": self.device}
-        self.cells: Cells = Table(units, grains) if grains else Levels(units, **levels)
+        levels = Levels(units, plain=self.first is None, bits=BITS, device=self.device) if not grains else None
+        self.cells: Cells = levels or Table(units, grains)
         self.dtype, self.prior = self.cells.dtype, _Prior(self.flow.prior, self.device)
         try:
             self._code(self.cells.example(), Stack(self._first_words(), fresh=True))

@@ -93,11 +93,11 @@ def decompress(
     packed = Packed(read_bytes(path), source=str(path))
     table = packed.says.get("table")
     suffix = table.get("suffix") if isinstance(table, dict) else ".npy"
+    if suffix not in (".npy", *SUFFIXES):
+        raise NicestError(f"{path}: expected a table ({', '.join(SUFFIXES)}), its header says {shown(suffix)}")
     if out.suffix.lower() != suffix:
         what = "a table" if table else "an array"
-        raise NicestError(
-            f"{path} holds {what}: expected a file to write to that ends in {shown(suffix)}, got {str(out)!r}"
-        )
+        raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
     model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64, device=device)
     if table:
         form = tables.restored(table, model.columns)
