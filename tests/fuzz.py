@@ -42,6 +42,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import PIL
@@ -1731,17 +1732,14 @@ def compressed() -> Reader:
     for name, rows in (("all", table.slice(0, 7)), ("odd", some), ("none", table.slice(0, 0))):
         csv.write_csv(rows, folder / f"{name}.csv")
         parquet.write_table(rows, folder / f"{name}.parquet")
-    real, expected, quick = [], {}, Quick()
-    tasks.Codec = compress_table.Codec = quick
-    compress_table.BLOCK = 3
-    file = io.BytesIO()
+    quick, file = Quick(), io.BytesIO()
     coded.pack(quick(digits.flow), images, file, shape=(8, 8), block=20)
-    real.append(file.getvalue())
-    expected[real[-1]] = digits, folder / "images.npy"
-    for name in (f"{name}.{suffix}" for name in ("all", "odd", "none") for suffix in ("csv", "parquet")):
-        tasks.compress(things, [folder / name], out=folder / "x.nicest")
-        real.append((folder / "x.nicest").read_bytes())
-        expected[real[-1]] = things, folder / name
+    real, expected = [file.getvalue()], {file.getvalue(): (digits, folder / "images.npy")}
+    with mock.patch.object(compress_table, "BLOCK", 3):
+        for name in (f"{name}.{suffix}" for name in ("all", "odd", "none") for suffix in ("csv", "parquet")):
+            tasks.compress(things, [folder / name], out=folder / "x.nicest")
+            real.append((folder / "x.nicest").read_bytes())
+            expected[real[-1]] = things, folder / name
     headers = {data[: coded.START.size + coded.START.unpack_from(data)[2]]: each for data, each in expected.items()}
 
     def check(path: Path, data: bytes) -> None:
@@ -1749,10 +1747,13 @@ def compressed() -> Reader:
         out = path.with_name("back" + (suffix[1].decode() if suffix else ".npy"))
         size = coded.START.unpack_from(data)[2] if len(data) >= coded.START.size else 0
         run, file = headers.get(data[: coded.START.size + size], (digits if not suffix else things, None))
-        result = tasks.decompress(path, out=out, run=run)
+        with mock.patch.object(tasks, "Codec", quick), mock.patch.object(compress_table, "Codec", quick):
+            result = tasks.decompress(path, out=out, run=run)
         require(out.exists() and isinstance(result["rows"], int) and result["rows"] >= 0, "no answer")
-        if file is not None and not result.get("failed"):
-            require(same_cells(out, file), "other rows")
+        if file is not None:  # only blocks may be damaged
+            size, lost = (20 if run is digits else 3), result.get("lost_blocks", [])
+            rows = [row for i, row in enumerate(rows_in(file)) if i // size not in lost]
+            require(rows_in(out) == rows, "other rows")
 
     forged = [b"", coded.MAGIC, coded.MAGIC + bytes(12), coded.MAGIC + b"\xff" * 40, pickle.dumps(Touch())]
     for data in real:
@@ -1766,10 +1767,11 @@ def compressed() -> Reader:
     return Reader("compressed", "x.nicest", real, forged, shaped_compressed(real), check)
 
 
-def same_cells(one: Path, other: Path) -> bool:
-    if one.suffix == ".parquet":
-        return bool(parquet.read_table(one).equals(parquet.read_table(other)))
-    return one.read_bytes() == other.read_bytes()
+def rows_in(path: Path) -> list[Any]:
+    """The rows of an array, a .csv or a .parquet file."""
+    if path.suffix == ".npy":
+        return [each.tobytes() for each in np.load(path)]
+    return parquet.read_table(path).to_pylist() if path.suffix == ".parquet" else path.read_bytes().splitlines()[1:]
 
 
 @cache

@@ -165,6 +165,16 @@ def test_the_cost_is_the_log_likelihood(run: Run):
     assert (stack.bits - before) / len(places) < cost - 3
 
 
+def test_stored_rows_that_shrink_to_nothing_come_back(run: Run, lines: list[str], tmp_path: Path):
+    """What unpacks to over a thousand times its size is refused, so it must never be written."""
+    file = tmp_path / "wines.csv"
+    odd = [line.rpartition(",")[0] + "," + "x" * 400_000 for line in lines[:4]]
+    file.write_text("\n".join([",".join(column.name for column in run.columns), *odd]))
+    result, back = there_and_back(run, file)
+    assert result["stored_rows"] == 4
+    assert back.read_bytes() == file.read_bytes()
+
+
 def test_floats_are_counted_in_their_order():
     numbers = np.array(
         [-np.finfo(float).max, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, np.nextafter(1.5, 2), np.finfo(float).max]
