@@ -7,17 +7,21 @@ seed of its own. With --out, every part that is done is written down, and the ne
 """
 
 import argparse
+import atexit
 import gzip
 import hashlib
 import io
 import json
+import lzma
 import math
 import multiprocessing
 import os
 import pickle
 import platform
 import random
+import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -38,6 +42,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import PIL
@@ -65,6 +70,7 @@ from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.files import write_text
 from nicest.flows import Flow
+from nicest.inference import packed as coded
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.recipe import TABLES
@@ -1652,6 +1658,137 @@ def metrics() -> Reader:
     return Reader("metrics", "metrics.jsonl", real, forged, shaped, check_metrics)
 
 
+# ---- files of `nicest compress`
+
+
+class Apart(NamedTuple):
+    """A compressed file in its parts; `whole` gives it checksums that are right."""
+
+    says: Any
+    blocks: list[bytes]
+
+    @classmethod
+    def of(cls, data: bytes) -> "Apart":
+        size = coded.START.unpack_from(data)[2]
+        says = json.loads(data[coded.START.size : coded.START.size + size])
+        end = coded.START.size + size + coded.ENTRY.size * -(-says["rows"] // says["block"])
+        table = coded.ENTRY.iter_unpack(data[coded.START.size + size : end])
+        return cls(says, [data[offset : offset + length] for offset, length, _ in table])
+
+    def whole(self, change: Callable[[tuple[int, int, int]], tuple[int, int, int]] = lambda entry: entry) -> bytes:
+        text = json.dumps(self.says).encode("utf-8", "surrogatepass")
+        at, table = coded.START.size + len(text) + coded.ENTRY.size * len(self.blocks), b""
+        for block in self.blocks:
+            table += coded.ENTRY.pack(*change((at, len(block), zlib.crc32(block))))
+            at += len(block)
+        start = coded.START.pack(coded.MAGIC, coded.VERSION, len(text), zlib.crc32(text + table))
+        return start + text + table + b"".join(self.blocks)
+
+
+NONSENSE = st.sampled_from(
+    [
+        *(None, True, -1, 0, 1, 3, 65_536, 1 << 40, 1 << 64, math.inf, -math.inf, math.nan, 0.5, [], {}, [[1]]),
+        *("", "x", "\0", "\n\x1b[31m", "\ud800", "x" * 5000, "../" * 2000, ".csv", ".npy", ".parquet", "AAAA", "9" * 8),
+        *([["999999999", "", False]] * 6, [["r", "x" * 5000, True]] * 6, [-1] * 6, [8, 8], [1 << 40, 0], [*range(6)]),
+        *([math.inf] * 6, [None] * 6, [0] * 6, ["x"] * 6),
+    ]
+)
+
+
+@st.composite
+def shaped_compressed(draw: Any, real: list[bytes]) -> bytes:
+    """Right checksums, but one thing in the header, a block, or where the table says that blocks are, is not right."""
+    rng = draw(Some(lambda rng: rng))
+    apart = Apart.of(rng.choice(real))
+    match rng.randrange(4):
+        case 0:
+            among = apart.says["table"] if "table" in apart.says and rng.random() < 0.6 else apart.says
+            key = rng.choice([*among])
+            among[key] = draw(NONSENSE)
+            if rng.random() < 0.2:
+                del among[key]
+            return apart.whole()
+        case 1:
+            k = rng.randrange(3)
+            return apart.whole(lambda entry: (*entry[:k], rng.choice(EXTREMES) % (1 << 32), *entry[k + 1 :]))
+    if apart.blocks:
+        k = rng.randrange(len(apart.blocks))
+        apart.blocks[k] = damaged(rng, [apart.blocks[k]])
+    return apart.whole()
+
+
+def compressed() -> Reader:
+    """Images, and tables of every format, by two small models that are trained here."""
+    from codec_trial import Quick, Trial, small_digits
+    from nicest.tasks import compress as tasks
+    from nicest.tasks import compress_table
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    digits, (things, table) = small_digits(folder), Trial.things(folder)
+    images = load("digits").test[:50].reshape(-1, 8, 8)
+    np.save(folder / "images.npy", images)
+    kinds = pa.array(["red", "never seen", None, "green", "red", "red", "light blue"])
+    some = table.slice(0, 7).set_column(3, "kind", kinds)
+    for name, rows in (("all", table.slice(0, 7)), ("odd", some), ("none", table.slice(0, 0))):
+        csv.write_csv(rows, folder / f"{name}.csv")
+        parquet.write_table(rows, folder / f"{name}.parquet")
+    quick, file = Quick(), io.BytesIO()
+    coded.pack(quick(digits.flow), images, file, shape=(8, 8), block=20)
+    real, expected = [file.getvalue()], {file.getvalue(): (digits, folder / "images.npy")}
+    with mock.patch.object(compress_table, "BLOCK", 3):
+        for name in (f"{name}.{suffix}" for name in ("all", "odd", "none") for suffix in ("csv", "parquet")):
+            tasks.compress(things, [folder / name], out=folder / "x.nicest")
+            real.append((folder / "x.nicest").read_bytes())
+            expected[real[-1]] = things, folder / name
+    headers = {data[: coded.START.size + coded.START.unpack_from(data)[2]]: each for data, each in expected.items()}
+
+    def check(path: Path, data: bytes) -> None:
+        suffix = re.search(rb'"suffix": "([.]\w{1,8})"', data)
+        out = path.with_name("back" + (suffix[1].decode() if suffix else ".npy"))
+        size = coded.START.unpack_from(data)[2] if len(data) >= coded.START.size else 0
+        run, file = headers.get(data[: coded.START.size + size], (digits if not suffix else things, None))
+        with mock.patch.object(tasks, "Codec", quick), mock.patch.object(compress_table, "Codec", quick):
+            result = tasks.decompress(path, out=out, run=run)
+        require(out.exists() and isinstance(result["rows"], int) and result["rows"] >= 0, "no answer")
+        if file is not None:  # only blocks may be damaged
+            size, lost = (20 if run is digits else 3), result.get("lost_blocks", [])
+            rows = [row for i, row in enumerate(rows_in(file)) if i // size not in lost]
+            require(rows_in(out) == rows, "other rows")
+
+    forged = [b"", coded.MAGIC, coded.MAGIC + bytes(12), coded.MAGIC + b"\xff" * 40, pickle.dumps(Touch())]
+    for data in real:
+        for rows, block in ((1 << 62, 1), (1 << 40, 65_536), (10**6, 1), (-1, 4), (5, 0), (5, 65_537)):
+            apart = Apart.of(data)
+            apart.says.update(rows=rows, block=block)
+            forged.append(apart.whole())
+        apart = Apart.of(data)
+        forged += [Apart({}, apart.blocks).whole(), Apart([], apart.blocks).whole(), data + bytes(1 << 20)]
+        forged += [Apart({**apart.says, "rows": 65_536, "block": 65_536}, [bomb]).whole() for bomb in block_bombs()]
+    return Reader("compressed", "x.nicest", real, forged, shaped_compressed(real), check)
+
+
+def rows_in(path: Path) -> list[Any]:
+    """The rows of an array, a .csv or a .parquet file."""
+    if path.suffix == ".npy":
+        return [each.tobytes() for each in np.load(path)]
+    return parquet.read_table(path).to_pylist() if path.suffix == ".parquet" else path.read_bytes().splitlines()[1:]
+
+
+@cache
+def block_bombs() -> list[bytes]:
+    """Blocks that say they hold 65,536 rows of which nothing or next to nothing is there."""
+    squeezed = lzma.compress(bytes(1 << 26), lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2, "preset": 6}])
+    found = []
+    for odd in (0, 65_536):
+        for raw, mask in ((0, 0), (len(squeezed), 0), (0, len(squeezed)), (2**32 - 1, 2**32 - 1)):
+            head = struct.pack("<6I", 65_536, 1 - bool(odd), odd, raw, mask, 0)
+            body = head + np.arange(odd, dtype="<u4").tobytes() + (b"\xff\xff" if not odd else b"") + squeezed
+            found += [body, struct.pack("<5I", 65_536, len(body), 0, 0, 0) + body]
+    found.append(struct.pack("<5I", 65_536, 24, 65_536, 2**32 - 1, len(squeezed)) + bytes(24) + squeezed)
+    return found
+
+
 READERS: dict[str, Callable[[], Reader]] = {
     "idx": idx,
     "idx.gz": idx_gz,
@@ -1674,6 +1811,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "arrow": lambda: arrow_ipc("arrow", "x.arrow"),
     "feather": lambda: arrow_ipc("feather", "x.feather"),
     "columns": columns_file,
+    "compressed": compressed,
 }
 
 

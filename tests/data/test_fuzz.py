@@ -46,6 +46,16 @@ def test_hostile_tables(name: str) -> None:
     assert tally.counts["right"] >= len(fuzz.READERS[name]().real)
 
 
+def test_hostile_compressed_files() -> None:
+    pytest.importorskip("constriction", reason="compression needs constriction: install nicest[codec]")
+    reader = fuzz.READERS["compressed"]()
+    tally = fuzz.fuzz(replace(reader, forged=reader.forged[::7]), 300, seed=0)
+    assert tally.said == []
+    assert tally.rest == 0
+    assert tally.counts["clear"] > 100
+    assert tally.counts["right"] > 50
+
+
 def test_hostile_matlab_files() -> None:
     with fuzz.warm_matlab():
         tally = short("svhn", 50, bombs=False)

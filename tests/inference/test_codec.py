@@ -1,5 +1,7 @@
 """Rows come back bit for bit, at the cost that the flow says, also on a machine that rounds otherwise."""
 
+import json
+import lzma
 import math
 import zlib
 
@@ -39,7 +41,7 @@ from nicest.flows import (
 )
 from nicest.flows.laws import LAWS
 from nicest.inference import codec as codec_module
-from nicest.inference.codec import HEAD, Codec
+from nicest.inference.codec import DENSEST, HEAD, Codec, stored, unstored
 from nicest.inference.packed import START, Packed
 from nicest.inference.stack import Damaged, Stack, StackGrid
 
@@ -215,6 +217,30 @@ def test_rows_that_the_flow_cannot_code_are_stored():
     assert np.array_equal(codec.decode(block), rows)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_cpu_decodes_what_a_gpu_coded(name: str):
+    codec, other = CODECS[name], Codec(FLOWS[name].cuda())
+    FLOWS[name].cpu()
+    assert other.digest == codec.digest
+    rows = np.random.default_rng(0).integers(0, codec.levels, (40, codec.dim)).astype(np.uint8)
+    assert np.array_equal(codec.decode(other.encode(rows)), rows)
+    assert np.array_equal(other.decode(codec.encode(rows)), rows)
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"ab" * 500, bytes(10_000_000), np.random.default_rng(0).bytes(3000)])
+def test_what_is_stored_comes_back_and_is_never_far_smaller(data: bytes):
+    packed = stored(data)
+    assert unstored(packed, len(data)) == data
+    assert len(packed) <= len(data) <= DENSEST * len(packed)
+
+
+def test_a_stored_bomb_is_refused():
+    bomb = lzma.compress(bytes(10_000_000), lzma.FORMAT_RAW, filters=codec_module.RAW)
+    with pytest.raises(Damaged):
+        unstored(bomb, 10_000_000)
+
+
 class TestDamage:
     flow = FLOWS["additive"]
     rows = np.random.default_rng(0).integers(0, 5, (35, 6)).astype(np.uint8)
@@ -274,6 +300,17 @@ class TestDamage:
         bomb = START.pack(b"\x89NICEST\n", 1, len(header), zlib.crc32(header)) + header
         with pytest.raises(nicest.NicestError, match="header is damaged or cut short"):
             nicest.decompress(self.flow, bomb)
+
+    @pytest.mark.parametrize("key", ["model", "rows", "block", "shape"])
+    @pytest.mark.parametrize("value", [None, -1, math.inf, {}])
+    def test_a_header_of_nonsense_is_refused(self, key: str, value: object):
+        _, _, size, _ = START.unpack_from(self.data)
+        says = json.loads(self.data[START.size : START.size + size])
+        del says[key]
+        for text in (json.dumps(says).encode(), json.dumps(says | {key: value}).encode()):
+            forged = START.pack(b"\x89NICEST\n", 1, len(text), zlib.crc32(text)) + text
+            with pytest.raises(nicest.NicestError, match=r"header is damaged|expected the model|rows of 6 numbers"):
+                nicest.decompress(self.flow, forged)
 
     @pytest.mark.parametrize(("data", "match"), [(b"", "an empty one"), (b"PK\3\4 and more", "something else")])
     def test_another_file_is_refused(self, data: bytes, match: str):

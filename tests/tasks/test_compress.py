@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from nicest.cli import app
 from nicest.data import load
 from nicest.errors import NicestError
+from nicest.inference.packed import write
 from nicest.runs.run import Run
 from nicest.tasks import compress as tasks
 
@@ -84,3 +85,14 @@ def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
     with pytest.raises(NicestError, match="got an empty one"):
         tasks.decompress(path, out=tmp_path / "back.npy")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800", "", "nowhere/at all", 7, None])
+def test_a_file_that_names_no_model_is_refused(name: object, tmp_path: Path):
+    path = tmp_path / "packed.nicest"
+    with path.open("wb") as file:
+        write(file, {"run": name, "model": "0" * 64, "shape": [8, 8], "rows": 0, "block": 1}, lambda first: b"")
+    with pytest.raises(NicestError, match=r"which is not here|does not say which model") as found:
+        tasks.decompress(path, out=tmp_path / "back.npy")
+    assert str(found.value).isprintable()
+    assert len(str(found.value)) < len(str(path)) + 1000

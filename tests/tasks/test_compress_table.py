@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from nicest.cli import app
 from nicest.errors import NicestError
 from nicest.inference.codec import Codec
-from nicest.inference.coded_cells import MISSING, Grain
+from nicest.inference.coded_cells import MISSING, Grain, Table
 from nicest.inference.packed import ENTRY, START
 from nicest.inference.stack import Stack
 from nicest.runs.run import Run
@@ -163,6 +163,35 @@ def test_the_cost_is_the_log_likelihood(run: Run):
     before = stack.bits
     codec._code(places, stack)
     assert (stack.bits - before) / len(places) < cost - 3
+
+
+def test_stored_rows_that_shrink_to_nothing_come_back(run: Run, lines: list[str], tmp_path: Path):
+    """What unpacks to over a thousand times its size is refused, so it must never be written."""
+    file = tmp_path / "wines.csv"
+    odd = [line.rpartition(",")[0] + "," + "x" * 400_000 for line in lines[:4]]
+    file.write_text("\n".join([",".join(column.name for column in run.columns), *odd]))
+    result, back = there_and_back(run, file)
+    assert result["stored_rows"] == 4
+    assert back.read_bytes() == file.read_bytes()
+
+
+def test_the_first_float_of_a_point_is_found_wherever_it_lies(run: Run):
+    """The float before it is of an earlier point; beyond all floats the last one is given."""
+    cells = Table(run.flow.units, [Grain(-1 if column.kind == "real" else None) for column in run.columns])
+    i = torch.from_numpy(np.random.default_rng(0).integers(-(1 << 37), 1 << 37, (50, len(cells.floats))))
+    i[0], i[1], i[2], i[3] = 0, 1, -(1 << 50), 1 << 50
+    found = cells._floats_from(i)
+
+    def point(k: np.ndarray) -> torch.Tensor:
+        x = torch.zeros((50, 14), dtype=torch.float64)
+        x[:, cells.floats] = torch.from_numpy(Grain(-1).numbers(k))
+        return cells._point(run.flow.units.place(x), inside=True)[:, cells.floats]
+
+    most = Grain(-1).places(np.array([np.finfo(float).max]))
+    last, first = found == most, found == -most
+    assert bool((point(found) >= i)[torch.from_numpy(~last)].all())
+    assert bool((point(found - 1) < i)[torch.from_numpy(~first)].all())
+    assert 0.5 < (~last & ~first).mean() < 1
 
 
 def test_floats_are_counted_in_their_order():

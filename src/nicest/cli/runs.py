@@ -337,6 +337,7 @@ def decompress(
     model: Annotated[
         Path | None, typer.Option("--run", help="The run that compressed it.", show_default="as the file says")
     ] = None,
+    device: options.Device = "auto",
 ) -> Result:
     """Decompress a file of `nicest compress`. Rows in damaged blocks are left out, and the rest is written.
 
@@ -344,7 +345,7 @@ def decompress(
     """
     from nicest.tasks.compress import decompress as run_decompression
 
-    return run_decompression(packed, out=out, run=model)
+    return run_decompression(packed, out=out, run=model, device=device)
 
 
 @command(app, show.imputation, also=("labels",))

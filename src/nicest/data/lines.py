@@ -15,6 +15,7 @@ from nicest.messages import listed
 
 CELL = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(,|$)')
 NULLS = frozenset(["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None"])
+MOST_DECIMALS = 17
 SOME = 2000  # lines by which the form of a column is chosen
 
 
@@ -29,6 +30,12 @@ class Written:
     form: str
     missing: str
     quoted: bool
+
+    @property
+    def known(self) -> bool:
+        """Whether it is one that `CsvLines` gives."""
+        forms = ("", "i", "r", *map(str, range(MOST_DECIMALS + 1)))
+        return self.form in forms and self.missing in NULLS and isinstance(self.quoted, bool)
 
     def cell(self, value: str | float | None) -> str:
         if value is None:
@@ -113,7 +120,7 @@ def _form(cells: Sequence[tuple[str, bool]], column: Column) -> Written:
     form = ""
     if not (column.values and isinstance(column.values[0], str)):
         decimals = Counter(len(text.partition(".")[2]) for text, _ in known if "." in text)
-        forms = ["i", "r", *(str(min(most, 17)) for most, _ in decimals.most_common(3))]
+        forms = ["i", "r", *(str(min(most, MOST_DECIMALS)) for most, _ in decimals.most_common(3))]
         numbers = list(_numbers(text for text, _ in known))
         form = max(forms, key=lambda each: sum(text == formatted(number, each) for text, number in numbers))
     return Written(form, nulls.most_common(1)[0][0] if nulls else "", always)

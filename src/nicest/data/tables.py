@@ -218,6 +218,21 @@ def require_modest_ipc(path: Path, most: int | None = None) -> None:
             require_modest(path, unpacked, REWRITE, most)
 
 
+def from_stream(data: bytes, schema: Any) -> Any:
+    """The table in an Arrow stream of plain buffers, whose bytes are checked."""
+    import pyarrow as pa
+
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
+    unpacked = sum(_unpacked(message, len(schema)) for message in messages if message.type != "schema")
+    if unpacked > 64 * len(data):
+        raise ValueError("its buffers are packed")
+    table = pa.ipc.open_stream(data).read_all()
+    table.validate(full=True)
+    if table.schema != schema:
+        raise ValueError("its columns are others")
+    return table
+
+
 def _messages(path: Path) -> Any:
     """The stream in an Arrow file, or that is one; a file that was cut is told by its end."""
     import pyarrow as pa

@@ -29,6 +29,7 @@ PRIOR_BITS, PRIOR_FLOOR = 5, 2.0**-10  # of the quantised prior: see `_Prior`
 BATCH = 512  # rows that are coded at once, at most
 MOST_ROWS = 1 << 16  # of a block
 RAW = [{"id": lzma.FILTER_LZMA2, "preset": 6}]  # how rows are stored that the flow cannot code
+DENSEST = 1000  # times its size that what is stored unpacks to, at most: no small file fills the memory
 HEAD = struct.Struct("<6I")  # rows, batches, rows stored as they are, their bytes, bytes of the mask, words not taken
 
 
@@ -50,11 +51,14 @@ class Codec:
         constriction()
         self.flow = copy.deepcopy(flow).cpu().double().eval().requires_grad_(False)
         self.digest = digest(self.flow)
+        self.device = device_of(flow)
+        self.flow.chain.to(self.device), self.flow.prior.to(self.device)
         self.dim, self.levels = flow.dim, units.levels
         self.first, self.rest = self.flow.chain.parted()
         units = self.flow.units
-        self.cells: Cells = Table(units, grains) if grains else Levels(units, plain=self.first is None, bits=BITS)
-        self.dtype, self.prior = self.cells.dtype, _Prior(self.flow.prior)
+        levels = Levels(units, plain=self.first is None, bits=BITS, device=self.device) if not grains else None
+        self.cells: Cells = levels or Table(units, grains)
+        self.dtype, self.prior = self.cells.dtype, _Prior(self.flow.prior, self.device)
         try:
             self._code(self.cells.example(), Stack(self._first_words(), fresh=True))
         except NotImplementedError as error:
@@ -110,9 +114,9 @@ class Codec:
         words, start = stack.words(fresh=False), self._first_words()
         both = min(len(words), len(start))
         same = int(np.argmin(np.append(words[:both] == start[:both], False)))  # words that were never taken
-        raw = lzma.compress(rows[sorted(odd)].tobytes(), lzma.FORMAT_RAW, filters=RAW) if odd else b""
+        raw = stored(rows[sorted(odd)].tobytes()) if odd else b""
         missing = rows == MISSING if self.dtype.kind == "i" else np.zeros(0, dtype=bool)
-        mask = lzma.compress(np.packbits(missing.T).tobytes(), lzma.FORMAT_RAW, filters=RAW) if missing.any() else b""
+        mask = stored(np.packbits(missing.T).tobytes()) if missing.any() else b""
         head = HEAD.pack(len(rows), len(batches), len(odd), len(raw), len(mask), same)
         lists = np.array(batches, "<u2").tobytes() + np.array(sorted(odd), "<u4").tobytes()
         return head + lists + raw + mask + words[same:].astype("<u4").tobytes()
@@ -128,11 +132,11 @@ class Codec:
                 raise Damaged
             words = np.concatenate([start[:same], np.frombuffer(block, "<u4", offset=at + size + mask)])
             rows = np.empty((count, self.dim), self.dtype)
-            raw = _unpacked(block[at : at + size], n_odd * self.dim * self.dtype.itemsize)
+            raw = unstored(block[at : at + size], n_odd * self.dim * self.dtype.itemsize)
             rows[odd] = np.frombuffer(raw, self.dtype).reshape(n_odd, self.dim)
             missing = np.zeros((count, self.dim), dtype=bool)
             if mask:
-                bits = np.frombuffer(_unpacked(block[at + size : at + size + mask], -(-missing.size // 8)), np.uint8)
+                bits = np.frombuffer(unstored(block[at + size : at + size + mask], -(-missing.size // 8)), np.uint8)
                 missing = np.unpackbits(bits, count=missing.size).view(bool).reshape(self.dim, count).T
             coded = np.setdiff1d(np.arange(count), odd)
             stack, end = Stack(words.astype(np.uint32), fresh=False), len(coded)
@@ -152,7 +156,7 @@ class Codec:
         if not len(rows):
             return
         grid = StackGrid(stack, len(rows), encoding=True)
-        i = self.cells.to_grid(rows, grid)
+        i = self.cells.to_grid(rows, grid).to(self.device)
         if self.cells.fine != BITS:
             i = grid.bend(i, *self._first(), bits=self.cells.fine)
         if self.rest is not None:
@@ -191,10 +195,10 @@ class _Prior:
     a little more than the law gives, so that all numbers up to 2048 can be coded.
     """
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Any, device: torch.device) -> None:
         self.prior, edges = prior, _edges()
         self.bins = constriction().stream.model.Categorical(_shares(prior), perfect=False)
-        self.edges = (edges * 2.0**BITS).long()
+        self.edges = (edges * 2.0**BITS).long().to(device)
 
     def push(self, i: Tensor, grid: StackGrid) -> None:
         if self.prior.learned:
@@ -206,7 +210,7 @@ class _Prior:
         grid.stack.push_to(self.bins, k)
 
     def pop(self, count: int, grid: StackGrid) -> Tensor:
-        k = grid.stack.pop_from(self.bins, (count, self.prior.dim))
+        k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device)
         first = self.edges[k]
         i = first + grid.stack.pop(self.edges[k + 1] - first)
         return grid.unbend(i, *self._standardise()) if self.prior.learned else i
@@ -214,6 +218,12 @@ class _Prior:
     def _standardise(self) -> tuple[Map, Map]:
         loc, scale = self.prior.loc, self.prior.log_scale.exp()
         return (lambda h: (h - loc) / scale), (lambda e: e * scale + loc)
+
+
+def device_of(flow: Flow) -> torch.device:
+    """Where a flow is coded: on its own GPU, else on the CPU, which other accelerators lack float64 for."""
+    found = next((each.device for each in flow.parameters()), torch.device("cpu"))
+    return found if found.type == "cuda" else torch.device("cpu")
 
 
 def _edges() -> Tensor:
@@ -230,8 +240,19 @@ def _shares(prior: Any) -> np.ndarray:
     return np.asarray((((1 - PRIOR_FLOOR) * share + PRIOR_FLOOR / len(share)) * 2.0**24).round() * 2.0**-24)
 
 
-def _unpacked(raw: bytes, wanted: int) -> bytes:
-    found = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=RAW).decompress(raw, wanted + 1) if raw else b""
+def stored(data: bytes) -> bytes:
+    """Bytes as LZMA; as they are, if that is no shorter or far shorter."""
+    packed = lzma.compress(data, lzma.FORMAT_RAW, filters=RAW)
+    return packed if len(packed) < len(data) <= DENSEST * len(packed) else data
+
+
+def unstored(packed: bytes, wanted: int) -> bytes:
+    """What `stored` was given: so many bytes."""
+    if len(packed) == wanted:
+        return packed
+    if wanted > DENSEST * len(packed):
+        raise Damaged
+    found = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=RAW).decompress(packed, wanted + 1)
     if len(found) != wanted:
         raise Damaged
     return found

@@ -17,7 +17,7 @@ from nicest.inference.stack import Damaged, StackGrid, fixed
 
 FINER, COARSER = 10, 4  # bits by which the grid of a dequantised pixel is finer than its level; without a first layer
 CELL_BITS, FINEST = 18, 34  # bits after the point of the columns of a table: as the first layer sees them, and at first
-NEAR = 1 << 20  # floats about a guess, among which the first at a point is looked for
+NEAR = (1 << 3, 1 << 10, 1 << 20, 1 << 40)  # floats about a guess, among which the first at a point is looked for
 MISSING = np.iinfo(np.int64).min
 
 
@@ -48,18 +48,18 @@ class Cells(ABC):
 class Levels(Cells):
     """Grey levels."""
 
-    def __init__(self, units: Units, *, plain: bool, bits: int) -> None:
+    def __init__(self, units: Units, *, plain: bool, bits: int, device: torch.device) -> None:
         """`plain`: no layer comes before those on the grid of 2^-bits."""
         low, high = units.interval
         self.dim, self.levels = units.dim, units.levels
         wide = math.ceil(math.log2(units.levels / (high - low)))
         self.fine = bits if plain and wide + COARSER <= bits else wide + FINER
         edges = units.place(torch.arange(units.levels + 1.0, dtype=torch.float64)[:, None].expand(-1, units.dim))
-        self.edges = (edges[:, 0] * 2.0**self.fine).round().long()
+        self.edges = (edges[:, 0] * 2.0**self.fine).round().long().to(device)
         self.dtype = np.dtype(np.uint8 if units.levels <= 256 else np.uint16).newbyteorder("<")
 
     def to_grid(self, rows: np.ndarray, grid: StackGrid) -> Tensor:
-        level = torch.from_numpy(rows.astype(np.int64))
+        level = torch.from_numpy(rows.astype(np.int64)).to(self.edges.device)
         i = self.edges[level]
         return i + grid.stack.pop(self.edges[level + 1] - i)
 
@@ -69,7 +69,7 @@ class Levels(Cells):
         level = torch.searchsorted(self.edges, i, right=True) - 1
         first = self.edges[level]
         grid.stack.push(i - first, self.edges[level + 1] - first)
-        return level.numpy().astype(self.dtype)
+        return level.cpu().numpy().astype(self.dtype)
 
     @property
     def among(self) -> tuple[int, int]:
@@ -132,6 +132,7 @@ class Table(Cells):
         outer = torch.where(self.low.isfinite() & self.high.isfinite(), self.high, 1.0)
         self.anywhere = self._point(torch.stack([inner, outer]))
         self.floats = [d for d, grain in enumerate(self.grains) if grain.decimals == -1]
+        self.origins = np.array([self.grains[d].origin for d in self.floats])
 
     def to_grid(self, rows: np.ndarray, grid: StackGrid) -> Tensor:
         missing = rows == MISSING
@@ -149,7 +150,7 @@ class Table(Cells):
 
     def from_grid(self, i: Tensor, grid: StackGrid, missing: np.ndarray | None) -> np.ndarray:
         missing = np.zeros(i.shape, dtype=bool) if missing is None else missing
-        i = (i << (FINEST - CELL_BITS)) + grid.stack.pop_from(fixed(FINEST - CELL_BITS), i.shape)
+        i = (i.cpu() << (FINEST - CELL_BITS)) + grid.stack.pop_from(fixed(FINEST - CELL_BITS), i.shape)
         rows, first, size = self._at(i, None)
         if self.floats:
             some = torch.from_numpy(~missing[:, self.floats])
@@ -214,37 +215,40 @@ class Table(Cells):
         x = self.units.leave(y.to(self.units.scale)).double().numpy()
         columns = [grain.places(x[:, d] + grain.origin) for d, grain in enumerate(self.grains)]
         found = np.stack(columns, 1)
-        firsts, sizes = [], []
-        for d in self.floats:
-            first, last = self._floats_from(i[:, d], d), self._floats_from(i[:, d] + 1, d)
-            atom = first == last  # a point of an atom
-            k = found[:, d]
-            if rows is not None:
-                own = (rows[:, d] >= first) & (rows[:, d] < last)
-                found[:, d] = np.where(own, rows[:, d], k)
-                k = rows[:, d]
-            firsts.append(np.where(atom, 0, k - first) if rows is not None else np.where(atom, k, first))
-            sizes.append(np.where(atom, 1, last - first))
-        empty = torch.empty((len(i), 0), dtype=torch.long)
-        first_of, size_of = (torch.from_numpy(np.stack(each, 1)) if each else empty for each in (firsts, sizes))
-        return found, first_of, size_of
+        if not self.floats:
+            empty = torch.empty((len(i), 0), dtype=torch.long)
+            return found, empty, empty
+        own = i[:, self.floats]
+        first, last = np.split(self._floats_from(torch.cat([own, own + 1])), 2)
+        atom, k = first == last, found[:, self.floats]  # a point of an atom has no floats
+        size = torch.from_numpy(np.where(atom, 1, last - first))
+        if rows is None:
+            return found, torch.from_numpy(np.where(atom, k, first)), size
+        given = rows[:, self.floats]
+        found[:, self.floats] = np.where((given >= first) & (given < last), given, k)
+        return found, torch.from_numpy(np.where(atom, 0, given - first)), size
 
-    def _floats_from(self, i: Tensor, d: int) -> np.ndarray:
-        """The first float, as its place, whose point is i or a later one; by bisection."""
-        most = int(_flipped(np.array(np.finfo(np.float64).max).view(np.int64)))
-        wanted, grain = i.numpy(), self.grains[d]
-        x = torch.zeros((len(i), self.units.dim), dtype=torch.float64)
+    def _floats_from(self, i: Tensor) -> np.ndarray:
+        """The first float, as its place, whose point is i or a later one, in each column of floats; by bisection."""
+        floats, wanted, x = Grain(-1), i.numpy(), torch.zeros((len(i), self.units.dim), dtype=torch.float64)
 
         def reached(k: np.ndarray) -> np.ndarray:
-            x[:, d] = torch.from_numpy(grain.numbers(k) - grain.origin)
-            found: np.ndarray = self._point(self.units.place(x).double(), inside=True)[:, d].numpy() >= wanted
+            x[:, self.floats] = torch.from_numpy(floats.numbers(k) - self.origins)
+            point = self._point(self.units.place(x).double(), inside=True)[:, self.floats]
+            found: np.ndarray = point.numpy() >= wanted
             return found
 
-        x[:, d] = i.double() * 2.0**-FINEST
-        guess = grain.places(self.units.leave(x).double().numpy()[:, d] + grain.origin)
-        low, high = (np.clip(guess, -most + NEAR, most - NEAR) + step for step in (-NEAR, NEAR))
-        if reached(low).any() or not reached(high).all():
-            low, high = np.full(len(i), -most, np.int64), np.full(len(i), most, np.int64)
+        most = int(floats.places(np.array([np.finfo(np.float64).max]))[0])
+        low, high = np.full(i.shape, -most, np.int64), np.full(i.shape, most, np.int64)
+        x[:, self.floats] = i.double() * 2.0**-FINEST
+        guess = floats.places(self.units.leave(x).double().numpy()[:, self.floats] + self.origins).clip(-most, most)
+        for near in NEAR:
+            for k in ((guess - near).clip(-most), (guess + near).clip(max=most)):
+                there = reached(k)
+                low, high = np.where(there, low, np.maximum(low, k + 1)), np.where(there, np.minimum(high, k), high)
+            low = np.minimum(low, high)
+            if ((high >> 1) - (low >> 1) <= near).all():
+                break
         while (low < high).any():
             middle = (low >> 1) + (high >> 1) + (low & high & 1)
             there = reached(middle)

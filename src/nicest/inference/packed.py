@@ -143,14 +143,14 @@ class Packed:
             if version != VERSION:
                 raise NicestError(f"{source}: format {version} is of a newer nicest: update nicest to read it")
             self.says = json.loads(data[START.size : START.size + size])
-            self.count, self.size = int(self.says["rows"]), int(self.says["block"])
+            self.count, self.size, self.model = int(self.says["rows"]), int(self.says["block"]), str(self.says["model"])
             self.shape = tuple(map(int, self.says["shape"]))
             blocks = -(-self.count // self.size)
             end = START.size + size + ENTRY.size * blocks
             intact = zlib.crc32(data[START.size : end]) == check and end <= len(data)
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError):
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
             intact = False
-        if not intact or not 0 < self.size <= MOST_ROWS:
+        if not intact or not 0 < self.size <= MOST_ROWS or self.count < 0:
             raise NicestError(f"{source}: its header is damaged or cut short: get the file again")
         self.table = list(ENTRY.iter_unpack(data[START.size + size : end]))
         if codec is not None:
@@ -158,9 +158,9 @@ class Packed:
 
     def open(self, codec: Decoder) -> None:
         """Be decoded by this model, which must be the one that coded it."""
-        if self.says["model"] != codec.digest:
+        if self.model != codec.digest:
             raise NicestError(
-                f"{self.source}: expected the model that compressed it, SHA-256 {shown(self.says['model'])}, got"
+                f"{self.source}: expected the model that compressed it, SHA-256 {shown(self.model)}, got"
                 f" {codec.digest}; name that model by --run (in Python: nicest.open(run, dtype=torch.float64))"
             )
         self.codec = codec

@@ -40,7 +40,7 @@ class Damaged(Exception):
 
 
 class Stack:
-    """A stack of bits, from which uniform symbols are taken and to which they are put back."""
+    """A stack of bits in memory, from which uniform symbols are taken and to which they are put back."""
 
     def __init__(self, words: np.ndarray, *, fresh: bool) -> None:
         coding = constriction()
@@ -53,7 +53,10 @@ class Stack:
         return int(self.coder.num_valid_bits())
 
     def words(self, *, fresh: bool) -> np.ndarray:
-        return np.array(self.coder.get_compressed(unseal=fresh))
+        try:
+            return np.array(self.coder.get_compressed(unseal=fresh))
+        except AssertionError as error:  # bits that cannot have been fresh words
+            raise Damaged from error
 
     def pop(self, sizes: Tensor) -> Tensor:
         """A symbol of 0..n-1 for each size n; the last ones, less than n / 4096 of them, are never taken."""
@@ -62,12 +65,12 @@ class Stack:
         if low is not None:
             found = (found << low) + self._pop(1 << low)
         self._check()
-        return torch.from_numpy(found).view(sizes.shape)
+        return torch.from_numpy(found).view(sizes.shape).to(sizes.device)
 
     def push(self, symbols: Tensor, sizes: Tensor) -> None:
         """Put back what `pop` with these sizes then takes."""
         high, low = _parts(sizes)
-        values = symbols.reshape(-1).numpy()
+        values = symbols.reshape(-1).cpu().numpy()
         if low is not None:
             values, rest = values >> low, values & ((1 << low) - 1)
         if (values < 0).any() or (values >= high).any():
@@ -104,7 +107,7 @@ class Stack:
 
     def push_to(self, model: Any, symbols: Tensor) -> None:
         """Put back what `pop_from` then takes."""
-        self.coder.encode_reverse(symbols.reshape(-1).numpy().astype(np.int32), model)
+        self.coder.encode_reverse(symbols.reshape(-1).cpu().numpy().astype(np.int32), model)
 
     def _check(self) -> None:
         self.least = min(self.least, self.bits)
@@ -128,7 +131,7 @@ class Stack:
 
 def _parts(sizes: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
     """n as about h 2^k with h < 8192: the coder rounds the probabilities of larger alphabets."""
-    n = sizes.reshape(-1).numpy()
+    n = sizes.reshape(-1).cpu().numpy()
     if n.max(initial=0) < 1 << 13:
         return n, None
     low = np.maximum(np.frexp(n)[1].astype(np.int64) - 13, 0)
@@ -176,7 +179,7 @@ class StackGrid(Grid):
         return self._near(t, BITS, NETWORK_ERROR)
 
     def network(self, m: Callable[[Tensor, Tensor | None], Tensor], i: Tensor, context: Tensor | None) -> Tensor:
-        found, at, size = list[Tensor](), 0, GROUP
+        found, at, size = list[Tensor](), 0, len(i) if i.is_cuda else GROUP
         while at < len(i):
             rows = slice(at, at + size)
             found.append(m(self.real(i[rows]), None if context is None else context[rows]))
@@ -196,7 +199,7 @@ class StackGrid(Grid):
     def unbend(
         self, j: Tensor, g: Map, inverse: Map, bits: int = BITS, among: tuple[int, int] = (-(1 << 40), 1 << 40)
     ) -> Tensor:
-        z = (j << EXTRA) + self.stack.pop_from(fixed(EXTRA), j.shape)
+        z = (j << EXTRA) + self.stack.pop_from(fixed(EXTRA), j.shape).to(j.device)
         near = inverse(z.double() * 2.0 ** -(BITS + EXTRA)) * 2.0**bits
         self.require(near.isfinite() & (near.abs() < 2.0**40))
         i, end = self._cell(near.floor().long().clamp(among[0], among[1] - 1), z, g, bits, among)
@@ -242,4 +245,4 @@ class StackGrid(Grid):
             raise Damaged
         if fit.ndim < 2:  # a parameter of the flow
             raise Unfit(np.ones(self.rows, dtype=bool))
-        raise Unfit(~fit.reshape(self.rows, -1).all(1).numpy())
+        raise Unfit(~fit.reshape(self.rows, -1).all(1).cpu().numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,17 +84,22 @@ def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
     return {"rows": count, "raw_bytes": raw_bytes, "bytes_per_row": each, "stored_rows": stored, "model": codec.digest}
 
 
-def decompress(path: str | Path, *, out: str | Path, run: Run | str | Path | None = None) -> dict[str, Any]:
+def decompress(
+    path: str | Path, *, out: str | Path, run: Run | str | Path | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Write what a compressed file holds: images as an array, .npy, a table as it was; rows of damaged blocks are left
-    out, and named. `run` is the one that compressed it, if not the one that the file names."""
+    out, and named. `run` is the one that compressed it, if not the one that the file names; a GPU may have compressed
+    what a CPU decompresses."""
     path, out = Path(path), Path(out)
     packed = Packed(read_bytes(path), source=str(path))
     table = packed.says.get("table")
     suffix = table.get("suffix") if isinstance(table, dict) else ".npy"
+    if suffix not in (".npy", *SUFFIXES):
+        raise NicestError(f"{path}: expected a table ({', '.join(SUFFIXES)}), its header says {shown(suffix)}")
     if out.suffix.lower() != suffix:
         what = "a table" if table else "an array"
         raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
-    model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64)
+    model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64, device=device)
     if table:
         form = tables.restored(table, model.columns)
         packed.open(tables.TableCodec(model, form))
@@ -124,7 +130,7 @@ def _model(packed: Packed, path: Path, run: str | Path | None) -> str | Path:
     named = run or packed.says.get("run")
     if not isinstance(named, str | Path):
         raise NicestError(f"{path} does not say which model compressed it: name it by --run")
-    if run is None and not Path(named).exists() and named not in shipped():
+    if run is None and named not in shipped() and not os.path.exists(named):  # noqa: PTH110 - of any text at all
         raise NicestError(f"{path} was compressed by {shown(named)}, which is not here: name the model by --run")
     return named
 

@@ -19,13 +19,14 @@ import torch
 from nicest.data.cells import as_in_training, codes, codes_of, decoded, numbers_as
 from nicest.data.columns import Column, columns_to_json, require_columns
 from nicest.data.lines import CsvLines, Written, as_float
-from nicest.data.reading import most_unpacked, reading
-from nicest.data.tables import TableFile, write_table
+from nicest.data.reading import reading
+from nicest.data.tables import TableFile, from_stream, write_table
 from nicest.errors import NicestError
 from nicest.files import replacing, to_json
 from nicest.flows import Flow
-from nicest.inference.codec import MISSING, Codec
+from nicest.inference.codec import MISSING, Codec, stored, unstored
 from nicest.inference.coded_cells import Grain
+from nicest.inference.stack import Damaged
 from nicest.messages import listed
 from nicest.runs.run import Run
 
@@ -80,6 +81,12 @@ class CsvForm(Form):
         self.columns, self.grains, self.kept = columns, grains, says
         self.end, self.written = str(says["end"]), [Written(*each) for each in says["written"]]
         self.head, self.ended = base64.b64decode(says["head"]), bool(says["ended"])
+        if (
+            self.end not in ("", "\r")
+            or len(self.written) != len(columns)
+            or not all(each.known for each in self.written)
+        ):
+            raise ValueError("no form of a CSV file")
 
     def says(self) -> dict[str, Any]:
         return self.kept
@@ -159,9 +166,7 @@ class ArrowForm(Form):
         return file.getvalue()
 
     def from_bytes(self, data: bytes) -> Any:
-        import pyarrow as pa
-
-        return pa.ipc.open_stream(data).read_all()
+        return from_stream(data, self.schema)
 
     def write(self, path: Path, rows: Any) -> None:
         write_table(path, rows)
@@ -217,14 +222,14 @@ class TableCodec:
 
     def encode(self, rows: Any, places: np.ndarray, odd: np.ndarray) -> bytes:
         """A block of rows; those that are `odd` are stored as they are."""
-        kept, stored = np.flatnonzero(~odd), np.flatnonzero(odd)
+        kept, others = np.flatnonzero(~odd), np.flatnonzero(odd)
         code = self.codec.encode(places[kept][:, self.order])
         rest = (
-            stored.astype("<u4").tobytes() + self.form.to_bytes(self.form.chosen(rows, stored)) if len(stored) else b""
+            others.astype("<u4").tobytes() + self.form.to_bytes(self.form.chosen(rows, others)) if len(others) else b""
         )
-        packed = lzma.compress(rest, preset=6) if rest else b""
-        content = START.pack(len(places), len(code), len(stored), len(rest), len(packed)) + code + packed
-        if self.form.differ(self._restored(places[kept], stored, rest), rows).any():
+        packed = stored(rest) if rest else b""
+        content = START.pack(len(places), len(code), len(others), len(rest), len(packed)) + code + packed
+        if self.form.differ(self._restored(places[kept], others, rest), rows).any():
             raise NicestError("a block did not decode to what was coded; nothing was written")
         return content
 
@@ -232,13 +237,13 @@ class TableCodec:
         """The rows of a block, which must be so many."""
         try:
             count, size, odd, rest, packed = START.unpack_from(block)
-            if count != expected or rest > most_unpacked(packed) or START.size + size + packed != len(block):
+            if count != expected or START.size + size + packed != len(block):
                 raise ValueError
             found = self.codec.decode(block[START.size : START.size + size], expected)
             places = np.empty_like(found)
             places[:, self.order] = found
-            raw = lzma.LZMADecompressor().decompress(block[START.size + size :], rest + 1) if packed else b""
-            if len(raw) != rest or len(places) + odd != count:
+            raw = unstored(block[START.size + size :], rest)
+            if len(places) + odd != count:
                 raise ValueError
             return self._restored(places, np.frombuffer(raw, "<u4", odd).astype(np.int64), raw)
         except (
@@ -249,19 +254,21 @@ class TableCodec:
             NotImplementedError,
             struct.error,
             lzma.LZMAError,
+            Damaged,
+            OSError,
             MemoryError,
         ) as error:
             raise NicestError("this block cannot be decoded by this model") from error
 
-    def _restored(self, places: np.ndarray, stored: np.ndarray, rest: bytes) -> Any:
+    def _restored(self, places: np.ndarray, others: np.ndarray, rest: bytes) -> Any:
         """All rows: those of whole numbers, and those that were stored."""
         rows = self.form.rows(places)
-        if not len(stored):
+        if not len(others):
             return rows
-        order = np.empty(len(places) + len(stored), dtype=np.int64)
-        order[np.setdiff1d(np.arange(len(order)), stored)] = np.arange(len(places))
-        order[stored] = len(places) + np.arange(len(stored))
-        return self.form.chosen(self.form.joined([rows, self.form.from_bytes(rest[4 * len(stored) :])]), order)
+        order = np.empty(len(places) + len(others), dtype=np.int64)
+        order[np.setdiff1d(np.arange(len(order)), others)] = np.arange(len(places))
+        order[others] = len(places) + np.arange(len(others))
+        return self.form.chosen(self.form.joined([rows, self.form.from_bytes(rest[4 * len(others) :])]), order)
 
 
 def grain_of(numbers: np.ndarray, column: Column) -> Grain:
@@ -364,6 +371,8 @@ def restored(says: dict[str, Any], columns: Sequence[Column]) -> Form:
     by_name = {column.name: column for column in columns}
     try:
         own = [by_name[name] for name in says["columns"]]
+        if len(own) != len(by_name) or len(set(says["columns"])) != len(own):
+            raise ValueError("other columns")
         grains = [
             Grain(None if p is None else int(p), column.taken_off if p is not None else 0.0)
             for p, column in zip(says["decimals"], own, strict=True)
@@ -371,7 +380,7 @@ def restored(says: dict[str, Any], columns: Sequence[Column]) -> Form:
         if says["suffix"] == ".csv":
             return CsvForm(own, grains, says)
         return ArrowForm(own, grains, pa.ipc.read_schema(pa.py_buffer(base64.b64decode(says["schema"]))))
-    except (LookupError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, OSError, pa.ArrowException) as error:
         raise NicestError("its header does not fit the columns of this model: name the right one by --run") from error
 
 
