@@ -20,6 +20,7 @@ WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which sp
 MEMBERS = {"low": 2, "medium": 5, "high": 5}  # flows whose densities are averaged in a prediction, of few rows
 HIGH_MEMBERS = 5, 2  # in a density of all columns with effort "high", of few rows and of many
 AVERAGED = 4_000  # steps that are enough where several flows are averaged
+TREES, MOST_LEAVES = 200, 512  # of the forest that is averaged with them, if the target is a single one
 MANY = 5_000  # rows from which steps gain more than members
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
@@ -124,6 +125,8 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         "initialisation": "whitened",
         "prior": "logistic",
         "members": members,
+        "trees": TREES if targets == 1 and FEW <= n < MANY else 0,
+        "leaves": min(MOST_LEAVES, max(16, n // 3)),
     }
     batch = min(256, max(16, 1 << round(math.log2(max(n, 8) / 8))))
 

@@ -29,6 +29,7 @@ from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, FORMAT, LAST, RunFolder, Sink, filled, newer, restore_flow
 from nicest.runs.runtime import environment, rows_to
 from nicest.runs.sinks import Memory, Saved
+from nicest.train.blend import blend
 from nicest.train.callbacks import Callback, ProgressBar
 from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
@@ -199,7 +200,7 @@ def choose(
         epochs = min(recipe.train.epochs, math.ceil(max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)))
         every = min(recipe.train.evaluate_every, max(1, epochs // 4))
         short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
-        trial = replace(recipe, name=f"trying {name}", train=short)
+        trial = replace(recipe, name=f"trying {name}", model=replace(recipe.model, trees=0), train=short)
         # kinds differ in what is fitted before training: rows that decide between them must not be among it
         nats.append(fit_rows(trial, splits, device, bars, everything=False).figures["valid_nats"])
     found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
@@ -227,7 +228,11 @@ def fit_rows(
             torch.manual_seed(recipe.train.seed)
             flow = build(recipe, splits).double()
             prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
-    return fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
+    fitted = fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        blend(fitted.flow, splits)
+    return fitted
 
 
 def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
