@@ -286,7 +286,7 @@ class NICERegressor(RegressorMixin, Predictor):
         Flows whose densities are averaged; 5, or 2 with "low" and from 5,000 rows on.
     trees
         Trees of a random forest whose density is averaged with theirs, by a weight that validation rows choose; 200, or
-        none below 50 rows and from 5,000 on.
+        none with members=1, below 50 rows and from 5,000 on.
     couplings, hidden_layers, width, bins, dropout
         Of each flow, as for `NICE`.
     epochs, batch_size, learning_rate, weight_decay, patience, validation_fraction

@@ -32,6 +32,12 @@ class Trees(NamedTuple):
     right: np.ndarray
     values: np.ndarray  # (trees, nodes, VALUES), those of the targets that a leaf was grown from
 
+    @classmethod
+    def empty(cls, trees: int, nodes: int) -> Self:
+        kinds = {"feature": "i4", "threshold": "f4", "missing_left": "?", "left": "i4", "right": "i4"}
+        found = {name: np.zeros((trees, nodes), kind) for name, kind in kinds.items()}
+        return cls(**found, values=np.zeros((trees, nodes, VALUES)))
+
     def take(self, t: int, tree: Any) -> None:
         """Take the t-th from scikit-learn, but for its values."""
         n, is_leaf = tree.node_count, tree.children_left < 0
@@ -67,9 +73,9 @@ class Forest(nn.Module):
     latent: Tensor
     shares: Tensor
 
-    def __init__(self, law: AffineSpline, prior: Prior, trees: int, leaves: int) -> None:
+    def __init__(self, inputs: int, law: AffineSpline, prior: Prior, trees: int, leaves: int) -> None:
         super().__init__()
-        self.law, self.prior, self.leaves = law, type(prior)(1), leaves
+        self.inputs, self.law, self.prior, self.leaves = inputs, law, type(prior)(1), leaves
         shape = trees, 2 * leaves - 1
         for name in ("feature", "left", "right"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int32))
@@ -108,7 +114,7 @@ class Forest(nn.Module):
         log_scale = (2 * bound / (x[:, -1:] - x[:, :1])).log().clamp(-0.99 * law.log_scale, 0.99 * law.log_scale)
         inner = (x - x[:, :1]) * log_scale.exp() - bound
         knots = self.latent[1:-1].to(x).expand(len(x), -1)
-        spline = law.spline.through(inner[:, 1:-1], knots).reshape(len(x), -1)  # type: ignore[attr-defined]
+        spline = law.spline.through(inner[:, 1:-1], knots).reshape(len(x), law.spline.size)  # type: ignore[attr-defined]
         b1 = law.log_scale * (log_scale / law.log_scale).atanh()
         return torch.cat((b1, -bound - x[:, :1] * log_scale.exp(), spline), 1)
 
@@ -138,10 +144,7 @@ class Forest(nn.Module):
         from sklearn.ensemble import RandomForestRegressor
 
         total, nodes = self.feature.shape
-        found = Trees(
-            *(np.zeros((total, nodes), kind) for kind in ("i4", "f4", "?", "i4", "i4")),
-            np.zeros((total, nodes, VALUES)),
-        )
+        found = Trees.empty(total, nodes)
         unseen, t, self.steps = np.empty((len(given), total, VALUES)), 0, 0
         for i, (leaf, share) in enumerate(SHAPES):
             if not (count := len(range(i, total, len(SHAPES)))):
@@ -161,9 +164,14 @@ class Forest(nn.Module):
         self.depth.fill_(self.steps)
         return found, torch.from_numpy(unseen.reshape(len(given), -1))
 
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*args, **options)
-        self.steps = int(self.depth)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        nodes, errors = self.feature.shape[1], args[-1]
+        limits = {"feature": self.inputs, "left": nodes, "right": nodes, "depth": nodes}
+        for name, limit in limits.items():
+            if bool(((found := getattr(self, name)) < 0).any()) or bool((found >= limit).any()):
+                errors.append(f"{prefix}{name}: expected numbers from 0 to {limit - 1}")
+        self.steps = 0 if errors else int(self.depth)
 
     def extra_repr(self) -> str:
         return f"{len(self.feature)} trees of at most {self.leaves} leaves"
@@ -173,8 +181,8 @@ def quantiles(ordered: Tensor, shares: Tensor, count: Tensor) -> Tensor:
     """Quantiles (B, L) at shares (L,) of the first `count` (B,) of ordered numbers (B, M)."""
     place = (shares.to(ordered) * count[:, None] - 0.5).clamp_min(0).minimum(count[:, None] - 1)
     low = place.floor()
-    ends = (ordered.gather(1, each.long()) for each in (low, (low + 1).minimum(count[:, None] - 1)))
-    return torch.lerp(*ends, place - low)
+    start, end = (ordered.gather(1, each.long()) for each in (low, (low + 1).minimum(count[:, None] - 1)))
+    return torch.lerp(start, end, place - low)
 
 
 class ForestCoupling(Coupling):
@@ -186,7 +194,7 @@ class ForestCoupling(Coupling):
         if len(partition.i2) != 1:
             raise ValueError(f"expected one component that a forest predicts, got {len(partition.i2)}")
         law = AffineSpline(bins, 5.0, STEEPEST)
-        super().__init__(partition, law, Forest(law, prior, trees, leaves))
+        super().__init__(partition, law, Forest(len(partition.i1), law, prior, trees, leaves))
 
     def fit(self, x: Tensor) -> Self:
         c, target = self.partition.split(x)

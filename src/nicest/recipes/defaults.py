@@ -112,6 +112,7 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
     effort = Recipe().changed({"train": dict(given["train"])}, "NICE").train.effort
     bins = 8 if n < 500 else 16
     members = 1 if targets > 4 else MEMBERS[effort] if n < MANY else 2
+    several = given["model"].get("members", members) != 1  # one flow that is asked for has latent coordinates
     model = {
         "law": "affine-spline",
         "bins": bins,
@@ -125,7 +126,7 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         "initialisation": "whitened",
         "prior": "logistic",
         "members": members,
-        "trees": TREES if targets == 1 and FEW <= n < MANY else 0,
+        "trees": TREES if several and targets == 1 and FEW <= n < MANY else 0,
         "leaves": min(MOST_LEAVES, max(16, n // 3)),
     }
     batch = min(256, max(16, 1 << round(math.log2(max(n, 8) / 8))))

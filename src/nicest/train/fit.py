@@ -171,7 +171,8 @@ def train(
             if not there:
                 raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
             with sink.open_for_writing():
-                return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, watching)
+                state, splits = resumed(folder, sink, recipe, overrides, place, world)
+                return weighed(run_loop(state, splits, sink, watching), sink, splits, world)
         sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
@@ -184,7 +185,26 @@ def train(
             sink.refuse_existing()
             state = start(recipe, splits, place, world)
             begin(state, splits, sink, private=private)
-            return run_loop(state, splits, sink, watching)
+            return weighed(run_loop(state, splits, sink, watching), sink, splits, world)
+
+
+def weighed(ended: dict[str, Any], sink: Sink, splits: Splits, world: World) -> dict[str, Any]:
+    """Where a training ended; if all of it is done, the forest in its best model, if there is one, has its weight."""
+    best = sink.read_model() if ended["finished"] and world.rank == 0 else None
+    if best is not None and best.recipe.model.trees:
+        flow = restore_flow(best.recipe, best.tensors, str(sink))
+        blended(flow, splits, best.recipe)
+        share = flow.state_dict()["share"].to(best.tensors["share"])
+        sink.save_model(best._replace(tensors={**best.tensors, "share": share}))
+    return ended
+
+
+def blended(flow: Flow, splits: Splits, recipe: Recipe) -> Flow:
+    """The flow, in place, its forest weighed; torch's random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        blend(flow, splits)
+    return flow
 
 
 def choose(
@@ -229,10 +249,7 @@ def fit_rows(
             flow = build(recipe, splits).double()
             prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
     fitted = fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.train.seed)
-        blend(fitted.flow, splits)
-    return fitted
+    return fitted._replace(flow=blended(fitted.flow, splits, recipe))
 
 
 def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
