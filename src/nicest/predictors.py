@@ -285,8 +285,8 @@ class NICERegressor(RegressorMixin, Predictor):
     members
         Flows whose densities are averaged; 5, or 2 with "low" and from 5,000 rows on.
     trees
-        Trees of a random forest whose density is averaged with theirs, by a weight that validation rows choose; 200, or
-        none with members=1, below 50 rows and from 5,000 on.
+        Trees of a random forest whose density is averaged with theirs, by a weight that validation rows choose: 200, or
+        100 from 1,000 rows on; none with members=1, below 50 rows and from 20,000 on.
     couplings, hidden_layers, width, bins, dropout
         Of each flow, as for `NICE`.
     epochs, batch_size, learning_rate, weight_decay, patience, validation_fraction

@@ -15,9 +15,15 @@ from nicest.flows.laws import AffineSpline
 from nicest.flows.priors import Prior
 
 VALUES = 4  # quantiles of the targets in a leaf that stand for them
-SHAPES = ((2, 0.6), (5, 1.0))  # fewest rows in a leaf, and share of the columns that a split chooses from, in turn
+SHAPES = (
+    (1, 0.6),
+    (2, 0.6),
+    (2, 1.0),
+    (5, 1.0),
+)  # fewest rows in a leaf, and share of the columns that a split chooses from, in turn
 STEEPEST = 8.0  # largest log-scale
-SHARPNESS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15)  # to try
+SHARPNESS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15)  # to try, on so many rows
+CHOICE_ROWS = 5000
 SPREADS = tuple(np.geomspace(0.003, 0.3, 9).tolist())
 ROWS = 4096  # that are read at once
 
@@ -92,7 +98,8 @@ class Forest(nn.Module):
 
     def forward(self, c: Tensor) -> Tensor:
         """b, (B, law.size), of rows c."""
-        parts = (self._quantiles(part) for part in c.split(ROWS))
+        several = [c] if torch.compiler.is_compiling() else c.split(ROWS)  # a graph is for any number of rows
+        parts = (self._quantiles(part) for part in several)
         return torch.cat([self._params(part, self.sharpness, self.spread) for part in parts])
 
     def _quantiles(self, c: Tensor) -> Tensor:
@@ -126,6 +133,8 @@ class Forest(nn.Module):
         for name, each in trees._asdict().items():
             kept = getattr(self, name)
             kept.zero_()[:, : each.shape[1]] = torch.from_numpy(each).to(kept)
+        step = -(-len(unseen) // CHOICE_ROWS)
+        unseen, target = unseen[::step], target[::step]
         count = unseen.isfinite().sum(1).to(unseen)
         some = count > 0
         found = quantiles(unseen[some].sort(1).values, self.shares.to(unseen), count[some])
@@ -164,6 +173,12 @@ class Forest(nn.Module):
         self.depth.fill_(self.steps)
         return found, torch.from_numpy(unseen.reshape(len(given), -1))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        for name in ("threshold", "values"):  # which need no more than float32, in a flow of float64 too
+            self._buffers[name] = getattr(self, name).float()
+        return self
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         nodes, errors = self.feature.shape[1], args[-1]
@@ -188,6 +203,7 @@ def quantiles(ordered: Tensor, shares: Tensor, count: Tensor) -> Tensor:
 class ForestCoupling(Coupling):
     """A coupling that changes one component, given the others, whose m is a `Forest`; it is fitted, not trained."""
 
+    fits_all_rows = True
     network: Forest
 
     def __init__(self, partition: Partition, bins: int, prior: Prior, trees: int, leaves: int) -> None:
