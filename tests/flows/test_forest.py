@@ -9,7 +9,7 @@ import torch
 from sklearn.ensemble import RandomForestRegressor
 
 from nicest.flows import Chain, DiagonalScaling, ForestCoupling, Logistic, Mixture, Partition, PartPrior, Units, Within
-from nicest.flows.forest import quantiles
+from nicest.flows.forest import SHAPES, quantiles
 from nicest.inference.predictive import Predictive
 from nicest.lowering import lower
 
@@ -51,8 +51,9 @@ class TestForest:
         given, target = rows()[:, :2].float().numpy(), rows()[:, 2].numpy()
         net = copy.deepcopy(fitted.network)
         trees, _ = net._grown(given, target, 5)
-        options = {"max_leaf_nodes": 150, "random_state": 5}
-        theirs = RandomForestRegressor(30, min_samples_leaf=2, max_features=0.6, **options).fit(given, target)
+        leaf, share = SHAPES[0]
+        options = {"min_samples_leaf": leaf, "max_features": share, "max_leaf_nodes": 150, "random_state": 5}
+        theirs = RandomForestRegressor(60 // len(SHAPES), **options).fit(given, target)
         for t, leaf in enumerate(theirs.apply(x[:, :2].float().numpy()).T):
             at = np.zeros(len(x), int)
             for _ in range(net.steps):
@@ -84,6 +85,14 @@ class TestForest:
             stored[f"network.{name}"].view(-1)[0] = value
             with pytest.raises(RuntimeError, match=f"{name}: expected numbers from 0"):
                 ForestCoupling(PART, 8, Logistic(1), 60, 150).double().load_state_dict(stored)
+
+    def test_copies_of_a_row_do_not_stand_for_new_ones(self):
+        x, layer = rows(60), ForestCoupling(PART, 8, Logistic(1), 20, 60).double()
+        given, target = (torch.cat((x, x))[:, i].numpy() for i in (slice(2), 2))
+        _, unseen = layer.network._grown(given.astype("f4"), target, 0)
+        once = unseen.view(2, 60, -1)
+        assert torch.equal(once[0], once[1])
+        assert float(unseen.isinf().double().mean()) > 0.8  # 1 - e^-2 of the trees have seen a row or its copy
 
     def test_a_target_of_one_value_in_every_leaf(self):
         x = rows(60)

@@ -152,6 +152,8 @@ class Forest(nn.Module):
         other trees."""
         from sklearn.ensemble import RandomForestRegressor
 
+        whole = np.ascontiguousarray(np.column_stack([given, target]))
+        which_row = np.unique(whole.view(f"V{whole.shape[1] * whole.itemsize}")[:, 0], return_inverse=True)[1]
         total, nodes = self.feature.shape
         found = Trees.empty(total, nodes)
         unseen, t, self.steps = np.empty((len(given), total, VALUES)), 0, 0
@@ -168,7 +170,7 @@ class Forest(nn.Module):
                 middle = (np.arange(VALUES) + 0.5) / VALUES
                 found.values[t, which] = target[order][start[:, None] + (size[:, None] * middle).astype(int)]
                 unseen[:, t] = found.values[t, own]
-                unseen[np.unique(rows), t] = np.inf
+                unseen[np.isin(which_row, which_row[rows]), t] = np.inf  # copies of a row have seen each other
                 self.steps, t = max(self.steps, each.tree_.max_depth), t + 1
         self.depth.fill_(self.steps)
         return found, torch.from_numpy(unseen.reshape(len(given), -1))
