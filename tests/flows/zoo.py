@@ -30,7 +30,9 @@ from nicest.flows import (
     Elementwise,
     FeatureNetwork,
     Features,
+    ForestCoupling,
     Law,
+    Logistic,
     Logit,
     Mixing,
     Multiplicative,
@@ -101,6 +103,14 @@ def features(dim: int, make: Callable[[int, int], nn.Module]) -> Coupling:
     columns = Features([3 * (i % 2) for i in range(len(part.i1))])
     network = FeatureNetwork(columns, lambda inputs: make(inputs, law.size * len(part.i2)))
     return randomised(Coupling(part, law, network), std=0.1).eval()
+
+
+def forest(dim: int) -> ForestCoupling:
+    """A coupling layer whose network is a forest, fitted to rows whose last number depends on the others."""
+    layer = ForestCoupling(Partition(range(dim - 1), dim), 4, Logistic(1), 10, 16).double()
+    rows = torch.randn(100, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+    rows[:, -1] = rows[:, 0].sin() + 0.3 * rows[:, -1]
+    return layer.fit(rows)
 
 
 def image(dim: int) -> tuple[int, int, int]:
@@ -210,6 +220,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "logit-bounded": lambda dim: Bounded([(2, 1, 0)[d % 3] for d in range(dim)]),
     "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), scaling(dim)),
     "standardise": lambda dim: coupling(halves(dim), Standardise()),
+    "forest": forest,
     "at": lambda dim: At(last := Partition([dim], dim + 1), given_last(dim, last), torch.tensor([0.7])),
     "within": lambda dim: Within(irregular(dim), scaling(dim // 2)),
     "within-conditional": conditional,

@@ -418,7 +418,7 @@ class TestRefusals:
         ("options", "says"),
         [
             ({"chains": 0}, "0 chains"),
-            ({"draws": 402}, "each of 4 chains, got 402 in all: take a multiple"),
+            ({"draws": 402}, "a multiple of the 4 chains, got 402"),
             ({"draws": 12}, "12 draws"),
             ({"steps": 50}, "50 steps"),
             ({"warmup": 0}, "0 of warm-up"),

@@ -5,6 +5,7 @@ from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling, Partition, channels, checkerboard, halves, odd_even
 from nicest.flows.features import FeatureNetwork, Features
 from nicest.flows.flow import Flow
+from nicest.flows.forest import ForestCoupling
 from nicest.flows.images import ChannelMixing, ConvNet, Squeeze
 from nicest.flows.laws import LAWS, Additive, Affine, AffineSpline, Law, Multiplicative, Spline
 from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, moments
@@ -37,6 +38,7 @@ __all__ = [
     "FeatureNetwork",
     "Features",
     "Flow",
+    "ForestCoupling",
     "Gaussian",
     "Law",
     "Logistic",

@@ -33,6 +33,7 @@ class Bijection(nn.Module, ABC):
     """
 
     whitens = False  # whether its output is uncorrelated, each dimension of variance 1
+    fits_all_rows = False  # whether `fit` is given all rows, where some thousands are enough for most layers
     elementwise = False  # whether every y_d is an increasing function of x_d alone
 
     @abstractmethod

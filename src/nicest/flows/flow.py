@@ -253,6 +253,8 @@ class Flow(nn.Module):
         for layer, before in (each for chain in self.chains for each in reaching(chain)):
             if isinstance(layer, Whitening):
                 layer.fit_moments(*(carried(before) or moments(rows, of=partial(reached, before))))
+            elif layer.fits_all_rows:
+                layer.fit(reached(before, rows))
             elif type(layer).fit is not Bijection.fit:
                 if path is None or before[: len(path)] != path:
                     path, (y, context) = (), (self.enter(some.to(self.device)), None)

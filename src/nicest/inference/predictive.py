@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from nicest.flows import Flow
+from nicest.flows import Flow, Mixture
 from nicest.flows.repeated import repeated
 from nicest.lowering import lower
 
@@ -20,7 +20,7 @@ ROWS = 1 << 17  # rows that a flow is given at once
 class Predictive:
     """p(x | c) of one target x for every row c of conditions, (N, C), in the numbers of the model.
 
-    With one target, the flow is a distribution function of it: F(x | c) = 1/K Σ_k P(h_k(x; c)), P that of the prior. So
+    With one target, the flow is a distribution function of it: F(x | c) = Σ_k w_k P(h_k(x; c)), P that of the prior. So
     densities, probabilities and quantiles are exact; means are those of `points`. An integer, a category or a spike has
     the probability between the ends of its interval.
     """
@@ -31,6 +31,7 @@ class Predictive:
         if len(self.part.i2) != 1:
             raise ValueError(f"expected a flow of one target, got one of {len(self.part.i2)}")
         self.flow, self.fast, self.given = flow, lower(flow.eval()), given
+        self.shares = flow.shares if isinstance(flow, Mixture) else flow.units.scale.new_ones(1)
 
     def __len__(self) -> int:
         return len(self.given)
@@ -56,10 +57,15 @@ class Predictive:
         return self._between(*self._ends(x.expand(len(self), -1)))
 
     def points(self, count: int = POINTS) -> Tensor:
-        """Targets (N, K · count) that stand for the distribution: of each member, the medians of `count` parts of equal
-        probability."""
-        share = (torch.arange(count, device=self.given.device) + 0.5) / count
-        return self._leave(self._members(share.to(self.flow.units.scale)).movedim(0, 1).flatten(1))
+        """About K · count targets (N, M) that stand for the distribution: of each member, as many as its weight asks
+        for, the medians of parts of equal probability."""
+        counts = (self.shares * len(self.shares) * count).round().long().tolist()
+        found = []
+        for each in dict.fromkeys(filter(None, counts)):
+            share = ((torch.arange(each, device=self.given.device) + 0.5) / each).to(self.shares)
+            who = [k for k, own in enumerate(counts) if own == each]
+            found.append(self._members(share, who).movedim(0, 1).flatten(1))
+        return self._leave(torch.cat(found, 1))
 
     def mean(self) -> Tensor:
         return self.points().mean(1)
@@ -68,14 +74,15 @@ class Predictive:
         """n draws for every row, (N, n)."""
         scale = self.flow.units.scale
         u = torch.rand(len(self), n, generator=generator, dtype=scale.dtype, device=scale.device)
-        k = torch.randint(len(self.flow.chains), u.shape, generator=generator, device=scale.device)
+        chosen = torch.rand(u.shape, generator=generator, dtype=scale.dtype, device=scale.device)
+        k = torch.searchsorted(self.shares.cumsum(0)[:-1], chosen, right=True)
         eps = torch.finfo(u.dtype).eps
         y = self._inverse(self.prior.quantile(u.clamp(eps / 4, 1 - eps / 2)))
         return self._leave(y.gather(0, k[None])[0])
 
-    def _members(self, share: Tensor) -> Tensor:
-        """The quantiles of each member at shares (L,), in y, (K, N, L)."""
-        return self._inverse(self.prior.quantile(share).expand(len(self), -1))
+    def _members(self, share: Tensor, who: Sequence[int] | None = None) -> Tensor:
+        """The quantiles of each member at shares (L,), in y, (K, N, L), or of those that are named."""
+        return self._inverse(self.prior.quantile(share).expand(len(self), -1), who)
 
     def _quantile(self, share: Tensor) -> Tensor:
         """The quantiles at shares (L,), in y, (N, L), each between the least and the largest of the members."""
@@ -90,11 +97,15 @@ class Predictive:
 
     def _below(self, y: Tensor) -> Tensor:
         """F at numbers y, (N, L)."""
-        return self.prior.cdf(self._latent(y)).mean(0)
+        return self._averaged(self.prior.cdf(self._latent(y)))
 
     def _between(self, low: Tensor, high: Tensor) -> Tensor:
         """The probability between numbers y, (N, L)."""
-        return self.prior.between(self._latent(low), self._latent(high)).mean(0)
+        return self._averaged(self.prior.between(self._latent(low), self._latent(high)))
+
+    def _averaged(self, found: Tensor) -> Tensor:
+        """The mean of numbers of each member, (K, ...), by their weights."""
+        return torch.tensordot(self.shares.to(found), found, 1)
 
     def _latent(self, y: Tensor) -> Tensor:
         """The latent coordinates of numbers y, (N, L), in each member, (K, N, L).
@@ -110,11 +121,12 @@ class Predictive:
         h = torch.where(y <= low, -math.inf, h)
         return torch.where(y >= torch.nextafter(high, torch.full_like(high, -math.inf)), math.inf, h)
 
-    def _inverse(self, h: Tensor) -> Tensor:
-        """The y of each member, (K, N, L), whose latent coordinate is h, (N, L)."""
+    def _inverse(self, h: Tensor, who: Sequence[int] | None = None) -> Tensor:
+        """The y of each member, (K, N, L), or of those that are named, whose latent coordinate is h, (N, L)."""
+        chains = [each for k, each in enumerate(self.fast.chains) if who is None or k in who]
 
         def found(rows: Tensor) -> Tensor:
-            return torch.cat([self.part.split(chain.inverse(rows))[1] for chain in self.fast.chains], 1)
+            return torch.cat([self.part.split(chain.inverse(rows))[1] for chain in chains], 1)
 
         return self._each(h, found, stored=False).movedim(-1, 0)
 

@@ -27,6 +27,7 @@ from nicest.flows import (
     FeatureNetwork,
     Features,
     Flow,
+    ForestCoupling,
     Gaussian,
     Law,
     Logistic,
@@ -96,9 +97,15 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
         return _chain(recipe, prior, enumerate(model.layers, 1), shape, units.first_layers(), part)
 
     whole = PartPrior(prior, part) if part else prior
-    if model.members == 1:
+    if model.trees and (part is None or dim != 1):
+        raise NicestError(f"model.trees is for tables with one target: expected 0 here, got {model.trees}")
+    if model.members == 1 and not model.trees:
         return Flow(units, chain(), whole)
-    return Mixture(units, [chain() for _ in range(model.members)], whole)
+    chains = [chain() for _ in range(model.members)]
+    if part is None or not model.trees:
+        return Mixture(units, chains, whole)
+    forest = ForestCoupling(part, model.bins, prior, model.trees, model.leaves)
+    return Mixture(units, chains, whole, Chain({**units.first_layers(), "forest": forest}))
 
 
 def _given(data: DataSettings) -> Partition | None:

@@ -20,6 +20,8 @@ WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which sp
 MEMBERS = {"low": 2, "medium": 5, "high": 5}  # flows whose densities are averaged in a prediction, of few rows
 HIGH_MEMBERS = 5, 2  # in a density of all columns with effort "high", of few rows and of many
 AVERAGED = 4_000  # steps that are enough where several flows are averaged
+TREES, FEWER_TREES, MOST_LEAVES = 200, 100, 2048  # of the forest that is averaged with them, from 1,000 rows on fewer
+MOST_GROWN = 20_000  # rows from which a forest takes long to grow, and to store
 MANY = 5_000  # rows from which steps gain more than members
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
@@ -111,6 +113,8 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
     effort = Recipe().changed({"train": dict(given["train"])}, "NICE").train.effort
     bins = 8 if n < 500 else 16
     members = 1 if targets > 4 else MEMBERS[effort] if n < MANY else 2
+    trees = TREES if n < 1_000 else FEWER_TREES
+    several = given["model"].get("members", members) != 1  # one flow that is asked for has latent coordinates
     model = {
         "law": "affine-spline",
         "bins": bins,
@@ -124,6 +128,8 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         "initialisation": "whitened",
         "prior": "logistic",
         "members": members,
+        "trees": trees if several and targets == 1 and FEW <= n < MOST_GROWN else 0,
+        "leaves": min(MOST_LEAVES, max(16, n // 3)),
     }
     batch = min(256, max(16, 1 << round(math.log2(max(n, 8) / 8))))
 

@@ -156,6 +156,10 @@ class ModelSettings(Settings):
         " whitened data has the variance of the prior",
     )
     members: int = setting(1, "flows whose densities are averaged; more than 1 only for tables", within(1, 100))
+    trees: int = setting(
+        0, "trees of a random forest that is averaged with them; only for tables with one target", within(0, 10_000)
+    )
+    leaves: int = setting(64, "leaves of each tree at most", within(2, 100_000))
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn the location and scale of the prior in every dimension")
     blocks: tuple[Block, ...] = setting(
@@ -201,7 +205,13 @@ class ModelSettings(Settings):
         """With some settings changed; a list of blocks takes the place of the settings that are short for one."""
         if not changes.get("blocks"):
             return replace(self, **changes)
-        kept = {"members": self.members, "prior": self.prior, "learned_prior": self.learned_prior}
+        kept = {
+            "members": self.members,
+            "trees": self.trees,
+            "leaves": self.leaves,
+            "prior": self.prior,
+            "learned_prior": self.learned_prior,
+        }
         return ModelSettings(**{**kept, **changes})
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
@@ -221,7 +231,8 @@ class ModelSettings(Settings):
         )
 
 
-SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in ("members", "prior", "learned_prior", "blocks"))
+KEPT = "members", "trees", "leaves", "prior", "learned_prior", "blocks"
+SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in KEPT)
 
 
 @dataclass(frozen=True)

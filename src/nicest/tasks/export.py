@@ -17,7 +17,7 @@ import nicest
 from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.files import to_json, write_bytes, write_text
-from nicest.flows import Bijection, Flow
+from nicest.flows import Bijection, Flow, Mixture
 from nicest.flows.priors import Prior
 from nicest.lowering import lower
 from nicest.messages import brief
@@ -71,6 +71,7 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
         "dim": flow.dim,
         "prior": type(drawn_from(flow)).__name__.lower(),
         "members": len(flow.chains),
+        **({"shares": flow.shares.tolist()} if isinstance(flow, Mixture) else {}),
         "graphs": found,
         "columns": columns_to_json(run.columns),
     }

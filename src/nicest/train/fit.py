@@ -29,6 +29,7 @@ from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, FORMAT, LAST, RunFolder, Sink, filled, newer, restore_flow
 from nicest.runs.runtime import environment, rows_to
 from nicest.runs.sinks import Memory, Saved
+from nicest.train.blend import blend
 from nicest.train.callbacks import Callback, ProgressBar
 from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
@@ -170,7 +171,8 @@ def train(
             if not there:
                 raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
             with sink.open_for_writing():
-                return run_loop(*resumed(folder, sink, recipe, overrides, place, world), sink, watching)
+                state, splits = resumed(folder, sink, recipe, overrides, place, world)
+                return weighed(run_loop(state, splits, sink, watching), sink, splits, world)
         sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
@@ -183,7 +185,26 @@ def train(
             sink.refuse_existing()
             state = start(recipe, splits, place, world)
             begin(state, splits, sink, private=private)
-            return run_loop(state, splits, sink, watching)
+            return weighed(run_loop(state, splits, sink, watching), sink, splits, world)
+
+
+def weighed(ended: dict[str, Any], sink: Sink, splits: Splits, world: World) -> dict[str, Any]:
+    """Where a training ended; if all of it is done, the forest in its best model, if there is one, has its weight."""
+    best = sink.read_model() if ended["finished"] and world.rank == 0 else None
+    if best is not None and best.recipe.model.trees:
+        flow = restore_flow(best.recipe, best.tensors, str(sink))
+        blended(flow, splits, best.recipe)
+        share = flow.state_dict()["share"].to(best.tensors["share"])
+        sink.save_model(best._replace(tensors={**best.tensors, "share": share}))
+    return ended
+
+
+def blended(flow: Flow, splits: Splits, recipe: Recipe) -> Flow:
+    """The flow, in place, its forest weighed; torch's random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.train.seed)
+        blend(flow, splits)
+    return flow
 
 
 def choose(
@@ -201,7 +222,7 @@ def choose(
         epochs = min(recipe.train.epochs, math.ceil(max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)))
         every = min(recipe.train.evaluate_every, max(1, epochs // 4))
         short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
-        trial = replace(recipe, name=f"trying {name}", train=short)
+        trial = replace(recipe, name=f"trying {name}", model=replace(recipe.model, trees=0), train=short)
         # kinds differ in what is fitted before training: rows that decide between them must not be among it
         nats.append(fit_rows(trial, splits, device, bars, everything=False).figures["valid_nats"])
     found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
@@ -229,7 +250,8 @@ def fit_rows(
             torch.manual_seed(recipe.train.seed)
             flow = build(recipe, splits).double()
             prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
-    return fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
+    fitted = fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
+    return fitted._replace(flow=blended(fitted.flow, splits, recipe))
 
 
 def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:

@@ -1,0 +1,29 @@
+"""The weight of a forest beside trained flows."""
+
+import numpy as np
+import pytest
+import torch
+
+from nicest import NICERegressor
+from nicest.train.blend import PRIOR, weight
+
+
+def test_rows_that_one_side_explains_better_move_the_weight():
+    same = torch.zeros(100)
+    assert weight(same, same) == pytest.approx(0.5)
+    assert weight(same, same + 5) > 0.9
+    assert weight(same, same - 5) < 0.1
+    assert weight(same, same - 50) == pytest.approx(PRIOR / (100 + 2 * PRIOR), abs=1e-6)
+    assert weight(same, torch.full((100,), -torch.inf)) == pytest.approx(0.5)  # of rows that say nothing
+
+
+def test_few_noisy_rows_leave_much_to_the_forest_and_a_function_little():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 8))
+    short = {"effort": "low", "epochs": 30, "random_state": 0}
+    noisy = NICERegressor(**short).fit(X, (X[:, 0] > 0) + rng.normal(size=300)).flow_
+    smooth = NICERegressor(**short).fit(X, X @ rng.normal(size=8)).flow_
+    assert float(noisy.share) > 0.25
+    assert float(smooth.share) < 0.25
+    plain = NICERegressor(**short, trees=0).fit(X, X[:, 0] + rng.normal(size=300)).flow_
+    assert len(plain.chains) == 2
