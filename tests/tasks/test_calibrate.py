@@ -211,7 +211,7 @@ class TestRefusals:
             (tmp_path / "new.csv").write_text(text)
             return refusal(calibrate, table_run, tmp_path / "new.csv", out=tmp_path, **QUICK)
 
-        assert "expected rows, got none" in told("x,count,half,third\n")
+        assert "expected rows, got only column names" in told("x,count,half,third\n")
         assert "expected 2 rows or more" in told("x,count,half,third\n5.1,5,low,b\n")
         assert "got 1 of 2" in told("x,count,half,third\n5.1,5,low,b\n,5,low,b\n")
         assert "lacks 'half'" in told("x,count,third\n5.1,5,b\n5.1,5,b\n")
@@ -225,7 +225,7 @@ class TestRefusals:
         assert "give some as data" in line
 
     def test_chains(self, refusal: Callable[..., str], gaussian: Flow):
-        assert "17 in all" in refusal(calibration, gaussian, known(drawn(9)), plain_columns(3), draws=17, steps=20)
+        assert "a multiple of the 4 chains, got 17" in refusal(calibration, gaussian, known(drawn(9)), plain_columns(3), draws=17, steps=20)
 
     def test_of_an_estimator(self, correlated: np.ndarray):
         model = NICE(random_state=0, couplings=0).fit(correlated)

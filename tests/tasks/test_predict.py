@@ -313,7 +313,7 @@ class TestRefused:
         (tmp_path / "new.csv").write_text("size,kind,rooms,sold,day\n")
         (tmp_path / "p.csv").write_text("precious")
         said = refusal(predict, runs("price"), tmp_path / "new.csv", out=tmp_path / "p.csv")
-        assert "expected rows to predict, got none" in said
+        assert "expected rows to predict, got only column names" in said
         assert (tmp_path / "p.csv").read_text() == "precious"
 
     def test_columns_that_are_not_there(self, runs: Callable[[str], Run], tmp_path: Path, refusal: Refusal):
