@@ -25,7 +25,7 @@ from nicest.predictors import Predictor
 from nicest.tasks.predict import predict
 
 SMALL: dict[str, Any] = {"effort": "low", "width": 8, "hidden_layers": 2, "bins": 4, "learning_rate": 0.03}
-REGRESSOR = SMALL | {"epochs": 12, "members": 2}
+REGRESSOR = SMALL | {"epochs": 12, "members": 2, "trees": 8}
 CLASSIFIER = SMALL | {"epochs": 4, "members": 1, "couplings": 2, "batch_size": 64}
 WEIGHTS = {  # `TestWeights` holds the weights to what is equivalent
     "check_sample_weight_equivalence_on_dense_data": "rows that come twice are in other batches than rows of weight 2"
