@@ -225,7 +225,9 @@ class TestRefusals:
         assert "give some as data" in line
 
     def test_chains(self, refusal: Callable[..., str], gaussian: Flow):
-        assert "a multiple of the 4 chains, got 17" in refusal(calibration, gaussian, known(drawn(9)), plain_columns(3), draws=17, steps=20)
+        assert "a multiple of the 4 chains, got 17" in refusal(
+            calibration, gaussian, known(drawn(9)), plain_columns(3), draws=17, steps=20
+        )
 
     def test_of_an_estimator(self, correlated: np.ndarray):
         model = NICE(random_state=0, couplings=0).fit(correlated)
