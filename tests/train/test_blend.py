@@ -20,10 +20,10 @@ def test_rows_that_one_side_explains_better_move_the_weight():
 def test_few_noisy_rows_leave_much_to_the_forest_and_a_function_little():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 8))
-    short = {"effort": "low", "epochs": 30, "random_state": 0}
+    short = {"effort": "low", "epochs": 30, "random_state": 0, "trees": 40}
     noisy = NICERegressor(**short).fit(X, (X[:, 0] > 0) + rng.normal(size=300)).flow_
     smooth = NICERegressor(**short).fit(X, X @ rng.normal(size=8)).flow_
     assert float(noisy.share) > 0.25
     assert float(smooth.share) < 0.25
-    plain = NICERegressor(**short, trees=0).fit(X, X[:, 0] + rng.normal(size=300)).flow_
+    plain = NICERegressor(**short | {"trees": 0}).fit(X, X[:, 0] + rng.normal(size=300)).flow_
     assert len(plain.chains) == 2
