@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -32,6 +33,7 @@ from nicest.flows import (
     Units,
     Within,
 )
+from nicest.flows.repeated import repeated
 from nicest.inference.predictive import Predictive, crps, interval
 
 PART = Partition([0, 2], 3)  # a number and a category of three are given, the target lies between them
@@ -272,6 +274,44 @@ class TestRows:
         again = ahead.log_prob(x), ahead.cdf(x), ahead.quantile(shares), ahead.points()
         for one, other in zip(whole, again, strict=True):
             torch.testing.assert_close(one, other)
+
+    def test_blocks_change_nothing(self, monkeypatch: pytest.MonkeyPatch):
+        flow, ahead = make("real", 3)
+        x, shares = torch.ones(len(GIVEN), dtype=torch.float64), torch.tensor([0.1, 0.5])
+        monkeypatch.setattr("nicest.inference.predictive.BLOCK", 2)
+        again = Predictive(flow, GIVEN.double())
+        assert len(again.blocks) == 3
+        torch.testing.assert_close(again.log_prob(x), ahead.log_prob(x))
+        torch.testing.assert_close(again.quantile(shares), ahead.quantile(shares))
+        torch.testing.assert_close(again.points(), ahead.points())
+
+    def test_a_coupling_function_is_computed_once_for_all_questions(self):
+        flow, _ = make("real", 3)
+        calls = list[int]()
+        network = next(layer for layer in flow.modules() if isinstance(layer, Coupling)).network
+        network.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+        ahead = Predictive(flow, GIVEN.double())
+        x = torch.ones(len(GIVEN), dtype=torch.float64)
+        assert ahead.quantile(torch.zeros(0)).shape == (len(GIVEN), 0)  # which keeps nothing
+        calls.clear()
+        first = ahead.quantile(torch.tensor([0.1, 0.5])), ahead.log_prob(x), ahead.mean()
+        asked = len(calls)
+        again = ahead.quantile(torch.tensor([0.1, 0.5])), ahead.log_prob(x), ahead.mean()
+        assert calls == [len(GIVEN)]
+        assert asked == 1
+        for one, other in zip(first, again, strict=True):
+            assert torch.equal(one, other)
+
+    def test_threads_do_not_disturb_each_other(self):
+        """Rows of one thread are repeated 64 times while another's are not."""
+        flow, ahead = make("real", 3)
+        rows = torch.cat((GIVEN.double(), torch.ones(len(GIVEN), 1).double()), 1)[:, [0, 2, 1]]
+        with torch.no_grad(), ThreadPoolExecutor(1) as other:
+            expected = flow.log_prob(rows)
+            with repeated(64):
+                found = other.submit(torch.no_grad()(flow.log_prob), rows).result()
+        torch.testing.assert_close(found, expected)
+        assert ahead.mean().shape == (len(GIVEN),)
 
     def test_no_rows(self):
         flow, _ = make("real", 3)

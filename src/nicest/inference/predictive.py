@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from nicest.flows import Flow, Mixture
-from nicest.flows.repeated import repeated
+from nicest.flows.repeated import Network, repeated
 from nicest.lowering import lower
 
 POINTS = 64  # quantiles of each member, that a mean is taken over
 HALVINGS = 40  # of the interval in which a quantile lies
 ROWS = 1 << 17  # rows that a flow is given at once
+BLOCK = 1 << 12  # rows of conditions for which the results of coupling functions are kept together
 
 
 class Predictive:
@@ -32,6 +33,8 @@ class Predictive:
             raise ValueError(f"expected a flow of one target, got one of {len(self.part.i2)}")
         self.flow, self.fast, self.given = flow, lower(flow.eval()), given
         self.shares = flow.shares if isinstance(flow, Mixture) else flow.units.scale.new_ones(1)
+        # coupling functions read the conditions alone, which stay as they are: each is computed once
+        self.blocks: list[tuple[Tensor, dict[Network, Tensor]]] = [(some, {}) for some in given.split(BLOCK)]
 
     def __len__(self) -> int:
         return len(self.given)
@@ -148,19 +151,18 @@ class Predictive:
     @torch.no_grad()
     def _each(self, x: Tensor, function: Callable[[Tensor], Tensor], *, stored: bool = True) -> Tensor:
         """A function of rows [c | x], for x (N, L): (N, L, ...). c comes as it is `stored`, or as the chain sees it."""
-        parts = []
-        for given, some in self._batches(x):
+        parts, sizes = [], [len(given) for given, _ in self.blocks]
+        for (given, known), wide in zip(self.blocks, x.split(sizes), strict=True):
             like = given.new_zeros(len(given), 1)
             c = given if stored else self.part.split(self.flow.enter(self.part.merge(given, like), noise=False))[0]
-            n = some.shape[1]
-            rows = self.part.merge(c.repeat_interleave(n, 0), some.reshape(-1, 1).to(c.dtype))
-            with repeated(n):
-                parts.append(function(rows).unflatten(0, (len(c), n)))
+            found = []
+            for some in wide.split(max(1, ROWS // max(1, len(given))), 1):
+                n = some.shape[1]
+                rows = self.part.merge(c.repeat_interleave(n, 0), some.reshape(-1, 1).to(c.dtype))
+                with repeated(n, known if n else None):
+                    found.append(function(rows).unflatten(0, (len(c), n)))
+            parts.append(torch.cat(found, 1))
         return torch.cat(parts)
-
-    def _batches(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        size = max(1, ROWS // max(1, x.shape[1]))
-        return zip(self.given.split(size), x.split(size), strict=True)
 
 
 def interval(level: float) -> tuple[float, float]:
