@@ -4,9 +4,9 @@
     python tests/codec_speed.py mnist --decode packed.nicest --expect images.npy --device cpu
 
 FILE.npy holds images of grey levels, (n, ...). The first form compresses and decompresses them in memory; `--out` keeps
-what was packed. The second decodes a file that was packed elsewhere, perhaps on another device. Rates are MB (10^6 bytes
-of pixels) per second of wall-clock time, of whole calls: they include the copy of the model and the start of worker
-processes. CPU seconds are of all processes. The first rows are coded once before, so that the device is warm.
+what was packed. The second decodes a file that was packed elsewhere, perhaps on another device. Rates are MB (10^6
+bytes of pixels) per second of wall-clock time, of whole calls: they include the copy of the model and the start of
+worker processes. CPU seconds are of all processes. The first rows are coded once before, so that the device is warm.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def options(function: Any, asked: argparse.Namespace) -> dict[str, int]:
 
 
 def timed(function: Any, *inputs: Any, **options: Any) -> tuple[Any, tuple[float, float]]:
-    """What a function gives, its seconds, and its CPU seconds, those of processes that it started and ended included."""
+    """What a function gives, its seconds, and its CPU seconds, with those of processes that it started."""
     start, before = time.perf_counter(), os.times()
     found = function(*inputs, **options)
     return found, (time.perf_counter() - start, sum(os.times()[:4]) - sum(before[:4]))
