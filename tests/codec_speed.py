@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,24 @@ def options(function: Any, asked: argparse.Namespace) -> dict[str, int]:
 
 def timed(function: Any, *inputs: Any, **options: Any) -> tuple[Any, tuple[float, float]]:
     """What a function gives, its seconds, and its CPU seconds, with those of processes that it started."""
-    start, before = time.perf_counter(), os.times()
+    start, before = time.perf_counter(), cpu_seconds()
     found = function(*inputs, **options)
-    return found, (time.perf_counter() - start, sum(os.times()[:4]) - sum(before[:4]))
+    return found, (time.perf_counter() - start, cpu_seconds() - before)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all that it started, those that ended included."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+            ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+
+    def is_ours(process: int) -> bool:
+        return process == os.getpid() or (process in parents and is_ours(parents[process]))
+
+    return sum(each for process, each in ticks.items() if is_ours(process)) / os.sysconf("SC_CLK_TCK")
 
 
 @torch.no_grad()
