@@ -338,3 +338,17 @@ def test_models_that_cannot_are_refused():
     flow = Flow(Units.pixels(4), Chain(nicest.flows.ZCA(4)), Gaussian(4))
     with pytest.raises(nicest.NicestError, match="ZCA has no exact form"):
         nicest.compress(flow, np.zeros((2, 4), np.uint8))
+
+
+class TestWorkers:
+    flow = FLOWS["additive"]
+    rows = np.random.default_rng(0).integers(0, 5, (75, 6)).astype(np.uint8)
+
+    def test_two_workers_write_and_read_the_same_bytes(self):
+        data = nicest.compress(self.flow, self.rows, block=10)
+        assert nicest.compress(self.flow, self.rows, block=10, jobs=2) == data
+        assert np.array_equal(nicest.decompress(self.flow, data, jobs=2), self.rows)
+        broken = bytearray(data)
+        broken[Packed(data).table[2][0] + 5] ^= 4
+        with pytest.raises(nicest.NicestError, match=r"1 of 8 blocks are damaged or cut off: 2 \(rows 20..29\)"):
+            nicest.decompress(self.flow, bytes(broken), jobs=2)

@@ -280,3 +280,26 @@ def test_a_full_disk_and_a_kill_leave_what_was_there(lines: list[str], run: Run,
     process.wait()
     assert process.returncode == -signal.SIGKILL
     assert out.read_text() == "before"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_two_workers_write_the_same_file(
+    run: Run, lines: list[str], suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks of five rows, some of them stored."""
+    from pyarrow import csv, parquet
+
+    monkeypatch.setattr(compress_table, "BLOCK", 5)
+    file, packed, back = tmp_path / "wines.csv", tmp_path / "packed.nicest", tmp_path / f"back{suffix}"
+    head = ",".join(column.name for column in run.columns)
+    file.write_text("\n".join([head, *lines[:12], *([changed(lines[12], 13, "é")] if suffix == ".csv" else [])]))
+    if suffix == ".parquet":
+        parquet.write_table(csv.read_csv(file), file := file.with_suffix(suffix))
+    compress(run, [file], out=packed)
+    alone = packed.read_bytes()
+    compress(run, [file], out=packed, jobs=2)
+    assert packed.read_bytes() == alone
+    decompress(packed, out=back, run=run)
+    alone = back.read_bytes()
+    decompress(packed, out=back, run=run, jobs=2)
+    assert back.read_bytes() == alone

@@ -318,6 +318,7 @@ def compress(
         list[Path], options.given("Arrays, idx files or folders of images, or one table.", show_default=False)
     ],
     out: Annotated[Path, options.out_file("The compressed file.")] = Path("packed.nicest"),
+    jobs: options.Jobs = 0,
 ) -> Result:
     """Compress images or a table without loss. You need the same model to decompress. Needs the extra `codec`.
 
@@ -325,7 +326,7 @@ def compress(
     """
     from nicest.tasks.compress import compress as run_compression
 
-    return run_compression(run, files, out=out)
+    return run_compression(run, files, out=out, jobs=jobs)
 
 
 @command(app, show.decompressed)
@@ -338,6 +339,7 @@ def decompress(
         Path | None, typer.Option("--run", help="The run that compressed it.", show_default="as the file says")
     ] = None,
     device: options.Device = "auto",
+    jobs: options.Jobs = 0,
 ) -> Result:
     """Decompress a file of `nicest compress`. Rows in damaged blocks are left out, and the rest is written.
 
@@ -345,7 +347,7 @@ def decompress(
     """
     from nicest.tasks.compress import decompress as run_decompression
 
-    return run_decompression(packed, out=out, run=model, device=device)
+    return run_decompression(packed, out=out, run=model, device=device, jobs=jobs)
 
 
 @command(app, show.imputation, also=("labels",))

@@ -40,9 +40,9 @@ class Codec:
     in it as they are. `decode` gives the rows back.
     """
 
-    def __init__(self, flow: Flow, grains: Sequence[Grain] = ()) -> None:
-        """`grains` are of the columns of a table."""
-        units = flow.units
+    def __init__(self, flow: Flow, grains: Sequence[Grain] = (), device: torch.device | None = None) -> None:
+        """`grains` are of the columns of a table; the device is by default that of the flow."""
+        units, self.grains = flow.units, tuple(grains)
         if not (grains or units.only_pixels) or flow.prior.scored is not None or len(flow.chains) != 1:
             raise NicestError(
                 "compression needs a single flow of images in grey levels, or of a table, without conditions; this"
@@ -51,7 +51,7 @@ class Codec:
         constriction()
         self.flow = copy.deepcopy(flow).cpu().double().eval().requires_grad_(False)
         self.digest = digest(self.flow)
-        self.device = device_of(flow)
+        self.device = device or device_of(flow)
         self.flow.chain.to(self.device), self.flow.prior.to(self.device)
         self.dim, self.levels = flow.dim, units.levels
         self.first, self.rest = self.flow.chain.parted()
@@ -65,6 +65,10 @@ class Codec:
             raise NicestError(f"this model cannot compress: {error}") from error
         except (Unfit, Exhausted):
             pass
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How another process makes it: from the numbers of the flow, and on the same device."""
+        return Codec, (copy.deepcopy(self.flow).cpu(), self.grains, self.device)
 
     def encode(self, rows: np.ndarray) -> bytes:
         rows = np.ascontiguousarray(rows.astype(self.dtype))

@@ -14,15 +14,17 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from nicest.errors import NicestError
 from nicest.files import to_json
 from nicest.flows import Flow
 from nicest.inference.codec import MOST_ROWS, Codec
+from nicest.inference.workers import mapped, workers_for
 from nicest.messages import shown
 
 MAGIC, VERSION = b"\x89NICEST\n", 1
@@ -30,21 +32,23 @@ BLOCK = 4096  # rows of a block
 START, ENTRY = struct.Struct("<8s3I"), struct.Struct("<QII")
 
 
-def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK) -> bytes:
+def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK, jobs: int = 1) -> bytes:
     """Rows of grey levels, (n, D) or (n, ...) with D numbers in each, without loss as bytes.
 
-    `block` rows at most are decoded together. The flow must be the same, to the bit, when they are decompressed.
+    `block` rows at most are decoded together. `jobs` processes code blocks side by side, 0 for one per core; the bytes
+    are the same. As with all processes of Python, a script that starts some has to have `if __name__ == "__main__":`.
+    The flow must be the same, to the bit, when the rows are decompressed.
     """
     file = io.BytesIO()
-    pack(Codec(flow), rows, file, block=block)
+    pack(Codec(flow), rows, file, block=block, jobs=jobs)
     return file.getvalue()
 
 
-def decompress(flow: Flow, data: bytes, *, partial: bool = False) -> np.ndarray:
-    """The rows that `compress` was given; if `partial`, those of intact blocks of a damaged file."""
+def decompress(flow: Flow, data: bytes, *, partial: bool = False, jobs: int = 1) -> np.ndarray:
+    """The rows that `compress` was given; if `partial`, those of intact blocks of a damaged file. `jobs` as there."""
     codec = Codec(flow)
     packed = Packed(data, codec)
-    parts = list(packed.blocks())
+    parts = list(packed.blocks(jobs))
     if not partial:
         packed.require_all()
     return joined(packed, codec, [part.rows for part in parts if part.rows is not None])
@@ -70,6 +74,7 @@ def pack(
     block: int = BLOCK,
     says: dict[str, Any] | None = None,
     done: Callable[[int], None] = lambda rows: None,
+    jobs: int = 1,
 ) -> None:
     """Write rows to a file that can be wound back; `done` hears how many are written."""
     rows = np.asarray(rows)
@@ -82,27 +87,24 @@ def pack(
     if not 1 <= block <= MOST_ROWS:
         raise NicestError(f"expected blocks of 1 to {MOST_ROWS} rows, got {block}")
     header = {"model": codec.digest, "shape": shape, "levels": codec.levels, "rows": len(rows), "block": block}
-
-    def encoded(first: int) -> bytes:
-        some = rows[first : first + block]
-        return codec.encode(some.reshape(len(some), codec.dim))
-
-    write(file, {**(says or {}), **header}, encoded, done)
+    rows = rows.reshape(len(rows), codec.dim)
+    inputs = [(rows[first : first + block],) for first in range(0, len(rows), block)]
+    blocks = mapped(Codec.encode, codec, inputs, workers_for(jobs, len(inputs), codec.device))
+    write(file, {**(says or {}), **header}, blocks, done)
 
 
 def write(
     file: IO[bytes],
     header: dict[str, Any],
-    encoded: Callable[[int], bytes],
+    blocks: Iterable[bytes],
     done: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Write blocks to a file that can be wound back: `encoded` gives each, from the number of its first row."""
+    """Write blocks to a file that can be wound back."""
     text = to_json(header, indent=None).encode()
     count, block = header["rows"], header["block"]
     entries, at = [], START.size + len(text) + ENTRY.size * -(-count // block)
     file.seek(at)
-    for first in range(0, count, block):
-        content = encoded(first)
+    for first, content in zip(range(0, count, block), blocks, strict=True):
         file.write(content)
         entries.append(ENTRY.pack(at, len(content), zlib.crc32(content)))
         at += len(content)
@@ -123,6 +125,7 @@ class Decoder(Protocol):
     """What decodes blocks: a model, named by its digest."""
 
     digest: str
+    device: torch.device
 
     def decode(self, block: bytes, expected: int) -> Any: ...
 
@@ -165,25 +168,25 @@ class Packed:
             )
         self.codec = codec
 
-    def blocks(self) -> Iterator[Block]:
-        """Every block in turn; `lost` then has those that are damaged."""
-        for k in range(len(self.table)):
-            yield self.block(k)
+    def blocks(self, jobs: int = 1) -> Iterator[Block]:
+        """Every block in turn, decoded by so many processes, or one per core (0); `lost` then has the damaged ones."""
+        inputs = (self._input(k) for k in range(len(self.table)))
+        workers = workers_for(jobs, len(self.table), self.codec.device)
+        for k, rows in enumerate(mapped(_decoded, self.codec, inputs, workers)):
+            yield self._found(k, rows)
 
     def block(self, k: int) -> Block:
         """Block k, decoded by itself."""
+        return self._found(k, _decoded(self.codec, *self._input(k)))
+
+    def _input(self, k: int) -> tuple[bytes, int, int, int]:
         offset, size, check = self.table[k]
-        content, first = self.data[offset : offset + size], k * self.size
-        expected = min(self.size, self.count - first)
-        try:
-            if len(content) != size or zlib.crc32(content) != check:
-                raise NicestError("damaged")
-            rows = self.codec.decode(content, expected)
-            if len(rows) != expected:
-                raise NicestError("damaged")
-        except NicestError:
+        return self.data[offset : offset + size], size, check, min(self.size, self.count - k * self.size)
+
+    def _found(self, k: int, rows: Any) -> Block:
+        first = k * self.size
+        if rows is None:
             self.lost.append((k, first))
-            return Block(first, None)
         return Block(first, rows)
 
     def require_all(self) -> None:
@@ -196,3 +199,14 @@ class Packed:
         return f"{len(self.lost)} of {len(self.table)} blocks are damaged or cut off: {', '.join(ranges[:5])}" + (
             f" and {len(ranges) - 5} more" if len(ranges) > 5 else ""
         )
+
+
+def _decoded(codec: Decoder, content: bytes, size: int, check: int, expected: int) -> Any:
+    """The rows of a block, or None if it is damaged."""
+    if len(content) != size or zlib.crc32(content) != check:
+        return None
+    try:
+        rows = codec.decode(content, expected)
+    except NicestError:
+        return None
+    return rows if len(rows) == expected else None

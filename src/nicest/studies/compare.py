@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
+from nicest.inference.workers import end_with_parent
 from nicest.messages import nearest, one_line
 from nicest.progress import Bar
 from nicest.runs.runtime import choose_device, environment
@@ -209,7 +210,7 @@ def run_jobs(jobs: Mapping[Key, tuple[Read, Run]], workers: int) -> Iterator[tup
 def _work(read: Read, run: Run, seed: int, send: Any) -> None:
     """Run a job on one thread and send its trials; end early if nobody is left to receive them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with threadpool_limits(1):
@@ -229,11 +230,6 @@ def _work(read: Read, run: Run, seed: int, send: Any) -> None:
 def _trial(score: str, about: Mapping[str, Any], figures: Figures) -> dict[str, Any]:
     wrong = [f"its {name} is {value}" for name, value in figures.items() if not np.isfinite(value)]
     return ({"score": score} if score else {}) | ({"failed": "; ".join(wrong)} if wrong else {**about, **figures})
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # type: ignore[union-attr]
-    os._exit(1)
 
 
 def summary(trials: Sequence[Mapping[str, Any]], figures: Mapping[str, int], highest: bool) -> dict[str, Any]:

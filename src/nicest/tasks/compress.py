@@ -17,6 +17,7 @@ from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.codec import Codec
 from nicest.inference.packed import Packed, joined, pack, write
+from nicest.inference.workers import mapped, workers_for
 from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
@@ -26,19 +27,22 @@ from nicest.tasks import compress_table as tables
 from nicest.tasks.score import model_rows
 
 
-def compress(run: Run, files: Sequence[str | Path], *, out: str | Path = "packed.nicest") -> dict[str, Any]:
+def compress(
+    run: Run, files: Sequence[str | Path], *, out: str | Path = "packed.nicest", jobs: int = 1
+) -> dict[str, Any]:
     """Write the images of arrays, idx files and folders, or a table, to one file, without loss.
 
-    Every block is decoded and compared before it is kept. The model is not in the file, only its SHA-256.
+    Every block is decoded and compared before it is kept. The model is not in the file, only its SHA-256. `jobs`
+    processes code blocks side by side, 0 for one per core; the file is the same.
     """
     paths, out = [Path(file) for file in files], Path(out)
     require_own_file(out, run.recipe, *paths)
-    made = _table(run, paths, out) if run.columns else _images(run, paths, out)
+    made = _table(run, paths, out, jobs) if run.columns else _images(run, paths, out, jobs)
     size = out.stat().st_size
     return {"out": str(out), "bytes": size, **made, "model_bytes": run.folder.model.stat().st_size}
 
 
-def _images(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
+def _images(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, Any]:
     codec = Codec(tables.exact(run))
     # images are taken as they are: cropped or resized, they would not come back
     recipe = replace(run.recipe, data=replace(run.recipe.data, crop=(), resize=()))
@@ -49,12 +53,12 @@ def _images(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
         "files": [{"name": path.name, "rows": len(part)} for path, part in zip(paths, parts, strict=True)],
     }
     with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", len(rows)) as bar:
-        pack(codec, rows, file, shape=recipe.data.shape, says=says, done=bar.update)
+        pack(codec, rows, file, shape=recipe.data.shape, says=says, done=bar.update, jobs=jobs)
     bits = 8 * out.stat().st_size / rows.size
     return {"rows": len(rows), "raw_bytes": rows.nbytes, "bits_per_dim": bits, "model": codec.digest}
 
 
-def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
+def _table(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, Any]:
     if len(paths) != 1 or not is_table(paths[0]):
         raise NicestError(
             f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {len(paths)}: {paths[0]}"
@@ -63,10 +67,9 @@ def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
     codec, count = tables.TableCodec(run, form), len(places)
     suffix, raw_bytes = paths[0].suffix.lower(), paths[0].stat().st_size
 
-    def encoded(first: int) -> bytes:
-        some = np.arange(first, min(first + tables.BLOCK, count))
-        return codec.encode(form.chosen(rows, some), places[some], odd[some])
-
+    blocks = [np.arange(first, min(first + tables.BLOCK, count)) for first in range(0, count, tables.BLOCK)]
+    inputs = ((form.chosen(rows, some), places[some], odd[some]) for some in blocks)
+    encoded = mapped(tables.TableCodec.encode, codec, inputs, workers_for(jobs, len(blocks), codec.device))
     header = {
         "run": _name(run),
         "files": [{"name": paths[0].name, "rows": count}],
@@ -85,11 +88,11 @@ def _table(run: Run, paths: Sequence[Path], out: Path) -> dict[str, Any]:
 
 
 def decompress(
-    path: str | Path, *, out: str | Path, run: Run | str | Path | None = None, device: str = "cpu"
+    path: str | Path, *, out: str | Path, run: Run | str | Path | None = None, device: str = "cpu", jobs: int = 1
 ) -> dict[str, Any]:
     """Write what a compressed file holds: images as an array, .npy, a table as it was; rows of damaged blocks are left
     out, and named. `run` is the one that compressed it, if not the one that the file names; a GPU may have compressed
-    what a CPU decompresses."""
+    what a CPU decompresses. `jobs` processes decode blocks side by side, 0 for one per core."""
     path, out = Path(path), Path(out)
     packed = Packed(read_bytes(path), source=str(path))
     table = packed.says.get("table")
@@ -108,7 +111,7 @@ def decompress(
         packed.open(codec)
     with Bar("decompressing", packed.count) as bar:
         parts = []
-        for block in packed.blocks():
+        for block in packed.blocks(jobs):
             parts += [] if block.rows is None else [block.rows]
             bar.update(min(block.first + packed.size, packed.count))
     if packed.table and not parts:

@@ -217,6 +217,7 @@ class TableCodec:
         self.order = [names.index(column.name) for column in run.columns]  # of the model's columns in the file
         grains = [form.grains[d] for d in self.order]
         self.codec, self.form = Codec(exact(run), grains), form
+        self.device = self.codec.device
         named = to_json(columns_to_json(run.columns), indent=None)
         self.digest = hashlib.sha256(f"{self.codec.digest}\n{named}".encode()).hexdigest()
 

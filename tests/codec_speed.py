@@ -1,0 +1,136 @@
+"""Speed, size and equality of lossless compression, as one line of JSON.
+
+    python tests/codec_speed.py mnist images.npy --device cuda --jobs 4 --out packed.nicest
+    python tests/codec_speed.py mnist --decode packed.nicest --expect images.npy --device cpu
+
+FILE.npy holds images of grey levels, (n, ...). The first form compresses and decompresses them in memory; `--out` keeps
+what was packed. The second decodes a file that was packed elsewhere, perhaps on another device. Rates are MB (10^6
+bytes of pixels) per second of wall-clock time, of whole calls: they include the copy of the model and the start of
+worker processes. CPU seconds are of all processes. The first rows are coded once before, so that the device is warm.
+"""
+
+import argparse
+import hashlib
+import inspect
+import json
+import os
+import platform
+import time
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import nicest
+from nicest.flows import bits_per_dim
+from nicest.runs.run import Run
+
+WARM = 64  # rows of the call before the measured ones
+SCORED = 1000  # rows whose log-likelihood is computed at once
+
+
+def options(function: Any, asked: argparse.Namespace) -> dict[str, int]:
+    """Those of the options that this version knows and that were given."""
+    known = inspect.signature(function).parameters
+    return {name: getattr(asked, name) for name in ("jobs", "block") if name in known and getattr(asked, name)}
+
+
+def timed(function: Any, *inputs: Any, **options: Any) -> tuple[Any, tuple[float, float]]:
+    """What a function gives, its seconds, and its CPU seconds, with those of processes that it started."""
+    start, before = time.perf_counter(), cpu_seconds()
+    found = function(*inputs, **options)
+    return found, (time.perf_counter() - start, cpu_seconds() - before)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all that it started, those that ended included."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+            ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+
+    def is_ours(process: int) -> bool:
+        return process == os.getpid() or (process in parents and is_ours(parents[process]))
+
+    return sum(each for process, each in ticks.items() if is_ours(process)) / os.sysconf("SC_CLK_TCK")
+
+
+@torch.no_grad()
+def own_bits(run: Run, rows: np.ndarray) -> float:
+    """Bits per dimension that the model says: the mean of -log2 P, over one draw of the dequantisation noise."""
+    torch.manual_seed(0)
+    flat, total = rows.reshape(len(rows), -1), 0.0
+    for start in range(0, len(flat), SCORED):
+        some = torch.from_numpy(flat[start : start + SCORED].astype(np.int64)).to(run.device)
+        total += float(run.flow.log_prob(some).sum())
+    return bits_per_dim(total / len(flat), flat.shape[1])
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = names[0] if names else cpu
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch": torch.__version__,
+        "constriction": metadata.version("constriction"),
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=0, help="processes; 0: the default of the library")
+    parser.add_argument("--block", type=int, default=0, help="rows of a block; 0: the default of the library")
+    parser.add_argument("--first", type=int, default=None, help="only so many rows")
+    parser.add_argument("--repeat", type=int, default=1, help="measure so often; the best counts")
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--decode", type=Path, default=None)
+    parser.add_argument("--expect", type=Path, default=None)
+    asked = parser.parse_args()
+    file = asked.expect if asked.decode else asked.file
+    if file is None:
+        parser.error("name FILE.npy, or --decode PACKED and --expect FILE.npy")
+    rows = np.load(file)[: asked.first]
+    run = Run(asked.model, dtype=torch.float64, device=asked.device)
+    flow, megabytes = run.flow, rows.size / 1e6
+    result: dict[str, Any] = {"model": asked.model, "rows": len(rows), "megabytes": round(megabytes, 3)}
+    result |= {"jobs": asked.jobs, "block": asked.block, "threads": torch.get_num_threads()}
+    nicest.decompress(flow, nicest.compress(flow, rows[:WARM]))
+    packed = asked.decode.read_bytes() if asked.decode else b""
+    seconds = {"compress": list[tuple[float, float]](), "decompress": list[tuple[float, float]]()}
+    for _ in range(asked.repeat):
+        if not asked.decode:
+            packed, took = timed(nicest.compress, flow, rows, **options(nicest.compress, asked))
+            seconds["compress"].append(took)
+        how = {name: value for name, value in options(nicest.decompress, asked).items() if name != "block"}
+        back, took = timed(nicest.decompress, flow, packed, **how)
+        seconds["decompress"].append(took)
+    for name, each in seconds.items():
+        if each:
+            result[f"{name}_megabytes_per_second"] = round(megabytes / min(each)[0], 3)
+            result[f"{name}_cpu_seconds"] = round(min(each)[1], 3)
+    bits, own = 8 * len(packed) / rows.size, own_bits(run, rows)
+    result |= {"bits_per_dim": round(bits, 5), "model_bits_per_dim": round(own, 5)}
+    result |= {"overhead_percent": round(100 * (bits / own - 1), 3), "equal": bool(np.array_equal(back, rows))}
+    result |= {"packed_bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest(), **hardware(run.device)}
+    if asked.out and not asked.decode:
+        asked.out.write_bytes(packed)
+    print(json.dumps(result))
+    raise SystemExit(0 if result["equal"] else 1)
+
+
+if __name__ == "__main__":
+    main()
