@@ -203,20 +203,19 @@ class _Prior:
         self.prior, edges = prior, _edges()
         self.bins = constriction().stream.model.Categorical(_shares(prior), perfect=False)
         self.edges = (edges * 2.0**BITS).long().to(device)
+        self.sizes, self.ends = self.edges.diff(), (int(self.edges[0]), int(self.edges[-1]))
 
     def push(self, i: Tensor, grid: StackGrid) -> None:
         if self.prior.learned:
             i = grid.bend(i, *self._standardise())
-        grid.require((i >= self.edges[0]) & (i < self.edges[-1]))
-        k = torch.searchsorted(self.edges, i, right=True) - 1
-        first = self.edges[k]
-        grid.stack.push(i - first, self.edges[k + 1] - first)
+        grid.require_below(i, self.ends[1], least=self.ends[0])
+        k = torch.searchsorted(self.edges, i, right=True).sub_(1)
+        grid.stack.push(i - self.edges[k], self.sizes[k])
         grid.stack.push_to(self.bins, k)
 
     def pop(self, count: int, grid: StackGrid) -> Tensor:
-        k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device)
-        first = self.edges[k]
-        i = first + grid.stack.pop(self.edges[k + 1] - first)
+        k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device).long()
+        i = self.edges[k].add_(grid.stack.pop(self.sizes[k]))
         return grid.unbend(i, *self._standardise()) if self.prior.learned else i
 
     def _standardise(self) -> tuple[Map, Map]:
