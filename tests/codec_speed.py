@@ -6,7 +6,8 @@
 FILE.npy holds images of grey levels, (n, ...). The first form compresses and decompresses them in memory; `--out` keeps
 what was packed. The second decodes a file that was packed elsewhere, perhaps on another device. Rates are MB (10^6
 bytes of pixels) per second of wall-clock time, of whole calls: they include the copy of the model and the start of
-worker processes. CPU seconds are of all processes. The first rows are coded once before, so that the device is warm.
+worker processes, `start_seconds`; rates `after_start` leave that out. CPU seconds are of all processes. Some rows are
+coded before, so that the device is warm and the modules of the workers are imported (`first_start_seconds`).
 """
 
 import argparse
@@ -109,6 +110,11 @@ def main() -> None:
     result: dict[str, Any] = {"model": asked.model, "rows": len(rows), "megabytes": round(megabytes, 3)}
     result |= {"jobs": asked.jobs, "block": asked.block, "threads": torch.get_num_threads()}
     nicest.decompress(flow, nicest.compress(flow, rows[:WARM]))
+    start = 0.0
+    if asked.jobs > 1:  # as many blocks of one row as there are workers
+        for name in ("first_start_seconds", "start_seconds"):
+            start = timed(nicest.compress, flow, rows[: asked.jobs], block=1, jobs=asked.jobs)[1][0]
+            result[name] = round(start, 3)
     packed = asked.decode.read_bytes() if asked.decode else b""
     seconds = {"compress": list[tuple[float, float]](), "decompress": list[tuple[float, float]]()}
     for _ in range(asked.repeat):
@@ -121,6 +127,7 @@ def main() -> None:
     for name, each in seconds.items():
         if each:
             result[f"{name}_megabytes_per_second"] = round(megabytes / min(each)[0], 3)
+            result[f"{name}_megabytes_per_second_after_start"] = round(megabytes / (min(each)[0] - start), 3)
             result[f"{name}_cpu_seconds"] = round(min(each)[1], 3)
     bits, own = 8 * len(packed) / rows.size, own_bits(run, rows)
     result |= {"bits_per_dim": round(bits, 5), "model_bits_per_dim": round(own, 5)}

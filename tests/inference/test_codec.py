@@ -186,6 +186,14 @@ def test_the_bins_of_the_prior_are_the_same_on_every_machine(prior: nn.Module):
     assert abs(np.abs(exact - exact.round()) - 0.5).min() > 1e-5
 
 
+def test_the_bin_of_a_cell_is_that_of_its_edges():
+    prior = codec_module._Prior(Logistic(1), torch.device("cpu"))
+    i = torch.cat([prior.edges[:-1], prior.edges[1:] - 1, torch.randint(*prior.ends, (1000,))])
+    k = prior.bin_of[(i - prior.ends[0]) >> codec_module.NARROW]
+    assert torch.equal(k, torch.searchsorted(prior.edges, i, right=True) - 1)
+    assert torch.equal(prior.edges[k] + prior.sizes[k], prior.edges[k + 1])
+
+
 def test_a_cell_is_found_where_the_inverse_is_far_off():
     grid = StackGrid(Stack(np.arange(1, 5000, dtype=np.uint32), fresh=True), 3, encoding=True)
     i = torch.tensor([[-700, 3], [0, 12345], [5, -6]])

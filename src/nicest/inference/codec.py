@@ -26,6 +26,7 @@ from nicest.inference.coded_cells import MISSING, Cells, Grain, Levels, Table
 from nicest.inference.stack import BITS, Damaged, Exhausted, Stack, StackGrid, Unfit, constriction
 
 PRIOR_BITS, PRIOR_FLOOR = 5, 2.0**-10  # of the quantised prior: see `_Prior`
+NARROW = BITS - PRIOR_BITS  # the narrowest bins have 2^NARROW cells, the others a multiple of that
 BATCH = 512  # rows that are coded at once, at most
 MOST_ROWS = 1 << 16  # of a block
 RAW = [{"id": lzma.FILTER_LZMA2, "preset": 6}]  # how rows are stored that the flow cannot code
@@ -203,20 +204,21 @@ class _Prior:
         self.prior, edges = prior, _edges()
         self.bins = constriction().stream.model.Categorical(_shares(prior), perfect=False)
         self.edges = (edges * 2.0**BITS).long().to(device)
+        self.sizes, self.ends = self.edges.diff(), (int(self.edges[0]), int(self.edges[-1]))
+        widths = self.sizes >> NARROW  # of bins, in narrowest ones
+        self.bin_of = torch.arange(len(widths), device=device).repeat_interleave(widths)  # of each narrowest bin
 
     def push(self, i: Tensor, grid: StackGrid) -> None:
         if self.prior.learned:
             i = grid.bend(i, *self._standardise())
-        grid.require((i >= self.edges[0]) & (i < self.edges[-1]))
-        k = torch.searchsorted(self.edges, i, right=True) - 1
-        first = self.edges[k]
-        grid.stack.push(i - first, self.edges[k + 1] - first)
+        grid.require_below(i, self.ends[1], least=self.ends[0])
+        k = self.bin_of[(i - self.ends[0]) >> NARROW]
+        grid.stack.push(i - self.edges[k], self.sizes[k])
         grid.stack.push_to(self.bins, k)
 
     def pop(self, count: int, grid: StackGrid) -> Tensor:
-        k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device)
-        first = self.edges[k]
-        i = first + grid.stack.pop(self.edges[k + 1] - first)
+        k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device).long()
+        i = self.edges[k].add_(grid.stack.pop(self.sizes[k]))
         return grid.unbend(i, *self._standardise()) if self.prior.learned else i
 
     def _standardise(self) -> tuple[Map, Map]:

@@ -56,24 +56,35 @@ class Levels(Cells):
         self.fine = bits if plain and wide + COARSER <= bits else wide + FINER
         edges = units.place(torch.arange(units.levels + 1.0, dtype=torch.float64)[:, None].expand(-1, units.dim))
         self.edges = (edges[:, 0] * 2.0**self.fine).round().long().to(device)
+        self.ends = int(self.edges[0]), int(self.edges[-1])
+        steps = set(self.edges.diff().tolist())
+        step = steps.pop() if len(steps) == 1 else 0
+        self.shift = step.bit_length() - 1 if 1 < step < 1 << 13 and not step & (step - 1) else 0  # levels of 2^shift
         self.dtype = np.dtype(np.uint8 if units.levels <= 256 else np.uint16).newbyteorder("<")
 
     def to_grid(self, rows: np.ndarray, grid: StackGrid) -> Tensor:
-        level = torch.from_numpy(rows.astype(np.int64)).to(self.edges.device)
+        level = torch.from_numpy(rows if rows.itemsize == 1 else rows.astype(np.int32)).to(self.edges.device).long()
+        if self.shift:
+            noise = grid.stack.pop_from(fixed(self.shift), rows.shape).to(level.device)
+            return (level << self.shift).add_(self.ends[0]).add_(noise)
         i = self.edges[level]
         return i + grid.stack.pop(self.edges[level + 1] - i)
 
     def from_grid(self, i: Tensor, grid: StackGrid, missing: np.ndarray | None) -> np.ndarray:
-        if not self.among[0] <= int(i.min()) <= int(i.max()) < self.among[1]:
-            raise Damaged
-        level = torch.searchsorted(self.edges, i, right=True) - 1
-        first = self.edges[level]
-        grid.stack.push(i - first, self.edges[level + 1] - first)
-        return level.cpu().numpy().astype(self.dtype)
+        grid.require_below(i, self.among[1], least=self.among[0])
+        if self.shift:
+            i = i - self.ends[0]
+            level = i >> self.shift
+            grid.stack.push_to(fixed(self.shift), i.bitwise_and_((1 << self.shift) - 1))
+        else:
+            level = torch.searchsorted(self.edges, i, right=True) - 1
+            first = self.edges[level]
+            grid.stack.push(i - first, self.edges[level + 1] - first)
+        return level.to(torch.uint8 if self.dtype.itemsize == 1 else torch.int32).cpu().numpy().astype(self.dtype)
 
     @property
     def among(self) -> tuple[int, int]:
-        return int(self.edges[0]), int(self.edges[-1])
+        return self.ends
 
     def example(self) -> np.ndarray:
         return np.zeros((1, self.dim), self.dtype)

@@ -63,20 +63,22 @@ class Stack:
         high, low = _parts(sizes)
         found = self._pop(high)
         if low is not None:
-            found = (found << low) + self._pop(1 << low)
+            found = (found.astype(np.int64) << low) + self._pop(np.left_shift(1, low, dtype=np.int32))
         self._check()
         return torch.from_numpy(found).view(sizes.shape).to(sizes.device)
 
     def push(self, symbols: Tensor, sizes: Tensor) -> None:
         """Put back what `pop` with these sizes then takes."""
         high, low = _parts(sizes)
-        values = symbols.reshape(-1).cpu().numpy()
-        if low is not None:
-            values, rest = values >> low, values & ((1 << low) - 1)
+        if low is None:
+            values = _numbers(symbols)
+        else:
+            wide = symbols.reshape(-1).cpu().numpy()
+            values, rest = (wide >> low).astype(np.int32), (wide & ((1 << low.astype(np.int64)) - 1)).astype(np.int32)
         if (values < 0).any() or (values >= high).any():
             raise Damaged
         if low is not None:
-            self._push(rest, 1 << low)
+            self._push(rest, np.left_shift(1, low, dtype=np.int32))
         self._push(values, high)
 
     def pop_wide(self, sizes: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ class Stack:
         high, low = _wide(sizes)
         found = self._pop(high)
         for k in (32, 16, 0):
-            found = found << (bits := (low - k).clip(0, 16)) | self._pop(1 << bits)
+            found = found.astype(np.int64) << (bits := (low - k).clip(0, 16)) | self._pop(1 << bits)
         self._check()
         if (found >= sizes.numpy()).any():
             raise Damaged
@@ -100,14 +102,14 @@ class Stack:
         self._push(values, high)
 
     def pop_from(self, model: Any, shape: Sequence[int]) -> Tensor:
-        """A symbol of a fixed model for each number of a tensor."""
+        """A symbol of a fixed model for each number of a tensor, as int32."""
         found = self.coder.decode(model, math.prod(shape))
         self._check()
-        return torch.from_numpy(found).view(*shape).long()
+        return torch.from_numpy(found).view(*shape)
 
     def push_to(self, model: Any, symbols: Tensor) -> None:
         """Put back what `pop_from` then takes."""
-        self.coder.encode_reverse(symbols.reshape(-1).cpu().numpy().astype(np.int32), model)
+        self.coder.encode_reverse(_numbers(symbols), model)
 
     def _check(self) -> None:
         self.least = min(self.least, self.bits)
@@ -117,25 +119,33 @@ class Stack:
     def _pop(self, sizes: np.ndarray) -> np.ndarray:
         some = sizes > 1
         if some.all():
-            return self.coder.decode(self.uniform, sizes.astype(np.int32)).astype(np.int64)
-        found = np.zeros(len(sizes), dtype=np.int64)
-        found[some] = self.coder.decode(self.uniform, sizes[some].astype(np.int32))
+            found: np.ndarray = self.coder.decode(self.uniform, sizes.astype(np.int32, copy=False))
+            return found
+        found = np.zeros(len(sizes), dtype=np.int32)
+        found[some] = self.coder.decode(self.uniform, sizes[some].astype(np.int32, copy=False))
         return found
 
     def _push(self, symbols: np.ndarray, sizes: np.ndarray) -> None:
         some = sizes > 1
         if not some.all():
             symbols, sizes = symbols[some], sizes[some]
-        self.coder.encode_reverse(symbols.astype(np.int32), self.uniform, sizes.astype(np.int32))
+        symbols, sizes = symbols.astype(np.int32, copy=False), sizes.astype(np.int32, copy=False)
+        self.coder.encode_reverse(symbols, self.uniform, sizes)
+
+
+def _numbers(t: Tensor) -> np.ndarray:
+    """Numbers below 2^31 as the coder takes them; from a GPU, half as many bytes."""
+    found: np.ndarray = t.reshape(-1).to(torch.int32).cpu().numpy()
+    return found
 
 
 def _parts(sizes: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
     """n as about h 2^k with h < 8192: the coder rounds the probabilities of larger alphabets."""
-    n = sizes.reshape(-1).cpu().numpy()
-    if n.max(initial=0) < 1 << 13:
-        return n, None
-    low = np.maximum(np.frexp(n)[1].astype(np.int64) - 13, 0)
-    return n >> low, low
+    n = sizes.reshape(-1)
+    if not len(n) or int(n.max()) < 1 << 13:
+        return _numbers(n), None
+    low = (torch.frexp(n.double())[1] - 13).clamp_min_(0)
+    return _numbers(n >> low), _numbers(low)
 
 
 def _wide(sizes: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +157,7 @@ def _wide(sizes: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def fixed(bits: int) -> Any:
-    """2^bits symbols of equal probability."""
+    """2^bits symbols of equal probability, more than one."""
     return constriction().stream.model.Uniform(1 << bits)
 
 
@@ -173,7 +183,7 @@ class StackGrid(Grid):
         self.stack, self.rows, self.encoding = stack, rows, encoding
 
     def real(self, i: Tensor) -> Tensor:
-        return i.double() * 2.0**-BITS
+        return i.double().mul_(2.0**-BITS)
 
     def cells(self, t: Tensor) -> Tensor:
         return self._near(t, BITS, NETWORK_ERROR)
@@ -191,8 +201,9 @@ class StackGrid(Grid):
 
     def bend(self, i: Tensor, g: Map, inverse: Map, bits: int = BITS) -> Tensor:
         low, high = self._edge(i, g, bits), self._edge(i + 1, g, bits)
-        self.require((high > low) & (high - low <= LARGEST))
-        z = low + self.stack.pop(high - low)
+        size = high.sub_(low)
+        self.require_below(size, LARGEST + 1, least=1)
+        z = low.add_(self.stack.pop(size))
         self.stack.push_to(fixed(EXTRA), z & ((1 << EXTRA) - 1))
         return z >> EXTRA
 
@@ -200,43 +211,56 @@ class StackGrid(Grid):
         self, j: Tensor, g: Map, inverse: Map, bits: int = BITS, among: tuple[int, int] = (-(1 << 40), 1 << 40)
     ) -> Tensor:
         z = (j << EXTRA) + self.stack.pop_from(fixed(EXTRA), j.shape).to(j.device)
-        near = inverse(z.double() * 2.0 ** -(BITS + EXTRA)) * 2.0**bits
-        self.require(near.isfinite() & (near.abs() < 2.0**40))
-        i, end = self._cell(near.floor().long().clamp(among[0], among[1] - 1), z, g, bits, among)
-        low, high = self._edge(i, g, bits), self._edge(end, g, bits)
-        self.require(high - low <= LARGEST)
+        near = inverse(z.double().mul_(2.0 ** -(BITS + EXTRA))) * 2.0**bits
+        self.require_below(near.abs(), 2.0**40)
+        i = near.floor_().long().clamp_(among[0], among[1] - 1)
+        i, low, high = self._cell(i, z, g, bits, among)
+        self.require_below(high - low, LARGEST + 1)
         self.stack.push(z - low, high - low)
         return i
 
-    def _cell(self, i: Tensor, z: Tensor, g: Map, bits: int, among: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """The cell whose interval z lies in, and the next one: i, or near it where the inverse is not exact."""
+    def _cell(self, i: Tensor, z: Tensor, g: Map, bits: int, among: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The cell whose interval z lies in: i, or near it where the inverse is not exact; and its interval."""
         end = i + 1
+        low, high = self._edge(i, g, bits), self._edge(end, g, bits)
         for k in range(DOUBLINGS):
-            above, below = self._edge(i, g, bits) > z, self._edge(end, g, bits) <= z
+            above, below = low > z, high <= z
             if not bool((above | below).any()):
                 break
             i = torch.where(above, i - (1 << k), i).clamp_min(among[0])
             end = torch.where(below, end + (1 << k), end).clamp_max(among[1])
+            low, high = self._edge(i, g, bits), self._edge(end, g, bits)
         else:
             raise Damaged
-        while bool((end - i > 1).any()):
+        while k and bool((end - i > 1).any()):
             middle = (i + end) >> 1
-            above = self._edge(middle, g, bits) > z
+            edge = self._edge(middle, g, bits)
+            above = edge > z
             i, end = torch.where(above, i, middle), torch.where(above, middle, end)
-        return i, end
+            low, high = torch.where(above, low, edge), torch.where(above, edge, high)
+        return i, low, high
 
     def _edge(self, i: Tensor, g: Map, bits: int) -> Tensor:
-        return self._near(g(i.double() * 2.0**-bits), BITS + EXTRA, ULPS)
+        return self._near(g(i.double().mul_(2.0**-bits)), BITS + EXTRA, ULPS)
 
     def _near(self, t: Tensor, bits: int, error: float) -> Tensor:
         """t in units of 2^-bits as integers; unfit where an error of so much would change one."""
         at = t * 2.0**bits
         whole = at.round()
-        off, spare = (at - whole).abs_(), 0.5 - error * 2.0**bits
-        if not self.encoding or t.ndim < 2:
-            off, spare = torch.zeros_like(off), 0.5
-        self.require(off.add_(at.abs_(), alpha=error) < spare)  # false of NaN and of what is too large
+        if self.encoding and t.ndim > 1:
+            off = (at - whole).abs_().add_(at.abs_(), alpha=error)
+            self.require_below(off, 0.5 - error * 2.0**bits)
+        else:
+            self.require_below(at.abs_().mul_(error), 0.5)
         return whole.long()
+
+    def require_below(self, t: Tensor, most: float, least: float = -math.inf) -> None:
+        """Numbers from `least` on, and below `most`: not NaN."""
+        if not t.numel():
+            return
+        fits = bool(t.max() < most) and (least == -math.inf or bool(t.min() >= least))
+        if not fits:  # which numbers, is seldom of interest
+            self.require((t < most) & (t >= least))
 
     def require(self, fit: Tensor) -> None:
         if bool(fit.all()):
