@@ -1,5 +1,7 @@
 """Whether a bijection and its fast form agree: in value, log-det, inverse, ledger and gradients."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -36,13 +38,20 @@ def assert_parity(layer: Bijection, x: Tensor, *context: Tensor) -> None:
 
 
 def assert_close_in_bfloat16(layer: Bijection, x: Tensor, *context: Tensor) -> None:
-    """The fast form in bfloat16 agrees with float32 within that precision; what it gives and learns is float32."""
+    """The fast form in bfloat16 agrees with float32 within that precision; what it gives and learns is float32.
+
+    Where random splines are steep, log-dets may err by twice what rounding the parameters to bfloat16 changes.
+    """
     fast = LoweredChain(layer, torch.bfloat16)
     (y, log_det), (fast_y, fast_log_det) = layer(x, *context), fast(x, *context)
     assert fast_y.dtype == fast_log_det.dtype == torch.float32
     size = 1 + y.abs().max()
     assert (fast_y - y).abs().max() < 0.05 * size
-    assert (fast_log_det - log_det).abs().mean() < 0.05 * (1 + log_det.abs().mean())
+    rounded = copy.deepcopy(layer)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.bfloat16().float()
+    changes = (rounded(x, *context)[1] - log_det).abs().mean()
+    assert (fast_log_det - log_det).abs().mean() < 0.05 * (1 + log_det.abs().mean()) + 2 * changes
     assert (fast.inverse(fast_y.detach(), *context) - x).abs().max() < 1e-3 * size
     found, plain = gradients(fast, layer, x, *context), gradients(layer, layer, x, *context)
     assert all(gradient.dtype == torch.float32 for gradient in found)
