@@ -173,8 +173,8 @@ class TestAgainstTheTruth:
         shares = torch.histc(ranks, 5, 0, 1) / len(ranks)
         torch.testing.assert_close(shares, torch.full_like(shares, 0.2), rtol=0, atol=0.055)
 
-    @pytest.mark.parametrize("move", ["langevin", "jump"])
-    def test_either_move_alone_leaves_the_model_as_it_is(self, move: str):
+    @pytest.mark.parametrize("move", ["langevin", "jump", "cell"])
+    def test_each_move_alone_leaves_the_model_as_it_is(self, move: str):
         """Chains that start at exact draws stay exact draws, however wrong the step and the Gaussian are."""
         flow = bent(3)
         walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
@@ -184,13 +184,28 @@ class TestAgainstTheTruth:
         w = torch.linalg.solve(walk.factor, (y - walk.centre[:, 0])[..., None])[:, None, :, 0]
         before = at = walk.at(w)
         for _ in range(6):
-            at, chance = walk.langevin(at, torch.full((n,), 1.2).double()) if move == "langevin" else walk.jump(at)
+            step = [torch.full((n,), 1.2).double()] if move == "langevin" else []
+            at, chance = getattr(walk, move)(at, *step)
         assert 0.05 < chance.mean() < 0.95
         assert (at.w != before.w).any(-1).double().mean() > 0.3
         for f in (lambda p: p.y.tanh(), lambda p: p.y.abs().tanh(), lambda p: (p.nats / 10).tanh()):
             old, new = f(before).double().reshape(n, -1), f(at).double().reshape(n, -1)
             z = (new.mean(0) - old.mean(0)) / ((old.var(0) + new.var(0)) / n).sqrt()
             assert z.abs().max() < 3.5
+
+    def test_a_cell_is_proposed_by_the_gaussian_given_all_others(self):
+        """Of a Gaussian flow, but for the wider spread of proposals, draws of one cell given the others."""
+        flow, _, _ = gaussian_flow(3)
+        walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
+        n = 20_000
+        walk.place(flow.sample(1).repeat(n, 1), torch.tensor([[True, False, True]]).repeat(n, 1))
+        at = walk.at(walk.noise())
+        to, chance = walk.cell(at)
+        changed = (to.y - at.y)[:, 0].abs() > 1e-9  # by more than rounding
+        assert not changed[:, 1].any()
+        assert changed.sum(1).max() == 1
+        assert changed[:, [0, 2]].double().mean(0).tolist() == pytest.approx([0.4, 0.4], abs=0.1)
+        assert chance.mean() > 0.8
 
 
 class TestRows:

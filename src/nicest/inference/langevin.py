@@ -20,6 +20,7 @@ SAMPLES = 4000  # for the Gaussian that the chains are preconditioned by
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
+CELL_AT, CELL_DIM = (1, 3), 100  # of these five, those that propose one cell anew, in rows of so many columns at most
 ALIKE = 32  # samples that chains of an image may start from
 MARGIN = 1e-3  # of the width of a box
 HARDLY = 1e-6
@@ -61,6 +62,7 @@ class Chains:
         self.box = Box(*corners(self.units, bounds))
         self.samples = self.enter(samples)
         self.mean, self.precision = gaussian(self.box.enter(self.samples))
+        self.cell_at = CELL_AT if self.units.dim <= CELL_DIM else ()
 
     def enter(self, x: Tensor) -> Tensor:
         """Rows of data as real numbers, with noise of the chains' own."""
@@ -81,6 +83,8 @@ class Chains:
             if i % JUMP_EVERY == 0:
                 at, _ = self.jump(at)
                 at = self.redraw(at, x) if self.units.discrete else at
+            elif i % JUMP_EVERY in self.cell_at:
+                at, _ = self.cell(at)
             else:
                 at, chance = self.langevin(at, log_step.exp())
                 if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
@@ -169,6 +173,27 @@ class Chains:
         """w' ~ N(0, SPREAD² I) wherever w is, taken with probability min(1, p(w') q(w) / p(w) q(w'))."""
         to = self.at(SPREAD * self.noise())
         return self.metropolis(at, to, to.nats - at.nats + half_square(to.w / SPREAD) - half_square(at.w / SPREAD))
+
+    def cell(self, at: Point) -> tuple[Point, Tensor]:
+        """One hidden cell z_d' ~ N(μ, SPREAD² σ²) of each chain, taken by the Metropolis rule as a jump is.
+
+        μ and σ are those of the Gaussian given all other cells: μ = z_d - (Λ (z - m))_d / Λ_dd, σ² = 1 / Λ_dd. Where
+        the density has steps or ridges, Langevin moves of all cells have to be short; those of one cell need not.
+        """
+        hidden = self.hidden.expand_as(at.w)
+        which = torch.rand(at.w.shape, generator=self.generator, dtype=at.w.dtype, device=at.w.device)
+        d = which.masked_fill(~hidden, -1).argmax(-1, keepdim=True)
+        z = torch.where(hidden, self.centre + at.w @ self.factor.mT, self.box.enter(self.observed))
+        precision = self.precision.to(z)
+        tightness, before = precision.diagonal()[d], z.gather(-1, d)
+        mean = before - ((z - self.mean.to(z)) @ precision).gather(-1, d) / tightness
+        spread = SPREAD * tightness.rsqrt()
+        noise = torch.randn(before.shape, generator=self.generator, dtype=z.dtype, device=z.device)
+        change = torch.zeros_like(z).scatter(-1, d, mean + spread * noise - before)
+        w = torch.linalg.solve_triangular(self.factor[:, None], change[..., None], upper=True)[..., 0]
+        to = self.at(at.w + torch.where(hidden, w, 0.0))
+        ratio = to.nats - at.nats + half_square(noise) - half_square((before - mean) / spread)
+        return self.metropolis(at, to, ratio)
 
     def redraw(self, at: Point, x: Tensor) -> Point:
         """Draw anew where some observed discrete cells of rows x lie in their steps: that is as hidden as the rest.
