@@ -166,7 +166,9 @@ class TestRuns:
         assert "replaced" in replaced.json()["error"]
         assert ask("GET", "/api/runs/run/rows?n=1").status_code == 200
         model.unlink()
-        assert "is gone" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
+        assert "resume the training to write it again" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
+        (run / "last.safetensors").unlink()
+        assert "is gone: put it back" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
         shutil.rmtree(run)
         assert "folder of this run" in ask("GET", "/api/runs").json()["runs"][0]["why"]
 
