@@ -1184,6 +1184,17 @@ def test_a_port_that_is_taken_is_named(digits: Path, refusal: Callable[..., str]
         assert "choose another --port" in refusal(serve, [digits], port=taken.getsockname()[1])
 
 
+def test_what_cannot_be_served_is_refused_before_serving(digits: Path, tmp_path: Path, refusal: Callable[..., str]):
+    (tmp_path / "rows.npy").touch()
+    for host in ("", "http://studio.example", "two words", "[::1]", "studio.example:8000"):
+        assert "without http:// or port" in refusal(serve, [digits], host=host, port=0)
+        assert "without http:// or port" in refusal(serve, [digits], allowed=[host], port=0)
+    for host in ("192.0.2.1", "no-such-machine.invalid"):
+        assert "choose another --host" in refusal(serve, [digits], host=host, port=0)
+    assert f"got the file {tmp_path / 'rows.npy'}" in refusal(serve, [tmp_path / "rows.npy"], port=0)
+    assert f"got the file {tmp_path / 'rows.npy'}" in refusal(serve, [digits], folder=tmp_path / "rows.npy", port=0)
+
+
 STRANGE = st.one_of(
     st.none(),
     st.booleans(),

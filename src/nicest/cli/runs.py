@@ -13,7 +13,6 @@ import typer
 from nicest.cli import options, show
 from nicest.cli.base import Result, app, command, emit, located, opened, train_on
 from nicest.errors import NicestError
-from nicest.messages import printable
 from nicest.remote import place
 
 
@@ -522,14 +521,13 @@ def studio(
             )
     from nicest.studio.server import is_loopback, serve
 
-    if not is_loopback(host):
-        print(
-            f"warning: on {printable(host)} anyone who knows the address and its token can use the studio, and the"
-            " connection is not encrypted; with 127.0.0.1 only you can",
-            file=sys.stderr,
-        )
-
     def ready(url: str) -> None:
+        if not is_loopback(host):
+            print(
+                f"warning: on {host} anyone who knows the address and its token can use the studio, and the connection"
+                " is not encrypted; with 127.0.0.1 only you can",
+                file=sys.stderr,
+            )
         result = {"url": url, "runs": [str(run) for run in runs]}
         emit(result, as_json, lambda result: print(f"{result['url']}  (Ctrl-C stops it)"))
         sys.stdout.flush()
