@@ -14,7 +14,7 @@ demo: $(VENV)/.runtime  ## train on the embedded digits, evaluate, certify, draw
 	$(BIN)/nicest reproduce figures --recipe digits --runs runs/reproduce --out runs/demo/figures
 
 test: lint types  ## lint, types, import contracts and all tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not alone"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
 
 test-modes: $(VENV)/.dev  ## all tests in random order, with SIGINT ignored; as an ordinary user, without network, with a read-only home

@@ -12,6 +12,13 @@ from nicest.errors import NicestError
 
 torch.set_num_threads(1)
 
+# files of more than ten seconds of processor time, the slowest first
+SLOW = """
+    distributed estimator predictors api cli tutorial compare missing_cells export crash predict impute calibrate site
+    frames compress_table labels disk predictive conditional compare_density blend own_flows_page resume initial score
+    bad_input detector command convolutions compare_posteriors demo own_flow options
+""".split()  # noqa: SIM905
+
 # A script's background jobs (`make test &`) are started with SIGINT ignored, which every process hands on to its
 # children, and training honours it. Here signals must be heard, by this process and by those that tests start.
 # SIGHUP stays as it is: no test sends it, and `nohup make test` relies on it.
@@ -21,7 +28,12 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With NICEST_SHUFFLE=seed, put files, the classes in them and their tests in an order that the seed decides."""
+    """Slow files first: tests are shared out by files, and the last one should be short.
+
+    With NICEST_SHUFFLE=seed, put files, the classes in them and their tests in an order that the seed decides.
+    """
+    slowest = {f"test_{name}": place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: slowest.get(item.path.stem, len(slowest)))
     if seed := os.environ.get("NICEST_SHUFFLE"):
 
         def place(item: pytest.Item) -> list[float]:

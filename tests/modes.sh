@@ -2,7 +2,7 @@
 # `make test-modes`: all tests in random order with SIGINT ignored, then as an ordinary user without a network and with
 # a home that cannot be written. The second needs root, and a user who may read Python and this folder.
 if [ "$1" = all ]; then
-    .venv/bin/python -m pytest -q -p no:cacheprovider -n 2 --dist loadscope -m "not alone" &&
+    .venv/bin/python -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" &&
         .venv/bin/python -m pytest -q -p no:cacheprovider -m alone
     exit
 fi

@@ -582,7 +582,7 @@ class TestDiscrete:
         assert model.recipe_.data.discrete == 3
 
     def test_probabilities_sum_to_one_and_are_near_the_shares(self):
-        x = np.random.default_rng(0).choice([0.0, 1, 2], (3_000, 2), p=[0.2, 0.5, 0.3])
+        x = np.random.default_rng(0).choice([0.0, 1, 2], (1_000, 2), p=[0.2, 0.5, 0.3])
         x[:, 1] = np.where(x[:, 0] == 1, x[:, 1], 0) * 5
         model = NICE(law="additive", discrete="values", random_state=0, width=32).fit(x)
         cells = np.stack(np.meshgrid([0.0, 1, 2], [0.0, 5, 10], indexing="ij"), -1).reshape(-1, 2)

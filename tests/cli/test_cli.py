@@ -140,6 +140,15 @@ class TestUsage:
         assert word in nicest(*arguments.split()).misuse.lower()
         assert list(tmp_path.iterdir()) == []
 
+    def test_training_without_a_recipe_says_what_to_type(
+        self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        Path("faces").mkdir()
+        assert nicest("train", "--data", "my x.csv").misuse.endswith("nicest train table --data 'my x.csv'")
+        assert nicest("train", "--data", "faces", "--out", "run").misuse.endswith("nicest train images --data faces")
+        assert nicest("train").misuse.endswith("`nicest recipes` lists them all")
+
     def test_bad_is_exit_code_2_of_the_process_too(self, process: Callable):
         assert [process("sing").code, process("recipes", "--fast").code] == [2, 2]
 

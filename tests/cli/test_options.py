@@ -257,6 +257,38 @@ class TestInput:
         Path("a\nb.csv").write_text("a,b\n1,2\n")
         assert nicest("score", digits, "a\nb.csv").refusal.startswith(r"a\nb.csv is a table")
 
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "sample DIGITS -n 1 --out OUT.png",
+            "sample PEOPLE -n 4 --out OUT.csv",
+            "latent spectrum DIGITS --no-pca --out OUT.png",
+            "latent sphere DIGITS --grid 1 --out OUT.npz",
+            "latent interpolate DIGITS --steps 2 --out OUT.npz",
+            "latent truncate DIGITS --out OUT.npz",
+            "inpaint DIGITS --mask top -n 1 --steps 2 --out OUT.npz",
+            "score DIGITS IN.npy --draws 1 --out OUT.csv",
+            "impute PEOPLE IN.csv --steps 4 --draws 16 --out OUT.csv",
+            "predict HEIGHT IN.csv --out OUT.csv",
+            "calibrate DIGITS --data IN.npy --cells 0 --out OUT",
+            "train digits --out OUT --set train.epochs=1 --set model.width=8 --set model.hidden_layers=1",
+            "pack DIGITS --out OUT",
+            "compress DIGITS IN.npy --out OUT",
+        ],
+    )
+    def test_with_a_line_break_in_its_name_leaves_the_result_on_its_line(
+        self, nicest: Callable, digits: Path, people: Path, height: Path, command: str
+    ):
+        np.save("IN.npy", np.zeros((5, 8, 8), np.uint8))
+        Path("IN.csv").write_text("height,weight,colour,member\n1,2,red,true\n170,,red,true\n")
+        places = {"DIGITS": str(digits), "PEOPLE": str(people), "HEIGHT": str(height)}
+        plain, broken = (
+            nicest(*(places.get(word, word.replace("OUT", name)) for word in command.split())) for name in ("a", "a\nb")
+        )
+        assert (plain.code, broken.code) == (0, 0)
+        assert "a\\nb" in broken.out
+        assert broken.out.count("\n") == plain.out.count("\n")
+
     def test_that_is_no_table_is_not_imputed(self, nicest: Callable, people: Path):
         np.save("rows.npy", np.zeros((3, 4)))
         line = nicest("impute", people, "rows.npy").refusal

@@ -50,7 +50,10 @@ def test_evaluate_and_score_count_the_targets_alone(nicest: Callable, height: Pa
     ],
     ids=" ".join,
 )
-def test_what_needs_whole_rows_says_so(nicest: Callable, height: Path, asked: list[str], tmp_path: Path):
+def test_what_needs_whole_rows_says_so(
+    nicest: Callable, height: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)  # which can be written
     name, *rest = asked
     given = [*rest, height] if name == "latent" else [height, *(height.parent / each for each in rest)]
     line = nicest(name, *given).refusal

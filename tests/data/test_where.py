@@ -80,6 +80,7 @@ def test_ranges_of_the_models_numbers(text: str, expected: dict):
         ("sex in (F M)", "a comma or a closing parenthesis, got 'M' at character 11"),
         ("age ! 30", "a name, a value or an operator, got '! 30' at character 5"),
         ("agee = 30", "no column 'agee' (did you mean 'age'?)"),
+        ("zzz = 30", "no column 'zzz'; the columns are 'age', "),
         ("sex = X", "column 'sex' holds no 'X'; it holds 'F', 'M'"),
         ("sex > F", "'sex' holds texts, which have no order"),
         ("member < true", "'member' holds booleans"),

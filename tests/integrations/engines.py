@@ -41,6 +41,28 @@ class DataSet(NamedTuple):
 Expected = Callable[[str], pa.Table]
 
 
+def make_data_set(trained: Path, folder: Path, rows: int, group: int) -> DataSet:
+    """Rows of the table that was trained on, in two files; the second has row groups of `group` rows."""
+    table = parquet.read_table(trained / "people.parquet")
+    many = table.take(np.random.default_rng(1).integers(0, len(table), rows))
+    for i, (part, size) in enumerate(((many.slice(0, 60), 20), (many.slice(60), group))):
+        parquet.write_table(part, folder / f"part-{i}.parquet", row_group_size=size)
+    (folder / "_part-2.parquet").write_bytes(b"what a writer left that was broken off")
+    return DataSet(trained / "run", trained / "target-run", folder)
+
+
+def commands(data: DataSet, out: Path) -> Expected:
+    """What a command writes for the files: their names and rows, then the results."""
+    done: dict[str, pa.Table] = {}
+
+    def table(task: str) -> pa.Table:
+        if task not in done:
+            done[task] = written(task, data, out)
+        return done[task]
+
+    return table
+
+
 def written(task: str, data: DataSet, out: Path) -> pa.Table:
     whole, targeted, path = Run(data.run), Run(data.target_run), out / "out.parquet"
     if task == "score":

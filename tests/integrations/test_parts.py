@@ -1,17 +1,36 @@
 """Parts of the work that engines share out: done alone and in any order, they are what the commands write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from engines import DRAWS, IMPUTES, DataSet, Expected, same
+from engines import DRAWS, IMPUTES, DataSet, Expected, commands, make_data_set, same
 
 from nicest.integrations import ray, spark
 from nicest.tasks.parts import Job, imputing, predicting, sampling, scoring
 
 Refusal = Callable[..., str]
 FORMAT_1 = Path(__file__).parent.parent / "fixtures" / "format-1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_blocks() -> Iterator[None]:
+    """Predictions of 360 rows at once, a block that ends within the fourth row group of the second file."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("predict", "parts"):
+            patch.setattr(f"nicest.tasks.{module}.ROWS", 360)
+        yield
+
+
+@pytest.fixture(scope="module")
+def data_set(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> DataSet:
+    return make_data_set(trained, tmp_path_factory.mktemp("set"), 500, 98)
+
+
+@pytest.fixture(scope="module")
+def expected(data_set: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    return commands(data_set, tmp_path_factory.mktemp("expected"))
 
 
 def done(job: Job) -> pa.Table:

@@ -14,7 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import nicest
+from nicest.cli import explained
 from nicest.data import load as load_data
+from nicest.errors import NicestError
 from nicest.flows import ZCA, Flow, TriangularAffine
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build
@@ -233,7 +235,20 @@ class TestRefused:
 
     def test_a_run_without_a_model_yet(self, refusal: Refusal, copy: Path):
         (copy / MODEL).unlink()
+        rewrite(copy / LAST, figures='{"best_nats": -Infinity}')
         assert "has no model yet, training stopped before its first validation" in refusal(nicest.load, copy)
+
+    @pytest.mark.parametrize("own_flow", ["false", "true"])
+    def test_a_model_that_was_deleted_can_be_written_again(self, refusal: Refusal, copy: Path, own_flow: str):
+        (copy / MODEL).unlink()
+        text = (copy / "recipe.toml").read_text()
+        (copy / "recipe.toml").write_text(text.replace("own_flow = false", f"own_flow = {own_flow}"))
+        said = f"{copy / MODEL} is missing: to write the model again, resume the training"
+        assert refusal(nicest.load, copy) == said
+        with pytest.raises(NicestError) as caught:
+            nicest.load(copy)
+        command = f" with `nicest train {copy}/recipe.toml --out {copy} --resume`"  # it knows no flow built by hand
+        assert explained(caught.value) == said + (command if own_flow == "false" else "")
 
     def test_a_recipe_of_a_later_nicest_in_the_file(self, refusal: Refusal, copy: Path):
         rewrite(copy / MODEL, recipe="[model]\nspline_bins = 3\n")

@@ -125,6 +125,8 @@ class TestFiles:
         )
 
     def test_a_folder_without_tables_is_refused(self, tmp_path: Path, refusal: Callable[..., str]):
+        (tmp_path / "old.csv").mkdir()  # it is named like a table, and is none
+        os.mkfifo(tmp_path / "pipe.csv")
         assert "found none" in refusal(tables_in, tmp_path)
         assert "expected a folder of tables, found no" in refusal(tables_in, tmp_path / "nowhere")
         (tmp_path / "t.csv").write_text("a\n1\n")

@@ -166,7 +166,9 @@ class TestRuns:
         assert "replaced" in replaced.json()["error"]
         assert ask("GET", "/api/runs/run/rows?n=1").status_code == 200
         model.unlink()
-        assert "is gone" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
+        assert "resume the training to write it again" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
+        (run / "last.safetensors").unlink()
+        assert "is gone: put it back" in ask("GET", "/api/runs/run/rows?n=1").json()["error"]
         shutil.rmtree(run)
         assert "folder of this run" in ask("GET", "/api/runs").json()["runs"][0]["why"]
 
@@ -1180,6 +1182,17 @@ def test_a_port_that_is_taken_is_named(digits: Path, refusal: Callable[..., str]
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "choose another --port" in refusal(serve, [digits], port=taken.getsockname()[1])
+
+
+def test_what_cannot_be_served_is_refused_before_serving(digits: Path, tmp_path: Path, refusal: Callable[..., str]):
+    (tmp_path / "rows.npy").touch()
+    for host in ("", "http://studio.example", "two words", "[::1]", "studio.example:8000"):
+        assert "without http:// or port" in refusal(serve, [digits], host=host, port=0)
+        assert "without http:// or port" in refusal(serve, [digits], allowed=[host], port=0)
+    for host in ("192.0.2.1", "no-such-machine.invalid"):
+        assert "choose another --host" in refusal(serve, [digits], host=host, port=0)
+    assert f"got the file {tmp_path / 'rows.npy'}" in refusal(serve, [tmp_path / "rows.npy"], port=0)
+    assert f"got the file {tmp_path / 'rows.npy'}" in refusal(serve, [digits], folder=tmp_path / "rows.npy", port=0)
 
 
 STRANGE = st.one_of(

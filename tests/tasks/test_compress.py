@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import nicest
 from nicest.cli import app
 from nicest.data import load
 from nicest.errors import NicestError
@@ -85,6 +86,19 @@ def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
     with pytest.raises(NicestError, match="got an empty one"):
         tasks.decompress(path, out=tmp_path / "back.npy")
     assert not out.exists()
+
+
+def test_models_of_another_kind_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
+    path, out = tmp_path / "some.npy", tmp_path / "packed.nicest"
+    np.save(path, images[:2])
+    with pytest.raises(NicestError, match="is a model given labels, which cannot compress"):
+        tasks.compress(nicest.open("mnist-labels"), [path], out=out)
+    with pytest.raises(NicestError, match=r"is of a table: expected one file \(.csv, .*\), got '.*some.npy'$"):
+        tasks.compress(nicest.open("wine"), [path], out=out)
+    tasks.compress(run, [path], out=out)
+    with pytest.raises(NicestError, match=r"packed\.nicest holds images, but .* is a model of a table: name its own"):
+        tasks.decompress(out, out=tmp_path / "back.npy", run="wine")
+    assert not (tmp_path / "back.npy").exists()
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800", "", "nowhere/at all", 7, None])

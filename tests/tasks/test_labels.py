@@ -333,7 +333,9 @@ class TestRefusals:
         command: list[str],
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
     ):
+        monkeypatch.chdir(tmp_path)  # which can be written
         group = 2 if command[0] == "latent" else 1
         monkeypatch.setattr("sys.argv", ["nicest", *command[:group], str(folder), *command[group:]])
         with pytest.raises(SystemExit) as caught:

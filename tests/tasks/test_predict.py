@@ -306,6 +306,10 @@ class TestRefused:
 
     def test_a_picture_in_the_place_of_the_table(self, runs: Callable[[str], Run], tmp_path: Path, refusal: Refusal):
         path = write(tmp_path / "new.csv", houses(5, 1))
+        assert "expected a picture such as .png" in refusal(
+            predict, runs("price"), path, out=tmp_path / "p.csv", picture=tmp_path / "p.txt"
+        )
+        assert not (tmp_path / "p.csv").exists()
         said = refusal(predict, runs("price"), path, out=tmp_path / "p.csv", picture=path)
         assert "expected a separate file for the result" in said
 

@@ -4,6 +4,7 @@ import math
 import signal
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,17 @@ def test_what_is_claimed_is_what_is_kept_and_a_folder_gives_it_back(tmp_path: Pa
         assert float(nats) == pytest.approx(found.figures["valid_nats"], abs=1e-4)
         again = fitted(FLOWS[name](), sink=tmp_path / "run")
         assert again.figures == found.figures  # it was finished
+
+
+def test_a_start_that_is_lost_is_written_again(tmp_path: Path):
+    """The first state counts on the flow as it was given, which no later epoch need be better than."""
+    settings = replace(SETTINGS, epochs=1, lr=1e-12)
+    found = fitted(FLOWS["frozen layers"](), settings=settings, sink=tmp_path / "run", device="cpu")
+    assert found.figures["epoch"] == 0
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match="the best model, of epoch 0, is gone"):
+        again = fitted(FLOWS["frozen layers"](), settings=settings, sink=tmp_path / "run", device="cpu")
+    assert again.figures["valid_nats"] == pytest.approx(found.figures["valid_nats"])
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a captured step calls it once")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -12,8 +13,8 @@ import typer
 
 from nicest import __version__
 from nicest.cli import runs, topics  # whose commands are there once they are imported
-from nicest.cli.base import app, fail, is_first, with_options
-from nicest.errors import NicestError
+from nicest.cli.base import app, fail, is_first, train_on, with_options
+from nicest.errors import NicestError, Resumable
 from nicest.messages import one_line, printable
 
 __all__ = ["app", "main", "runs", "topics"]
@@ -48,6 +49,10 @@ def main() -> None:
         said, where = error.format_message(), error.ctx.command_path if error.ctx else "nicest"
         if not said:  # no arguments at all: the help was printed
             sys.exit(2)
+        if where == "nicest train" and said.startswith("Missing argument 'recipe'"):
+            asked = error.ctx.params.get("data")
+            how = f"to train on your own data, type {train_on(asked)}" if asked else "`nicest recipes` lists them all"
+            said = f"{said.rstrip('.')}: {how}"
         fail(f"{said.rstrip('.').replace('Value error, ', '')}; see {where} --help", 2)
     except Exception as error:
         if debug:
@@ -58,6 +63,10 @@ def main() -> None:
 
 def explained(error: Exception) -> str:
     """An error in one line."""
+    if isinstance(error, Resumable):
+        return f"{error} with `nicest train {shlex.quote(f'{error.folder}/recipe.toml')}" + (
+            f" --out {shlex.quote(str(error.folder))} --resume`"
+        )
     if isinstance(error, NicestError):
         return with_options(str(error))
     if isinstance(error, ImportError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):

@@ -6,9 +6,10 @@ import functools
 import inspect
 import os
 import re
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,6 +122,11 @@ def opened(
     return Run(run, device=device, verify=verify, data=data if data is None else located(data), label=label)
 
 
+def train_on(data: str) -> str:
+    """The command that trains on a file or folder of one's own."""
+    return f"nicest train {'images' if Path(data).is_dir() else 'table'} --data {shlex.quote(data)}"
+
+
 def located(data: str) -> str:
     """Data that a user names: a path is kept whole, so that a run finds it from anywhere."""
     path = place(data)
@@ -138,7 +144,16 @@ def emit(result: Result, as_json: bool, show: Callable[[Any], None]) -> None:
     if as_json:
         print(to_json(result, indent=None), end="")
     else:
-        show(result)
+        show(escaped(result))
+
+
+def escaped(value: Any) -> Any:
+    """A result whose texts fit on one line each, whatever the names of files and columns; a recipe stays as it is."""
+    if isinstance(value, Mapping):
+        return {key: each if key == "toml" else escaped(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [escaped(each) for each in value]
+    return printable(value) if isinstance(value, str | Path) else value
 
 
 def with_options(message: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from nicest.cli import options, show
-from nicest.cli.base import Result, app, command, emit, located, opened
+from nicest.cli.base import Result, app, command, emit, located, opened, train_on
 from nicest.errors import NicestError
 from nicest.remote import place
 
@@ -175,8 +175,7 @@ def train(
     named = Path(recipe)
     there = named.is_file() or (named.is_dir() and not (named / "recipe.toml").exists())
     if there and named.suffix != ".toml" and recipe not in names():
-        kind = "images" if named.is_dir() else "table"
-        raise NicestError(f"{recipe} is data, not a recipe: nicest train {kind} --data {recipe}")
+        raise NicestError(f"{recipe} is data, not a recipe: {train_on(recipe)}")
     loaded = load_recipe(recipe)
     overrides = list(change or [])
     if data:
@@ -311,7 +310,7 @@ def score(
     return run_scoring(run, files, out=out, draws=draws, seed=seed)
 
 
-@command(app, show.compressed)
+@command(app, show.compressed, also=("labels",))
 def compress(
     run: Any,
     files: Annotated[
@@ -524,14 +523,13 @@ def studio(
             )
     from nicest.studio.server import is_loopback, serve
 
-    if not is_loopback(host):
-        print(
-            f"warning: on {host} anyone who knows the address and its token can use the studio, and the connection is"
-            " not encrypted; with 127.0.0.1 only you can",
-            file=sys.stderr,
-        )
-
     def ready(url: str) -> None:
+        if not is_loopback(host):
+            print(
+                f"warning: on {host} anyone who knows the address and its token can use the studio, and the connection"
+                " is not encrypted; with 127.0.0.1 only you can",
+                file=sys.stderr,
+            )
         result = {"url": url, "runs": [str(run) for run in runs]}
         emit(result, as_json, lambda result: print(f"{result['url']}  (Ctrl-C stops it)"))
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def training(result: dict[str, Any], *, last: bool = True) -> None:
         return print(f"stopped at step {result['step']}, all saved in {result['run']}: --resume continues it")
     best = f"{result['best_nats']:.2f} nats on validation, epoch {result['best_epoch']} of {result['epochs']}"
     print(f"{result['run']}: best {best}, {result['seconds']:.0f} s")
-    return print(f"next: nicest evaluate {result['run']}") if last else None
+    return print(f"next: nicest evaluate {shlex.quote(result['run'])}") if last else None
 
 
 def models(result: dict[str, Any]) -> None:
@@ -270,7 +271,7 @@ def demo(result: dict[str, Any]) -> None:
     certificate(result["certificate"])
     print("figures:", *result["figures"], sep="\n  ")
     print("(mnist-*.png are drawn by two models of MNIST that come with nicest)")
-    return print(f"next: nicest studio {result['training']['run']} --open")
+    return print(f"next: nicest studio {shlex.quote(result['training']['run'])} --open")
 
 
 def comparison(result: dict[str, Any]) -> None:

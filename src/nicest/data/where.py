@@ -91,7 +91,8 @@ def where(text: str, columns: Sequence[Column]) -> Where:
     names = [column.name for column in columns]
     for clause in parse(text):
         if clause.name not in names:
-            raise NicestError(f"where: found no column {shown(clause.name)}{nearest(clause.name, names)}")
+            hint = nearest(clause.name, names) or f"; the columns are {listed(names)}"
+            raise NicestError(f"where: found no column {shown(clause.name)}{hint}")
         d = names.index(clause.name)
         whole = (domain(columns[d]),)
         pieces = meet(pieces_of(clause, columns[d]), whole)

@@ -63,7 +63,8 @@ class Codec:
         try:
             self._code(self.cells.example(), Stack(self._first_words(), fresh=True))
         except NotImplementedError as error:
-            raise NicestError(f"this model cannot compress: {error}") from error
+            hint = ": train one with set model.preprocess=none" if "ZCA" in str(error) else ""
+            raise NicestError(f"this model cannot compress: {error}{hint}") from error
         except (Unfit, Exhausted):
             pass
 

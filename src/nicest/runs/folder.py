@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
-from nicest.errors import NicestError
+from nicest.errors import NicestError, Resumable
 from nicest.files import flush, replacing, write_text, writing
 from nicest.flows import Flow
 from nicest.messages import brief, listed, shown
@@ -210,7 +211,7 @@ class RunFolder:
 
     def read_model(self) -> Saved:
         if not self.model.is_file():
-            raise NicestError(self._absent())
+            raise self._absent()
         return self._read(self.model)
 
     def _read(self, path: Path) -> Saved:
@@ -260,11 +261,28 @@ class RunFolder:
         if found := read_environment(self.path).get("format"):
             check_format(self.path / ENVIRONMENT, str(found))
 
-    def _absent(self) -> str:
+    def lost_model(self) -> bool:
+        """Whether training wrote a model that is no longer there; the state of the training tells."""
+        try:
+            with safe_open(self.path / LAST, framework="pt") as file:
+                best = json.loads((file.metadata() or {})["figures"])["best_nats"]
+        except Exception:  # there is no state, or it is damaged
+            return False
+        return isinstance(best, float) and best > -math.inf and not self.model.is_file()
+
+    def _absent(self) -> NicestError:
         if (self.path / LAST).exists():
-            return f"{self.path} has no model yet, training stopped before its first validation: resume it"
+            said = f"{self.path} has no model yet, training stopped before its first validation: resume it"
+            if self.lost_model():
+                said = f"{self.model} is missing: to write the model again, resume the training"
+            with suppress(OSError, NicestError):
+                if not parse((self.path / RECIPE).read_text(errors="replace"), RECIPE).own_flow:
+                    return Resumable(said, self.path)
+            return NicestError(said)
         there = "is no run folder" if self.asked.exists() else "does not exist"
-        return f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
+        return NicestError(
+            f"expected a run folder with {MODEL}, but {self.asked} {there}: train one with `nicest train`"
+        )
 
 
 Sink = RunFolder | Memory  # where a training leaves its metrics, its state and its best model

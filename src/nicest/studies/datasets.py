@@ -52,7 +52,7 @@ def tables_in(folder: Path) -> dict[str, Path]:
         raise NicestError(f"expected a folder of tables, got the file {folder}: put it into a separate folder")
     if not folder.is_dir():
         raise NicestError(f"expected a folder of tables, found no {folder}; looked from {Path.cwd()}")
-    files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(SUFFIXES))
     if not files:
         raise NicestError(f"expected tables ({', '.join(SUFFIXES)}) in {folder}, found none")
     names = [path.name[: -len(max((s for s in SUFFIXES if path.name.lower().endswith(s)), key=len))] for path in files]

@@ -75,6 +75,8 @@ class Served:
             return ""
         if not self.folder.path.is_dir():
             return f"The folder of this run, {self.folder.path}, is gone: put it back, or serve another run"
+        if self.folder.lost_model():
+            return f"The model of this run, {self.folder.model}, is missing: resume the training to write it again"
         if self.was_ready:
             return f"The model of this run, {self.folder.model}, is gone: put it back, or train again"
         return "This run has no model yet: it comes with the first validation of `nicest train`"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import re
 import secrets
 import socket
 import sys
@@ -10,7 +12,7 @@ import threading
 import traceback
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,8 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
             raise NicestError(
                 f"expected a run folder, found no {path}: train one with `nicest train`, or `nicest demo`"
             )
+        if path.is_file() and path.suffix != ".safetensors":
+            raise NicestError(f"expected a run folder, got the file {path}: give the folder that `nicest train` wrote")
         add_run(served, path)
     return served
 
@@ -169,11 +173,17 @@ def add_page(app: FastAPI) -> None:
         app.add_api_route(address, partial(file, name), methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def is_loopback(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether a host is given by its IPv4 or IPv6 address."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -186,15 +196,20 @@ def bind(host: str, port: int) -> socket.socket:
         found.listen()  # who comes before the server is up waits, and is not sent away
     except OSError as error:
         found.close()
-        raise NicestError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+        unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL  # not of this machine
+        other = "--host" if unknown else "--port"
+        raise NicestError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another {other}") from error
     return found
 
 
 def names(host: str, allowed: Sequence[str]) -> tuple[str, ...]:
     """The names that the server may be called by."""
-    own: tuple[str, ...] = (host,)
-    with suppress(ValueError):
-        own = () if ipaddress.ip_address(host).is_unspecified else own
+    for each in (host, *allowed):
+        if not re.fullmatch(r"[a-z0-9_.-]+", each, re.IGNORECASE) and not is_address(each):
+            raise NicestError(
+                f"expected the name or address of a machine, such as 192.168.0.7, without http:// or port, got {each!r}"
+            )
+    own: tuple[str, ...] = () if is_address(host) and ipaddress.ip_address(host).is_unspecified else (host,)
     if not own and not allowed:
         raise NicestError(
             f"{host} is every address of this machine: say by which name or address people call it,"
@@ -245,6 +260,8 @@ def serve(
     Whoever can reach another host than this machine's own needs the token that is in the address.
     """
     hosts = names(host, allowed)
+    if folder.exists() and not folder.is_dir():
+        raise NicestError(f"expected a folder for trainings from the page, got the file {folder}: name another one")
     token = "" if is_loopback(host) and not allowed else secrets.token_urlsafe(24)
     torch.set_num_threads(1)  # requests are small and many: threads would wait for one another
     desk = Desk()

@@ -18,7 +18,7 @@ from nicest.files import replacing
 from nicest.inference.codec import Codec
 from nicest.inference.packed import Packed, joined, pack, write
 from nicest.inference.workers import mapped, workers_for
-from nicest.messages import shown
+from nicest.messages import listed, shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
@@ -36,6 +36,8 @@ def compress(
     processes code blocks side by side, 0 for one per core; the file is the same.
     """
     paths, out = [Path(file) for file in files], Path(out)
+    if run.recipe.data.classes:
+        raise NicestError(f"{run.path} is a model given labels, which cannot compress: train one without labels")
     require_own_file(out, run.recipe, *paths)
     made = _table(run, paths, out, jobs) if run.columns else _images(run, paths, out, jobs)
     size = out.stat().st_size
@@ -61,7 +63,7 @@ def _images(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, 
 def _table(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, Any]:
     if len(paths) != 1 or not is_table(paths[0]):
         raise NicestError(
-            f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {len(paths)}: {paths[0]}"
+            f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {listed([*map(str, paths)])}"
         )
     form, rows, places, odd = tables.opened(run, paths[0])
     codec, count = tables.TableCodec(run, form), len(places)
@@ -103,6 +105,9 @@ def decompress(
         what = "a table" if table else "an array"
         raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
     model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64, device=device)
+    if bool(table) != bool(model.columns):
+        kinds = ("a table", "images") if table else ("images", "a table")
+        raise NicestError(f"{path} holds {kinds[0]}, but {model.path} is a model of {kinds[1]}: name its own by --run")
     if table:
         form = tables.restored(table, model.columns)
         packed.open(tables.TableCodec(model, form))

@@ -139,6 +139,10 @@ def predict(
     require_pyarrow()
     file = TableFile(path)
     require_columns(file, given)
+    if picture:
+        from nicest.plots import picture_kind
+
+        picture_kind(Path(picture))  # now, before predictions are written
     observed = all(column.name in file.names for column in targets)
     tally = Tally()
     with ExitStack() as stack:

@@ -44,7 +44,7 @@ def sample(
     given labels draws as many of each label, at least n in all: a row of the grid for each.
     """
     if where is not None and run.kind != "table":
-        raise NicestError("where: conditions are on the columns of a table, which this model is not of")
+        raise NicestError("where: conditions need the columns of a table, and this model has none")
     path = place(out or {"table": "samples.csv", "rows": "samples.npy", "images": "samples.png"}[run.kind])
     recipe, kind = run.recipe, path.suffix
     if kind not in SUFFIXES:

@@ -306,7 +306,7 @@ def go_on(state: State, saved: Saved, splits: Splits, sink: Sink) -> None:
         raise newer(f"{sink}: unknown counter {shown(min(unknown))}")
     state.restore(saved.tensors, saved.figures, random=True)
     counters, world = state.counters, state.world
-    if world.broadcast(world.rank == 0 and counters.best_epoch > 0 and not _has_best(sink, state)):
+    if world.broadcast(world.rank == 0 and counters.best_nats > -math.inf and not _has_best(sink, state)):
         if world.rank == 0:
             warnings.warn(
                 f"{sink}: the best model, of epoch {counters.best_epoch}, is gone, damaged or not of this run;"
