@@ -93,7 +93,7 @@ def test_models_of_another_kind_are_refused(run: Run, images: np.ndarray, tmp_pa
     np.save(path, images[:2])
     with pytest.raises(NicestError, match="is a model given labels, which cannot compress"):
         tasks.compress(nicest.open("mnist-labels"), [path], out=out)
-    with pytest.raises(NicestError, match=r"is of a table: expected one file \(.csv, .*\), got '.*some.npy'$"):
+    with pytest.raises(NicestError, match=r"is of a table: expected one file \(.csv, .*\), got 'some.npy'$"):
         tasks.compress(nicest.open("wine"), [path], out=out)
     tasks.compress(run, [path], out=out)
     with pytest.raises(NicestError, match=r"packed\.nicest holds images, but .* is a model of a table: name its own"):
