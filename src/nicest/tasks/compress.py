@@ -62,9 +62,8 @@ def _images(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, 
 
 def _table(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, Any]:
     if len(paths) != 1 or not is_table(paths[0]):
-        raise NicestError(
-            f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {listed([*map(str, paths)])}"
-        )
+        found = listed([path.name for path in paths])
+        raise NicestError(f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {found}")
     form, rows, places, odd = tables.opened(run, paths[0])
     codec, count = tables.TableCodec(run, form), len(places)
     suffix, raw_bytes = paths[0].suffix.lower(), paths[0].stat().st_size
