@@ -105,7 +105,7 @@ def test_models_of_another_kind_are_refused(run: Run, images: np.ndarray, tmp_pa
 def test_a_file_that_names_no_model_is_refused(name: object, tmp_path: Path):
     path = tmp_path / "packed.nicest"
     with path.open("wb") as file:
-        write(file, {"run": name, "model": "0" * 64, "shape": [8, 8], "rows": 0, "block": 1}, lambda first: b"")
+        write(file, {"run": name, "model": "0" * 64, "shape": [8, 8], "rows": 0, "block": 1}, [])
     with pytest.raises(NicestError, match=r"which is not here|does not say which model") as found:
         tasks.decompress(path, out=tmp_path / "back.npy")
     assert str(found.value).isprintable()
