@@ -21,7 +21,7 @@ SLOW = """
 
 # A script's background jobs (`make test &`) are started with SIGINT ignored, which every process hands on to its
 # children, and training honours it. Here signals must be heard, by this process and by those that tests start.
-# SIGHUP stays as it is: no test sends it, and `nohup make test` relies on it.
+# SIGHUP stays as it is: `nohup make test` relies on it. The test that sends it sees to itself.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _usual)

@@ -46,7 +46,7 @@ def test_samples_are_a_frame_of_the_values_there_are(model: NICE):
 
 def test_missing_cells_are_filled_in_with_what_goes_with_the_rest(model: NICE):
     table = people(60)
-    filled = model.impute(table, draws=40, steps=100)
+    filled = model.impute(table, draws=40, steps=300)
     assert filled.schema == table.schema
     for before, after in zip(table.to_pylist(), filled.to_pylist(), strict=True):
         if before["job"] is None:
@@ -79,7 +79,7 @@ def test_other_frames_are_the_same(library: str, model: NICE):
 
         frame = polars.from_arrow(table)
     np.testing.assert_array_equal(model.score_samples(frame), model.score_samples(table))
-    filled = model.impute(frame, draws=40, steps=100)
+    filled = model.impute(frame, draws=40, steps=300)
     assert type(filled) is type(frame)
 
 

@@ -20,7 +20,7 @@ SAMPLES = 4000  # for the Gaussian that the chains are preconditioned by
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
-CELL_AT, CELL_DIM = (1, 3), 100  # of these five, those that propose one cell anew, in rows of so many columns at most
+CELL_AT, CELL_DIM = (1, 3), 100  # of these five, those that may propose one cell, in rows of so many columns at most
 ALIKE = 32  # samples that chains of an image may start from
 MARGIN = 1e-3  # of the width of a box
 HARDLY = 1e-6
@@ -62,7 +62,6 @@ class Chains:
         self.box = Box(*corners(self.units, bounds))
         self.samples = self.enter(samples)
         self.mean, self.precision = gaussian(self.box.enter(self.samples))
-        self.cell_at = CELL_AT if self.units.dim <= CELL_DIM else ()
 
     def enter(self, x: Tensor) -> Tensor:
         """Rows of data as real numbers, with noise of the chains' own."""
@@ -77,16 +76,22 @@ class Chains:
         draws. `acceptance` (B,) is the share of Langevin proposals taken since."""
         x = torch.where(hidden, 0, x)
         self.place(self.enter(x), hidden)
+        self.cell_at = CELL_AT if self.units.dim <= CELL_DIM else ()
         at, log_step = self.start(), self.first_step()
         taken, langevins = torch.zeros_like(log_step), 0
+        by_cell, by_langevin = list[Tensor](), list[Tensor]()  # mean squares of moves in the warm-up
         for i in range(1 - warmup, steps + 1):
+            if i == 1:  # single cells only where they get the chains farther
+                self.cell_at = self.cell_at if farther(by_cell, by_langevin) else ()
             if i % JUMP_EVERY == 0:
                 at, _ = self.jump(at)
                 at = self.redraw(at, x) if self.units.discrete else at
             elif i % JUMP_EVERY in self.cell_at:
-                at, _ = self.cell(at)
+                before, (at, _) = at, self.cell(at)
+                by_cell += [(at.w - before.w).square().mean()] if i <= 0 else []
             else:
-                at, chance = self.langevin(at, log_step.exp())
+                before, (at, chance) = at, self.langevin(at, log_step.exp())
+                by_langevin += [(at.w - before.w).square().mean()] if i <= 0 else []
                 if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
                     log_step = adapted(log_step, chance, i + warmup)
                 else:
@@ -289,6 +294,14 @@ def conditional(mean: Tensor, precision: Tensor, z: Tensor, hidden: Tensor) -> t
     factor = torch.linalg.solve_triangular(lower.mT, identity.expand_as(block), upper=True)[which]
     pull = hidden * ((~hidden * (z - mean)) @ precision)
     return mean - (factor @ (factor.mT @ pull[..., None]))[..., 0], factor
+
+
+def farther(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether the later half of some moves went farther in the mean than that of others."""
+    if not some or not others:
+        return False
+    one, other = (torch.stack(each[len(each) // 2 :]).mean() for each in (some, others))
+    return bool(one > other)
 
 
 def adapted(log_step: Tensor, chance: Tensor, i: int) -> Tensor:
