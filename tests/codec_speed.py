@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import time
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 import nicest
 from nicest.flows import bits_per_dim
 from nicest.runs.run import Run
+from scale_speed import cpu_seconds
 
 WARM = 64  # rows of the call before the measured ones
 SCORED = 1000  # rows whose log-likelihood is computed at once
@@ -44,21 +44,6 @@ def timed(function: Any, *inputs: Any, **options: Any) -> tuple[Any, tuple[float
     start, before = time.perf_counter(), cpu_seconds()
     found = function(*inputs, **options)
     return found, (time.perf_counter() - start, cpu_seconds() - before)
-
-
-def cpu_seconds() -> float:
-    """Of this process and of all that it started, those that ended included."""
-    parents, ticks = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            parents[int(stat.parent.name)] = int(fields[1])
-            ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
-
-    def is_ours(process: int) -> bool:
-        return process == os.getpid() or (process in parents and is_ours(parents[process]))
-
-    return sum(each for process, each in ticks.items() if is_ours(process)) / os.sysconf("SC_CLK_TCK")
 
 
 @torch.no_grad()
