@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -62,7 +63,22 @@ class Dropout(nn.Dropout):
 
 def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
     """torch's dropout of the whole batch, for the rows x that are here."""
-    if _held is None:
+    if x.device.type == "cpu":
+        kept = own(_kept(x.new_empty(whole(len(x)), *x.shape[1:]), p))
+    elif _held is None:
         return functional.dropout(x, p, inplace=inplace)
-    kept = own(functional.dropout(x.new_ones(whole(len(x)), *x.shape[1:]), p, inplace=inplace))
+    else:
+        kept = own(functional.dropout(x.new_ones(whole(len(x)), *x.shape[1:]), p, inplace=True))
     return x.mul_(kept) if inplace else x * kept
+
+
+def _kept(out: Tensor, p: float) -> Tensor:
+    """out, filled with 1 / (1 - p), and with 0 in a share p of its numbers; a CPU draws 16 bits for each.
+
+    That rounds p to 1 / 65536 and takes a third of the time of torch's own.
+    """
+    if p >= 1:
+        return out.zero_()
+    bits = torch.empty(-(-out.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    torch.ge(bits[: out.numel()].view(out.shape), min(round(p * 2**16) - 2**15, 2**15 - 1), out=out)
+    return out.mul_(1 / (1 - p))

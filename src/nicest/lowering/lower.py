@@ -38,6 +38,7 @@ from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.conv import FastConv
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
+from nicest.lowering.residual import residual
 from nicest.lowering.spline import FastAffineSpline, FastSpline, fast_law
 
 
@@ -173,7 +174,8 @@ class FastResidual:
 
     def __init__(self, network: ResidualMLP, dtype: torch.dtype) -> None:
         self.network, self.dtype = network, dtype
-        self.pairs = [(block[1], block[4], block[3]) for block in network.blocks]  # type: ignore[index]
+        self.linears = [each for each in network.modules() if isinstance(each, nn.Linear)]
+        self.dropout = next((each for each in network.modules() if isinstance(each, Dropout)), None)
         self.by_columns = False
 
     @staticmethod
@@ -184,19 +186,27 @@ class FastResidual:
         block = [nn.ReLU, nn.Linear, nn.ReLU, Dropout, nn.Linear]
         made = [ResidualMLP, nn.Linear, nn.ModuleList, *[nn.Sequential, *block] * len(network.blocks), nn.Linear]
         biased = all(each.bias is not None for each in network.modules() if isinstance(each, nn.Linear))
-        return FastResidual(network, dtype) if [type(each) for each in network.modules()] == made and biased else None
+        alike = len({each.p for each in network.modules() if isinstance(each, Dropout)}) < 2 and biased
+        return FastResidual(network, dtype) if [type(each) for each in network.modules()] == made and alike else None
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """x_I1, and the output at it, in the dtype of x_I1."""
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
+        if x.device.type == "cpu" and self.dtype == x.dtype:
+            parameters = [each for layer in self.linears for each in (layer.weight, layer.bias)]
+            return x1, residual(x, self.rate, parameters, by_columns=self.by_columns)
+        first, *blocks, last = ((layer.weight, layer.bias) for layer in self.linears)
         with reduced(x, self.dtype):
-            h = functional.linear(x, self.network.first.weight, self.network.first.bias)
-            for first, second, drop in self.pairs:
-                inner = functional.linear(h.relu(), first.weight, first.bias).relu_()
-                inner = dropout(inner, drop.p) if drop.training and drop.p else inner
-                h = h + functional.linear(inner, second.weight, second.bias)
-            by_columns = self.by_columns and self.dtype == x.dtype
-            return x1, linear(h.relu_(), self.network.last, by_columns=by_columns).to(x1.dtype)
+            h = functional.linear(x, *first)
+            for outer, inner in zip(blocks[::2], blocks[1::2], strict=True):
+                u = functional.linear(h.relu(), *outer).relu_()
+                h = h + functional.linear(dropout(u, self.rate) if self.rate else u, *inner)
+            return x1, functional.linear(h.relu_(), *last).to(x1.dtype)
+
+    @property
+    def rate(self) -> float:
+        """Of dropout, now."""
+        return self.dropout.p if self.dropout is not None and self.dropout.training else 0.0
 
 
 def linear(x: Tensor, layer: nn.Linear, *, by_columns: bool) -> Tensor:

@@ -92,8 +92,8 @@ class _Found(NamedTuple):
 
     `inside` is 1 where a number lies between the tails; `shares` (n, 2, bins, B) are those of all bins on either axis,
     or (n, 2, bins, 1) of splines that all rows share; `past` (n, bins, B) is 1 for bins that lie before a number, and
-    empty for shared splines; `own` (n, 1, B) says where its bin stands among those of all rows. Of its own bin: the
-    width w, the height h and s = h / w, d (n, 2, B) the slopes at its ends and u (n, 2, B) their derivatives. The rest
+    empty for shared splines; `own` (n, 1, B) says where its bin stands among those of all rows. Of its own bin: its
+    `share` (n, 2, B) of either axis and the sum of those `before` it, s = height / width, d (n, 2, B) the slopes at its ends and u (n, 2, B) their derivatives. The rest
     are parts of the formula at t, the place in the bin (Durkan et al. 2019, eq. 4 and 5).
     """
 
@@ -101,8 +101,8 @@ class _Found(NamedTuple):
     shares: Tensor
     past: Tensor
     own: Tensor
-    w: Tensor
-    h: Tensor
+    before: Tensor
+    share: Tensor
     s: Tensor
     d: Tensor
     u: Tensor
@@ -122,19 +122,19 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
     b = b.mT.contiguous().view(len(a), law.size, -1)
     rows, room = b.shape[2], 1 - least * bins
     shares = b[:, : 2 * bins].unflatten(1, (2, bins)).softmax(2)
-    sums = torch.full((bins, bins), room, dtype=b.dtype, device=b.device).tril_(-1)
-    knots = (sums @ shares).add_(torch.arange(bins, dtype=b.dtype, device=b.device)[:, None], alpha=least)
+    sums = torch.ones(bins, bins, dtype=b.dtype, device=b.device).tril_(-1) @ shares  # of the bins before each
+    knots = sums[:, 0, 1:] * room + torch.arange(1, bins, dtype=b.dtype, device=b.device)[:, None] * least
     at = a.clamp(-bound, bound).add_(bound).mul_(0.5 / bound)
     if rows == 1:
         past = a.new_empty(0)
-        k = torch.searchsorted(knots[:, 0, 1:, 0].contiguous(), at, right=True)[:, None]
+        k = torch.searchsorted(knots[..., 0].contiguous(), at, right=True)[:, None]
     else:
-        past = torch.le(knots[:, 0, 1:], at[:, None], out=a.new_empty(len(a), bins - 1, rows))
+        past = torch.le(knots, at[:, None], out=a.new_empty(len(a), bins - 1, rows))
         past = pad(past, (0, 0, 0, 1))  # torch.export takes no `out` that is a part of a tensor
         k = past.sum(1, keepdim=True).long()
     own = torch.arange(rows, device=b.device).add(k, alpha=rows)
-    (x, y), (w, h) = (each.flatten(2).gather(2, own.expand(-1, 2, -1)).unbind(1) for each in (knots, shares))
-    w, h = w * room + least, h * room + least
+    before, share = (each.flatten(2).gather(2, own.expand(-1, 2, -1)) for each in (sums, shares))
+    (x, y), (w, h) = (before * room).add_(k, alpha=least).unbind(1), (share * room).add_(least).unbind(1)
     slopes = pad(b[:, 2 * bins :], (0, 0, 1, 1))  # the outermost two knots have no parameter, and slope 1
     tanh = slopes.flatten(1).gather(1, _ends(own, rows).flatten(1)).div_(steepest).tanh_().view(len(a), 2, -1)
     d = (steepest * tanh).exp_()
@@ -148,14 +148,16 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
     slope = (s / below).square_().mul_(slopes)
     value = torch.addcdiv(y, h * above, below).mul_(2 * bound).sub_(bound)
     inside = a.abs() < bound
-    found = _Found(inside.to(a), shares, past, own, w, h, s, d, u, t, rest, middle, bend, above, below, slopes, slope)
+    found = _Found(inside.to(a), shares, past, own, before, share, s, d, u, t, rest, middle, bend, above, below, slopes, slope)
     return torch.where(inside, value, a), slope.log().mul_(found.inside), found
 
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of a (n, B) and b from those of g and log g'."""
-    inside, shares, past, own, w, h, s, d, u, t, rest, middle, bend, above, below, slopes, slope = found
+    inside, shares, past, own, before, share, s, d, u, t, rest, middle, bend, above, below, slopes, slope = found
     bins, rows, axis, n = law.bins, shares.shape[3], 2 * law.bound, len(gy)
+    room = 1 - law.LEAST * bins
+    w, h = (share * room + law.LEAST).unbind(1)
     d0, d1 = d.unbind(1)
     direct, gl = gy - gy * inside, gl * inside
     gy = gy - direct
@@ -169,20 +171,21 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
     g0 = ((higher - lowers) * middle).addcmul_(upper * rest, rest)
     g1 = (upper * t * t).addcmul_(lowers, middle, value=-1)
     # of what lies before the bin, and of how large it is, on either axis: both are sums of shares
-    begins = torch.stack((-gt, gy), 1).mul_(axis)
-    size = torch.stack((-(axis * gt * t).addcmul_(gs, s), gs.addcdiv_(axis * gy * above, below)), 1)
+    begins = torch.stack((-gt, gy), 1).mul_(axis * room)
+    size = torch.stack((-(axis * gt * t).addcmul_(gs, s), gs.addcdiv_(axis * gy * above, below)), 1).mul_(room)
+    out = gy.new_empty(n, law.size, rows)
+    of_shares = out[:, : 2 * bins].unflatten(1, (2, bins))
     if rows == 1:  # one b for all rows
         sums = gy.new_zeros(n, 4, bins).scatter_add_(2, own.expand(-1, 4, -1), torch.cat((begins, size), 1))
-        later, of_shares = sums.unsqueeze(3).split(2, 1)
-        of_shares = of_shares + later.sum(2, keepdim=True) - later.cumsum(2)
+        later, each = sums.unsqueeze(3).split(2, 1)
+        each = each + later.sum(2, keepdim=True) - later.cumsum(2)
+        torch.mul(each - (each * shares).sum(2, keepdim=True), shares, out=of_shares)
     else:
-        of_shares = past[:, None] * begins[:, :, None]
-        of_shares.flatten(2).scatter_(2, own.expand(-1, 2, -1), size)
-    of_shares -= (of_shares * shares).sum(2, keepdim=True)
+        mean = torch.addcmul(begins * before, size, share)  # over all bins, each counting by its share
+        torch.addcmul(-mean[:, :, None], past[:, None], begins[:, :, None], out=of_shares).mul_(shares)
+        of_shares.flatten(2).scatter_(2, own.expand(-1, 2, -1), size.sub_(mean).mul_(share))
     of_slopes = torch.stack((g0, g1), 1).mul_(u).flatten(1)
     knots = gy.new_zeros(n, (bins + 1) * rows).scatter_add_(1, _ends(own, rows).flatten(1), of_slopes)
-    out = gy.new_empty(n, law.size, rows)
-    torch.mul(of_shares, shares, out=out[:, : 2 * bins].unflatten(1, (2, bins))).mul_(1 - law.LEAST * bins)
     out[:, 2 * bins :] = knots.view(n, -1, rows)[:, 1:-1]
     return direct.add_(gt), out.flatten(0, 1).mT
 

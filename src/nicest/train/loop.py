@@ -34,6 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 CHECK_EVERY = 100  # steps between two looks at the losses: each look waits for the device
 SAVE_EVERY = 300.0  # seconds after which a state is saved also in the middle of an epoch
 ELSEWHERE = "the prior or the gradient"
+SHARED = 12e6  # multiplications in a product from which a second core gains a fifth or more
 SCORED_AT_ONCE = 500  # rows of a validation between two looks at the signals
 RARELY = 100  # times what the last save took, that pass before the next; the first and the last come beside it
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
@@ -78,6 +79,7 @@ class Training:
                 each.started(begun)
                 stack.callback(each.ended)
             self.interrupted = stack.enter_context(interruptible(once=not self.world.joined))
+            stack.enter_context(enough_threads(state.flow, self.batch))
             self.prepare()
             self.saver = Saver(state, self.sink)
             self.introduce()
@@ -306,6 +308,21 @@ def sick_layer(flow: Flow, x: Tensor) -> str:
                 if not all(bool(tensor.isfinite().all()) for tensor in tensors):
                     return f"the {part} of layer {name!r}"
     return ELSEWHERE
+
+
+@contextmanager
+def enough_threads(flow: Flow, batch: int) -> Iterator[None]:
+    """One thread on a CPU if the products of a step are small: several would mostly wait for one another, and if other
+    programs keep the cores busy, for those."""
+    shapes = [local(p).shape for p in flow.parameters()]
+    largest = max((batch * shape.numel() for shape in shapes if len(shape) > 1), default=0)
+    threads = torch.get_num_threads()
+    if flow.device.type == "cpu" and largest < SHARED and max(map(len, shapes), default=0) < 3:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
