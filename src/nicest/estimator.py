@@ -411,7 +411,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         X: ArrayLike,
         *,
         draws: int = 400,
-        steps: int = 1500,
+        steps: int = 500,
         interval: float | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> Any:
@@ -419,7 +419,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
         With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
         Cells that are there come back as they are. An integer, and a number of a column with spikes, gets the median
-        of its draws, a category the most frequent. Chains that do not agree are warned of; `steps` is their length.
+        of its draws, a category the most frequent. Chains stop when they agree; `steps` is their greatest length, and
+        rows whose chains do not agree by then are warned of.
         """
         codes, unknown, rows = self._codes(X)
         hidden = np.isnan(codes) & ~unknown[:, None]

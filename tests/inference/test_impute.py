@@ -64,6 +64,14 @@ class Nothing(nn.Module):
         return torch.zeros_like(x)
 
 
+class Levels(Gaussian):
+    """A density of 0.7, 0.05 and 0.25 on [0, 1), [1, 2) and [2, 3]."""
+
+    def log_prob(self, h: Tensor) -> Tensor:
+        heights = torch.tensor([0.7, 0.05, 0.25]).log().to(h)
+        return heights[h[:, 0].detach().long().clamp(0, 2)] + 0 * h[:, 0]
+
+
 def two_hills() -> Flow:
     """x1 ~ N(0, 1), x2 = 2 - x1² + N(0, 1): given x2 = 0, x1 is near √1.5 or near -√1.5."""
     i1 = odd_even(2)
@@ -173,7 +181,7 @@ class TestAgainstTheTruth:
         shares = torch.histc(ranks, 5, 0, 1) / len(ranks)
         torch.testing.assert_close(shares, torch.full_like(shares, 0.2), rtol=0, atol=0.055)
 
-    @pytest.mark.parametrize("move", ["langevin", "jump", "cell"])
+    @pytest.mark.parametrize("move", ["langevin", "jump", "line"])
     def test_each_move_alone_leaves_the_model_as_it_is(self, move: str):
         """Chains that start at exact draws stay exact draws, however wrong the step and the Gaussian are."""
         flow = bent(3)
@@ -185,27 +193,59 @@ class TestAgainstTheTruth:
         before = at = walk.at(w)
         for _ in range(6):
             step = [torch.full((n,), 1.2).double()] if move == "langevin" else []
-            at, chance = getattr(walk, move)(at, *step)
-        assert 0.05 < chance.mean() < 0.95
+            if move == "line":
+                at = walk.line(at, walk.next_coordinate())
+            else:
+                at, chance = getattr(walk, move)(at, *step)
+                assert 0.05 < chance.mean() < 0.95
         assert (at.w != before.w).any(-1).double().mean() > 0.3
         for f in (lambda p: p.y.tanh(), lambda p: p.y.abs().tanh(), lambda p: (p.nats / 10).tanh()):
             old, new = f(before).double().reshape(n, -1), f(at).double().reshape(n, -1)
             z = (new.mean(0) - old.mean(0)) / ((old.var(0) + new.var(0)) / n).sqrt()
             assert z.abs().max() < 3.5
 
-    def test_a_cell_is_proposed_by_the_gaussian_given_all_others(self):
-        """Of a Gaussian flow, but for the wider spread of proposals, draws of one cell given the others."""
+    def test_a_line_moves_one_hidden_coordinate_in_turn_and_often(self):
         flow, _, _ = gaussian_flow(3)
         walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
         n = 20_000
         walk.place(flow.sample(1).repeat(n, 1), torch.tensor([[True, False, True]]).repeat(n, 1))
         at = walk.at(walk.noise())
-        to, chance = walk.cell(at)
-        changed = (to.y - at.y)[:, 0].abs() > 1e-9  # by more than rounding
-        assert not changed[:, 1].any()
-        assert changed.sum(1).max() == 1
-        assert changed[:, [0, 2]].double().mean(0).tolist() == pytest.approx([0.4, 0.4], abs=0.1)
-        assert chance.mean() > 0.8
+        for moved in (0, 2, 0):
+            to = walk.line(at, walk.next_coordinate())
+            changed = (to.w != at.w)[:, 0]
+            assert not changed[:, [d for d in range(3) if d != moved]].any()
+            assert changed[:, moved].double().mean() == pytest.approx(0.72, abs=0.03)  # at most 3 in 4
+            torch.testing.assert_close(to.nats, walk.at(to.w).nats, rtol=0, atol=1e-3)
+            at = to
+
+    def test_a_line_goes_from_any_of_its_points_to_another_by_the_law(self):
+        """Detailed balance: as many go from one part of the line to another as come back, in shares that are p's."""
+        flow = two_hills()
+        walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
+        n = 40_000
+        x = torch.tensor([[0.0, -3.0]]).double().repeat(n, 1)
+        walk.place(x, torch.tensor([[True, False]]).repeat(n, 1))
+        grid = torch.linspace(-6, 6, 4001).double()
+        chance = flow.log_prob(torch.stack([grid, torch.full_like(grid, -3.0)], 1)).softmax(0)
+        start = grid[torch.multinomial(chance, n, replacement=True)]
+        at = walk.at(walk.seen_as(torch.stack([start, x[:, 1]], 1)[:, None]))
+        to = walk.line(at, walk.next_coordinate())
+        edges = torch.tensor([-2.0, 0.0, 2.0]).double()
+        was, came = (torch.bucketize(each.y[:, 0, 0].contiguous(), edges) for each in (at, to))
+        flux = torch.zeros(4, 4).double().index_put_((was, came), torch.ones(n).double(), accumulate=True) / n
+        torch.testing.assert_close(flux, flux.T, rtol=0, atol=0.008)
+        shares = torch.zeros(4).double().index_add_(0, torch.bucketize(grid, edges), chance)
+        torch.testing.assert_close(flux.sum(0), shares, rtol=0, atol=0.012)
+        assert flux[:2, 2:].sum() > 0.04  # it crosses from one hill to the other
+
+    def test_steps_of_a_density_are_crossed(self):
+        """Levels of probability 0.7, 0.05 and 0.25, side by side: a Langevin chain would climb, lines step over."""
+        steep = Flow(Units.continuous(1, standardise=False), Chain(), Levels(1)).double()
+        x = torch.full((100, 1), math.nan).double()
+        found = impute_rows(steep, x, x.isnan(), bounds=(0.0, 3.0), draws=400, steps=300, warmup=50, ascent=0)
+        shares = torch.bincount(found.draws.flatten().long(), minlength=3) / found.draws.numel()
+        assert shares.tolist() == pytest.approx([0.7, 0.05, 0.25], abs=0.015)
+        assert found.mixed.double().mean() > 0.95
 
 
 class TestRows:
@@ -237,7 +277,9 @@ class TestRows:
     def test_rows_that_miss_everything_are_samples(self):
         flow = bent(3)
         hidden = torch.ones(50, 3, dtype=torch.bool)
-        found = impute_rows(flow, torch.full((50, 3), math.nan).double(), hidden, draws=80, steps=200, warmup=100)
+        found = impute_rows(
+            flow, torch.full((50, 3), math.nan).double(), hidden, draws=80, steps=200, warmup=100, rounds=1
+        )
         at = torch.tensor([0.1, 0.5, 0.9]).double()
         expected = flow.sample(20_000).quantile(at, 0)
         torch.testing.assert_close(found.draws.flatten(0, 1).quantile(at, 0), expected, rtol=0, atol=0.12)
@@ -269,6 +311,7 @@ class TestRows:
         langevin = Walk.langevin
         monkeypatch.setattr(Walk, "langevin", lambda walk, at, step: (heard.append(step), langevin(walk, at, step))[1])
         monkeypatch.setattr("nicest.inference.langevin.JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.inference.langevin.LINE_AT", ())
         found = impute_rows(bent(3), torch.randn(6, 3).double(), torch.ones(6, 3, dtype=torch.bool), **FAST)
         warm, frozen = heard[: FAST["warmup"]], heard[FAST["warmup"] :]
         assert len({tuple(step.tolist()) for step in warm}) == FAST["warmup"]
@@ -276,12 +319,31 @@ class TestRows:
         assert len(frozen[0].unique()) == 6
         assert found.acceptance.mean() == pytest.approx(0.574, abs=0.15)
 
+    def test_rows_whose_chains_agree_stop_early_and_the_others_go_on(self, monkeypatch: pytest.MonkeyPatch):
+        """Every row keeps as many draws, evenly spaced over the length of its own chains."""
+        monkeypatch.setattr("nicest.inference.langevin.JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.inference.langevin.LINE_AT", ())
+        walked: list[int] = []
+        iteration = Walk.iteration
+        monkeypatch.setattr(Walk, "iteration", lambda walk, i: (walked.append(len(walk.x)), iteration(walk, i))[1])
+        x = torch.tensor([[math.nan, -9.0], [math.nan, 3.0], [math.nan, 2.5]]).double()  # the first has hills apart
+        found = impute_rows(two_hills(), x, x.isnan(), draws=80, steps=400, warmup=50, seed=1)
+        assert walked[:100] == [3] * 100
+        assert walked[-1] == 1
+        assert len(walked) == 450
+        assert found.mixed.tolist() == [False, True, True]
+        assert found.draws[..., 0].isfinite().all()
+        walked.clear()
+        impute_rows(two_hills(), x, x.isnan(), draws=80, steps=400, warmup=50, seed=1, rounds=1)
+        assert walked == [3] * 450
+
     def test_rows_without_a_density_are_refused(self, refusal: Callable[..., str]):
         x = torch.tensor([[math.nan, 1e300, 0]], dtype=torch.float64)
         assert "finite nowhere" in refusal(impute_rows, bent(3), x, x.isnan(), **FAST)
 
     def test_rows_whose_chains_do_not_mix_are_marked(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("nicest.inference.langevin.JUMP_EVERY", 10**9)
+        monkeypatch.setattr("nicest.inference.langevin.LINE_AT", ())
         x = torch.tensor([[math.nan, -9.0], [0.0, 0.0]]).double()  # hills at ±√11, and nothing between
         found = impute_rows(two_hills(), x, x.isnan(), seed=1, **LONG)
         assert found.mixed.tolist() == [False, True]
@@ -323,7 +385,7 @@ class TestDiscrete:
         r = 0.95
         flow = self.flow((1.0, 0.0), torch.zeros(2).double(), torch.tensor([[1.0, r], [r, 1.0]]).double())
         x = torch.tensor([[0.0, math.nan]] * 40).double()
-        found = impute_rows(flow, x, x.isnan(), draws=400, steps=1500, warmup=300)
+        found = impute_rows(flow, x, x.isnan(), draws=400, steps=1500, warmup=300, rounds=1)
         y1 = (torch.arange(1000).double() + 0.5) / 1000
         weight = torch.softmax(-0.5 * y1**2, 0)
         mean = float((weight * r * y1).sum())

@@ -7,20 +7,19 @@ import pytest
 from typer.testing import CliRunner
 
 from nicest.cli import app
+from nicest.data.columns import Column
+from nicest.estimator import NICE
 from nicest.inference import impute
 from nicest.studies import compare_imputation as module
-from nicest.studies.compare_imputation import METHODS, Guess, ends, few_levels, imputation, measures, trial
+from nicest.studies.compare_imputation import METHODS, Guess, encoded_cells, ends, imputation, measures, trial
 from nicest.studies.datasets import AS_STORED, Table
-from nicest.train.fit_table import fit_table
 
 SHORT = {"draws": 16, "steps": 20, "warmup": 20}
 
 
 @pytest.fixture(autouse=True)
 def _low_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        module, "fit_table", partial(fit_table, given={"model": {"law": "additive"}, "train": {"effort": "low"}})
-    )
+    monkeypatch.setattr(module, "NICE", partial(NICE, law="additive", effort="low"))
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +89,25 @@ def test_intervals_of_few_draws_hold_a_further_draw():
     assert ((low <= draws[19]) & (draws[19] <= high)).mean() == pytest.approx(0.9, abs=0.01)
 
 
-def test_columns_of_few_integers_are_levels():
-    rows = np.stack([np.arange(40) % 3, np.arange(40), np.arange(40) % 3 + 0.5], 1)
-    assert few_levels(rows).tolist() == [True, False, False]
-
-
 def test_nice_finds_levels_where_columns_hold_few_integers(monkeypatch: pytest.MonkeyPatch):
+    """As `NICE(discrete="values")` does: it trains with new noise in every step, and its columns have bounds."""
     monkeypatch.setattr(impute.impute_rows, "__kwdefaults__", impute.impute_rows.__kwdefaults__ | SHORT)
+    fitted: list[NICE] = []
+    fit = NICE.fit
+    monkeypatch.setattr(NICE, "fit", lambda model, X: (fitted.append(model), fit(model, X))[1])
     rng = np.random.default_rng(0)
     rows = np.stack([rng.integers(0, 4, 120), rng.normal(size=120)], 1).astype(float)
     holes = np.where(rng.random((20, 2)) < 0.5, np.nan, rows[:20])
-    mode = METHODS["NICE"](rows[20:], holes, 0)["mode"].values[:, 0]
-    assert set(mode) <= {0.0, 1.0, 2.0, 3.0}
+    found = METHODS["NICE"](rows[20:], holes, 0)
+    assert fitted[0].flow_.units.discrete
+    assert set(found["mode"].values[:, 0]) <= {0.0, 1.0, 2.0, 3.0}
+    assert ((found[""].values[:, 0] >= 0) & (found[""].values[:, 0] <= 3)).all()
+
+
+def test_a_value_that_training_never_saw_counts_as_missing():
+    columns = (Column("a", "double", "values", values=(1.0, 5.0)), Column("b", "double", "real"))
+    found = encoded_cells(np.array([[5.0, 2], [7, 3], [np.nan, 4]]), columns)
+    np.testing.assert_array_equal(found, [[1, 2], [np.nan, 3], [np.nan, 4]])
 
 
 def test_what_is_not_installed_is_said():

@@ -14,9 +14,12 @@ from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
-from nicest.inference.langevin import SAMPLES, Chains
+from nicest.inference.langevin import SAMPLES, Chains, Point
+from nicest.lowering import lower
 
 AT_ONCE = 500  # rows with missing cells
+ROUNDS = 4  # at whose ends chains may stop: at an eighth, a quarter, a half and all of their steps
+ENOUGH = 1.05  # the largest R-hat of chains that stop early
 MIXED = 1.1  # the largest R-hat of chains that agree
 
 
@@ -51,8 +54,9 @@ def impute_rows(
     missing: Tensor,
     *,
     draws: int = 400,
-    steps: int = 1500,
+    steps: int = 500,
     warmup: int | None = None,
+    rounds: int = ROUNDS,
     chains: int = 4,
     ascent: int = 500,
     alike: int = 0,
@@ -63,9 +67,11 @@ def impute_rows(
 ) -> Imputed:
     """Fill in the missing cells of rows from p(missing | observed), row by row.
 
-    x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of `steps`
-    iterations after the warm-up (a third as many, unless told), of which `draws` states are kept in all; the mode is
-    `ascent` steps up the hill from the likeliest of them. Chains start at draws from a Gaussian; with `alike`, at parts
+    x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of at most
+    `steps` iterations after the warm-up (an eighth as many, by default). Rows whose chains agree (R-hat below 1.05)
+    stop at an eighth, a quarter or a half of the steps, or earlier or later with other `rounds`; with 1, none stops
+    early. `draws` states are kept of each row, evenly spaced. The mode is `ascent` steps up the hill from the likeliest
+    of them. Chains start at draws from a Gaussian; with `alike`, at parts
     of samples of the flow, chosen among so many that are most like the observed part: better for images, which no
     Gaussian resembles. What is filled in lies within `bounds`,
     (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Discrete
@@ -77,7 +83,7 @@ def impute_rows(
     bad = ((~x.isfinite()) & ~missing).any(1).nonzero().flatten()
     if len(bad):
         raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
-    warmup = max(1, steps // 3) if warmup is None else warmup
+    warmup = max(1, steps // 2 ** (ROUNDS - 1)) if warmup is None else warmup
     if chains > 0 and draws % chains:
         raise NicestError(f"expected draws to be a multiple of the {chains} chains, got {draws}")
     if chains < 1 or draws < 4 * chains or steps * chains < draws or warmup < 1:
@@ -90,7 +96,7 @@ def impute_rows(
     kept = x.expand(draws, -1, -1).clone()
     mode, acceptance, r_hat = x.clone(), *x.new_ones(2, len(x), dtype=torch.float64)
     with frozen(flow):
-        walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator, alike)
+        walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator, alike, rounds)
         parts = rows.split(walk.at_once()) if len(rows) else ()
         for part, index in enumerate(parts):
             for done in walk.over(x[index], missing[index]):
@@ -98,7 +104,7 @@ def impute_rows(
             hidden = missing[index]
             kept[:, index] = torch.where(hidden, walk.draws.to(x), x[index])
             mode[index] = torch.where(hidden, walk.climb(ascent).to(x), x[index])
-            acceptance[index], r_hat[index] = walk.acceptance, walk.r_hat
+            acceptance[index], r_hat[index] = walk.accepted, walk.r_hat
         with torch.no_grad():
             nats = flow.log_prob(mode, noise=False).double()
     ends = ((1 - interval) / 2, (1 + interval) / 2)  # by "weibull" they hold a further draw as often as they say
@@ -127,27 +133,55 @@ class Walk(Chains):
         warmup: int,
         generator: torch.Generator,
         alike: int = 0,
+        rounds: int = 1,
     ) -> None:
         samples = Engine(flow).sample(SAMPLES, generator=generator)
         super().__init__(flow, samples, bounds, generator, chains, alike)
-        self.steps, self.warmup = steps, warmup
-        self.looks = {round((k + 1) * steps / keep) for k in range(keep)}
+        self.exact, self.steps, self.warmup, self.keep = lower(flow), steps, warmup, keep
+        lengths = [steps / 2**k for k in range(rounds)]
+        self.lengths = sorted(each for each in lengths if each >= keep or each == steps)
         slope = self.box.leave(self.mean.to(self.units.scale))[1][0]
         self.unit = self.precision.diagonal().rsqrt().to(slope) * slope.exp()  # of y, given all other columns
 
     def over(self, x: Tensor, hidden: Tensor) -> Iterator[float]:
-        """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below."""
-        states, heights = [], []
+        """Walk the chains of rows; yields the share done, and leaves what was found in the attributes below.
+
+        Rows whose chains agree at the end of a round stop. The others go on to twice the length, of which as many
+        states are kept: every second of those so far, and as many again.
+        """
+        n, dim = x.shape
+        like = self.units.scale
+        states, heights = like.new_empty(n, self.chains * self.keep, dim), like.new_empty(n, self.chains * self.keep)
+        self.r_hat, self.accepted = like.new_ones(2, n, dtype=torch.float64)
+        rows = torch.arange(n, device=x.device)
+        kept, lengths = list[Point](), list(self.lengths)
+        looks = self.looks(lengths[0])
         for i, at in self.walk(x, hidden, warmup=self.warmup, steps=self.steps):
-            if i in self.looks:
-                states.append(at.y)
-                heights.append(at.height)
+            if i in looks:
+                kept.append(at)
+            if i == looks[-1]:
+                found = torch.stack([each.y for each in kept], 2)  # (B, chains, keep, D)
+                r_hat = torch.where(self.hidden[:, 0], split_r_hat(found.double()), 1.0).amax(-1)
+                last = len(lengths) == 1
+                done = (r_hat < ENOUGH) | last
+                here = rows[done]
+                states[here] = found[done].flatten(1, 2)
+                heights[here] = torch.stack([each.height for each in kept], 2)[done].flatten(1)
+                self.r_hat[here], self.accepted[here] = r_hat[done], self.acceptance[done]
+                if last or bool(done.all()):
+                    break
+                self.go_on(~done)
+                rows, kept = rows[~done], [each.of(~done) for each in kept[1::2]]
+                looks = self.looks(lengths.pop(0) * 2)
             yield (i + self.warmup) / (self.warmup + self.steps)
-        kept, height = torch.stack(states, 2), torch.stack(heights, 2).flatten(1)  # (B, chains, keep, ...)
-        self.r_hat = torch.where(hidden, split_r_hat(kept.double()), 1.0).amax(-1)
-        flat, each = kept.flatten(1, 2), torch.arange(len(x), device=x.device)
-        self.draws = self.units.leave(flat.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, len(x)))
-        self.top = flat[each, height.argmax(1)]
+        self.masked = hidden
+        self.draws = self.units.leave(states.transpose(0, 1).flatten(0, 1)).unflatten(0, (-1, n))
+        self.top = states[torch.arange(n, device=x.device), heights.argmax(1)]
+        yield 1.0
+
+    def looks(self, length: float) -> list[int]:
+        """The iterations of chains so long whose states are kept."""
+        return [round((k + 1) * length / self.keep) for k in range(self.keep)]
 
     def climb(self, steps: int) -> Tensor:
         """The mode: up the hill from the likeliest draw by the ascent of NICE §5.2, without its noise.
@@ -158,11 +192,11 @@ class Walk(Chains):
         if steps:
             schedule = replace(OURS, steps=steps, noise=0.0)
             box = (self.box.lower, self.box.upper)
-            ascent = Ascent(self.flow, top, self.hidden[:, 0], box, schedule, self.generator, top, self.unit)
+            ascent = Ascent(self.exact, top, self.masked, box, schedule, self.generator, top, self.unit)
             for _ in range(steps):
                 ascent.iteration()
             with torch.no_grad():
-                higher = self.flow.log_density(ascent.y) > self.flow.log_density(top)
+                higher = self.exact.log_density(ascent.y) > self.exact.log_density(top)
             top = torch.where(higher[:, None], ascent.y, top)
         return self.units.leave(top)
 

@@ -1,7 +1,8 @@
-"""Metropolis-adjusted Langevin chains through the hidden cells of rows, given the observed ones."""
+"""Markov chains through the hidden cells of rows, given the observed ones: Langevin moves, jumps, and lines."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ SAMPLES = 4000  # for the Gaussian that the chains are preconditioned by
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
-CELL_AT, CELL_DIM = (1, 3), 100  # of these five, those that may propose one cell, in rows of so many columns at most
+LINE_AT, LINE_DIM = (1, 2, 3), 100  # of these five, those that move one coordinate, in rows of so many columns at most
+TRIES = 4  # points on a line that a chain chooses from
 ALIKE = 32  # samples that chains of an image may start from
 MARGIN = 1e-3  # of the width of a box
 HARDLY = 1e-6
@@ -30,14 +32,19 @@ SPREAD = 1.2  # of those draws, in standard deviations of the Gaussian
 class Point(NamedTuple):
     """Where chains are, (B, chains, ...): y in the flow's space, w as the chains see it.
 
-    `nats` is the log-density of w, up to a constant, `height` that of y.
+    `nats` is the log-density of w, up to a constant, `height` that of y. The gradient is there where it was needed.
     """
 
     w: Tensor
-    gradient: Tensor
     nats: Tensor
     y: Tensor
     height: Tensor
+    gradient: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Point:
+        """Of those rows alone."""
+        gradient = None if self.gradient is None else self.gradient[rows]
+        return Point(self.w[rows], self.nats[rows], self.y[rows], self.height[rows], gradient)
 
 
 class Chains:
@@ -46,6 +53,7 @@ class Chains:
     y = the point of the box that belongs to z, and z = mean + w factorᵀ, so that w ~ N(0, I) if the model of the hidden
     given the observed is the Gaussian that has the moments of `samples`, rows like those of the model. Discrete
     columns walk as the real numbers they are dequantised to. With `alike` the chains start at parts of so many samples.
+    The flow is evaluated in float32, in which it was trained; the coordinates keep their own precision.
     """
 
     def __init__(
@@ -57,7 +65,9 @@ class Chains:
         chains: int = 1,
         alike: int = 0,
     ) -> None:
-        self.flow, self.units, self.generator = lower(flow), flow.units, generator
+        double = flow.units.scale.dtype == torch.float64
+        self.flow = lower(copy.deepcopy(flow).float() if double else flow)
+        self.units, self.generator = flow.units, generator
         self.chains, self.alike = chains, alike
         self.box = Box(*corners(self.units, bounds))
         self.samples = self.enter(samples)
@@ -73,31 +83,48 @@ class Chains:
 
     def walk(self, x: Tensor, hidden: Tensor, *, warmup: int, steps: int) -> Iterator[tuple[int, Point]]:
         """Where the chains of rows are after each iteration, numbered 1 - warmup to steps; only those from 1 on are
-        draws. `acceptance` (B,) is the share of Langevin proposals taken since."""
-        x = torch.where(hidden, 0, x)
-        self.place(self.enter(x), hidden)
-        self.cell_at = CELL_AT if self.units.dim <= CELL_DIM else ()
-        at, log_step = self.start(), self.first_step()
-        taken, langevins = torch.zeros_like(log_step), 0
-        by_cell, by_langevin = list[Tensor](), list[Tensor]()  # mean squares of moves in the warm-up
+        draws. `acceptance` (B,) is the share of Langevin proposals taken since. In between you may `go_on` with fewer
+        rows."""
+        self.x = torch.where(hidden, 0, x)
+        self.place(self.enter(self.x), hidden)
+        self.point, self.log_step, self.langevins = self.start(), self.first_step(), 0
+        self.taken = torch.zeros_like(self.log_step)
         for i in range(1 - warmup, steps + 1):
-            if i == 1:  # single cells only where they get the chains farther
-                self.cell_at = self.cell_at if farther(by_cell, by_langevin) else ()
-            if i % JUMP_EVERY == 0:
-                at, _ = self.jump(at)
-                at = self.redraw(at, x) if self.units.discrete else at
-            elif i % JUMP_EVERY in self.cell_at:
-                before, (at, _) = at, self.cell(at)
-                by_cell += [(at.w - before.w).square().mean()] if i <= 0 else []
+            if i == 1:
+                self.langevins = 0
+            self.iteration(i)
+            yield i, self.point
+
+    def iteration(self, i: int) -> None:
+        """Move every chain by the i-th kind of move in turn; before the first iteration adapt the Langevin steps."""
+        if i % JUMP_EVERY == 0:
+            self.point, _ = self.jump(self.point)
+            if self.units.discrete:
+                self.point = self.redraw(self.point, self.x)
+        elif i % JUMP_EVERY in LINE_AT and self.units.dim <= LINE_DIM:
+            self.point = self.line(self.point, self.next_coordinate())
+        else:
+            self.point, chance = self.langevin(self.point, self.log_step.exp())
+            self.langevins += 1
+            if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
+                self.log_step = adapted(self.log_step, chance, self.langevins)
             else:
-                before, (at, chance) = at, self.langevin(at, log_step.exp())
-                by_langevin += [(at.w - before.w).square().mean()] if i <= 0 else []
-                if i <= 0:  # after the warm-up the step stays as it is, else the chains would not be exact
-                    log_step = adapted(log_step, chance, i + warmup)
-                else:
-                    taken, langevins = taken + chance, langevins + 1
-            self.acceptance = (taken / max(langevins, 1)).double()
-            yield i, at
+                self.taken = self.taken + chance
+
+    @property
+    def acceptance(self) -> Tensor:
+        return (self.taken / max(self.langevins, 1)).double()
+
+    def go_on(self, rows: Tensor) -> None:
+        """Walk on with only those rows, (B,) of booleans."""
+        self.x, self.point, self.log_step, self.taken = (
+            self.x[rows],
+            self.point.of(rows),
+            self.log_step[rows],
+            self.taken[rows],
+        )
+        for name in ("centre", "factor", "observed", "hidden", "order"):
+            setattr(self, name, getattr(self, name)[rows])
 
     def start(self) -> Point:
         """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw; `patched`
@@ -155,23 +182,36 @@ class Chains:
         mean, factor = conditional(self.mean, self.precision, z.double(), hidden)
         self.centre, self.factor = mean.to(y)[:, None], factor.to(y)
         self.observed, self.hidden = y[:, None], hidden[:, None]
+        self.order, self.turn = torch.sort(~hidden, dim=1, stable=True).indices, 0  # the hidden come first
 
     def at(self, w: Tensor) -> Point:
-        """Log-density and gradient at w, (B, chains, D)."""
+        """Log-density at w, (B, chains, D)."""
+        with torch.no_grad():
+            return Point(w, *self.density(self.centre + w @ self.factor.mT))
+
+    def steered(self, w: Tensor) -> tuple[Point, Tensor]:
+        """Log-density at w, (B, chains, D), and its gradient, which the point holds too."""
         w = w.detach().requires_grad_()
         with torch.enable_grad():
-            y, log_det = self.box.leave(self.centre + w @ self.factor.mT)
-            y = torch.where(self.hidden, y, self.observed)
-            height = self.flow.log_density(y.flatten(0, 1)).unflatten(0, y.shape[:2])
-            nats = height + torch.where(self.hidden, log_det, 0.0).sum(-1)
-            (gradient,) = torch.autograd.grad(nats.sum(), w)
-        return Point(w.detach(), gradient, nats.detach(), y.detach(), height.detach())
+            found = self.density(self.centre + w @ self.factor.mT)
+            (gradient,) = torch.autograd.grad(found[0].sum(), w)
+        nats, y, height = (each.detach() for each in found)
+        return Point(w.detach(), nats, y, height, gradient), gradient
+
+    def density(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`nats`, y and `height` of points z, (B, chains, D) or (B, chains, points, D)."""
+        hidden, observed = (each[:, :, None] if z.ndim == 4 else each for each in (self.hidden, self.observed))
+        y, log_det = self.box.leave(z)
+        y = torch.where(hidden, y, observed)
+        height = self.flow.log_density(y.flatten(0, -2).to(self.flow.units.scale)).to(y).view(y.shape[:-1])
+        return height + torch.where(hidden, log_det, 0.0).sum(-1), y, height
 
     def langevin(self, at: Point, step: Tensor) -> tuple[Point, Tensor]:
         """w' = w + ½ ε² ∇ log p(w) + ε ξ, taken with probability min(1, p(w') q(w | w') / p(w) q(w' | w))."""
         noise, step = self.noise(), step[:, None, None]
-        to = self.at(at.w + 0.5 * step**2 * at.gradient + step * noise)
-        back = (at.w - to.w) / step - 0.5 * step * to.gradient
+        at, gradient = (at, at.gradient) if at.gradient is not None else self.steered(at.w)
+        to, gradient = self.steered(at.w + 0.5 * step**2 * gradient + step * noise)
+        back = (at.w - to.w) / step - 0.5 * step * gradient
         return self.metropolis(at, to, to.nats - at.nats + half_square(noise) - half_square(back))
 
     def jump(self, at: Point) -> tuple[Point, Tensor]:
@@ -179,26 +219,41 @@ class Chains:
         to = self.at(SPREAD * self.noise())
         return self.metropolis(at, to, to.nats - at.nats + half_square(to.w / SPREAD) - half_square(at.w / SPREAD))
 
-    def cell(self, at: Point) -> tuple[Point, Tensor]:
-        """One hidden cell z_d' ~ N(μ, SPREAD² σ²) of each chain, taken by the Metropolis rule as a jump is.
+    def line(self, at: Point, which: Tensor) -> Point:
+        """Move one coordinate w_d of each row's chains, `which` (B,), to one of several points on its line.
 
-        μ and σ are those of the Gaussian given all other cells: μ = z_d - (Λ (z - m))_d / Λ_dd, σ² = 1 / Λ_dd. Where
-        the density has steps or ridges, Langevin moves of all cells have to be short; those of one cell need not.
+        The line is cut into TRIES parts of equal probability under Student's law q with two degrees of freedom. The
+        chain stands for the part it is in; in every other part a point is drawn from q. One of these points is chosen
+        with probability ∝ p / q. This is a Gibbs move among points of which each part holds one, so p stays as it is.
+        Where the density has steps, Langevin moves must be short. These need not, and they need no gradient.
         """
-        hidden = self.hidden.expand_as(at.w)
-        which = torch.rand(at.w.shape, generator=self.generator, dtype=at.w.dtype, device=at.w.device)
-        d = which.masked_fill(~hidden, -1).argmax(-1, keepdim=True)
-        z = torch.where(hidden, self.centre + at.w @ self.factor.mT, self.box.enter(self.observed))
-        precision = self.precision.to(z)
-        tightness, before = precision.diagonal()[d], z.gather(-1, d)
-        mean = before - ((z - self.mean.to(z)) @ precision).gather(-1, d) / tightness
-        spread = SPREAD * tightness.rsqrt()
-        noise = torch.randn(before.shape, generator=self.generator, dtype=z.dtype, device=z.device)
-        change = torch.zeros_like(z).scatter(-1, d, mean + spread * noise - before)
-        w = torch.linalg.solve_triangular(self.factor[:, None], change[..., None], upper=True)[..., 0]
-        to = self.at(at.w + torch.where(hidden, w, 0.0))
-        ratio = to.nats - at.nats + half_square(noise) - half_square((before - mean) / spread)
-        return self.metropolis(at, to, ratio)
+        index = which[:, None, None].expand(*at.w.shape[:2], 1)
+        here = at.w.gather(-1, index)
+        part = (TRIES * student_cdf(here)).floor().clamp(0, TRIES - 1)
+        others = torch.arange(TRIES - 1, device=here.device).expand(*here.shape[:2], -1)
+        others = others + (others >= part)
+        uniform = torch.rand(others.shape, generator=self.generator, dtype=here.dtype, device=here.device)
+        there = student_quantile((others + uniform) / TRIES)
+        direction = self.factor.gather(-1, which[:, None, None].expand(-1, self.factor.shape[1], 1))[
+            :, None, None, :, 0
+        ]
+        z = self.centre + at.w @ self.factor.mT
+        with torch.no_grad():
+            found = self.density(z[:, :, None] + (there - here)[..., None] * direction)
+        nats, y, height = (
+            torch.cat((old[:, :, None], new), 2) for old, new in zip((at.nats, at.y, at.height), found, strict=True)
+        )
+        weight = nats - log_student(torch.cat((here, there), -1))
+        chosen = gumbel_argmax(weight.nan_to_num(-torch.inf, posinf=-torch.inf), self.generator)[..., None]
+        w = at.w.scatter(-1, index, torch.cat((here, there), -1).gather(-1, chosen))
+        y = y.gather(2, chosen[..., None].expand(-1, -1, 1, y.shape[-1]))[:, :, 0]
+        return Point(w, nats.gather(-1, chosen)[..., 0], y, height.gather(-1, chosen)[..., 0])
+
+    def next_coordinate(self) -> Tensor:
+        """The hidden cells of every row in turn, (B,)."""
+        turn = self.turn % self.hidden[:, 0].sum(1)
+        self.turn += 1
+        return self.order.gather(1, turn[:, None])[:, 0]
 
     def redraw(self, at: Point, x: Tensor) -> Point:
         """Draw anew where some observed discrete cells of rows x lie in their steps: that is as hidden as the rest.
@@ -221,7 +276,8 @@ class Chains:
         return self.choose(uniform < chance, to, at), chance.mean(1)
 
     def choose(self, which: Tensor, one: Point, other: Point) -> Point:
-        pairs = zip(one, other, strict=True)
+        """One point where `which` (B, chains), else the other; with a gradient where both have one."""
+        pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
         return Point(*(torch.where(which[..., None] if a.ndim == 3 else which, a, b) for a, b in pairs))
 
     def noise(self) -> Tensor:
@@ -296,12 +352,26 @@ def conditional(mean: Tensor, precision: Tensor, z: Tensor, hidden: Tensor) -> t
     return mean - (factor @ (factor.mT @ pull[..., None]))[..., 0], factor
 
 
-def farther(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Whether the later half of some moves went farther in the mean than that of others."""
-    if not some or not others:
-        return False
-    one, other = (torch.stack(each[len(each) // 2 :]).mean() for each in (some, others))
-    return bool(one > other)
+def student_cdf(t: Tensor) -> Tensor:
+    """The distribution function of Student's law with two degrees of freedom."""
+    return 0.5 * (1 + t / (2 + t.square()).sqrt())
+
+
+def student_quantile(u: Tensor) -> Tensor:
+    """The inverse of `student_cdf`; hardly inside at either end."""
+    u = u.clamp(HARDLY, 1 - HARDLY)
+    return (2 * u - 1) / (2 * u * (1 - u)).sqrt()
+
+
+def log_student(t: Tensor) -> Tensor:
+    """Its log-density, which is -3/2 log(2 + t²)."""
+    return -1.5 * (2 + t.square()).log()
+
+
+def gumbel_argmax(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """A place in the last dimension, by chance, with probability ∝ exp(weight)."""
+    noise = torch.empty_like(weight).exponential_(generator=generator)
+    return (weight - noise.log()).argmax(-1)
 
 
 def adapted(log_step: Tensor, chance: Tensor, i: int) -> Tensor:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from nicest.inference.impute import impute_rows
+from nicest.data.cells import cell_values, codes_of
+from nicest.data.columns import Column
+from nicest.estimator import NICE
 from nicest.studies.compare import Comparison, Figures
 from nicest.studies.datasets import AS_STORED, Table
-from nicest.train.fit_table import fit_table
+from nicest.tasks.impute_table import draw_hidden
 
 HIDDEN = 0.2  # share of the test cells that is hidden, completely at random
 TEST = 0.2  # share of the rows that is tested
 INTERVAL = 0.9
 POSTERIOR_DRAWS = 20  # of the chained regressions
-FEW = 20  # distinct integers at most: such a column is of levels, and gets noise (NICE §5.1)
+ASCENT = 500  # steps from the likeliest draw to the mode
 TREES, ROUNDS = 50, 5  # of the chained forests
 DATASETS = 5  # of miceforest, whose mean is taken
 
@@ -64,30 +65,31 @@ def measures(guess: Guess, truth: np.ndarray, missing: np.ndarray, scale: np.nda
     return found
 
 
-def few_levels(rows: np.ndarray) -> np.ndarray:
-    """Which columns hold few distinct integers, (D,)."""
-    columns = [column[~np.isnan(column)] for column in rows.T]
-    return np.array([bool((each == each.round()).all()) and len(np.unique(each)) <= FEW for each in columns])
-
-
 def nice(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> Mapping[str, Guess]:
-    """What `nicest.NICE` fits: the mean of its draws with their interval, and its mode; and how the chains went.
-
-    A level x of a column of few integers is the interval [x, x + 1): it gets noise in training, enters as its middle,
-    and is bounded by the levels of training.
-    """
-    began, levels = time.perf_counter(), few_levels(train_rows)
-    noise = levels * np.random.default_rng(seed).random(train_rows.shape)
-    flow = fit_table(train_rows + noise, seed=seed).flow
+    """`nicest.NICE` as it comes: the mean of the draws of its `impute` with their interval, the mode, and how the
+    chains went. A value of a discrete column that training never saw counts as missing."""
+    began = time.perf_counter()
+    model = NICE(discrete="values", random_state=seed).fit(train_rows)
     about = {"fit_seconds": time.perf_counter() - began}
-    lowest = np.where(levels, np.nanmin(train_rows, 0), -np.inf)
-    highest = np.where(levels, np.nanmax(train_rows, 0) + 1, np.inf)
-    x, lower, upper = (torch.from_numpy(each) for each in (rows + levels / 2, lowest, highest))
-    imputed = impute_rows(flow, x, x.isnan(), interval=INTERVAL, bounds=(lower, upper), seed=seed)
+    codes = encoded_cells(rows, model.columns_)
+    imputed = draw_hidden(model.flow_, codes, np.isnan(codes), model.columns_, seed=seed, ascent=ASCENT)
     about |= {"acceptance": float(imputed.acceptance.mean()), "rows_not_mixed": int((~imputed.mixed).sum())}
-    draws, mode = (np.where(levels, np.floor(each), each) for each in (imputed.draws.numpy(), imputed.mode.numpy()))
+    draws, mode = imputed.draws.numpy(), imputed.mode.numpy()
+    draws, (mode,) = (np.stack([values_of(each, model.columns_) for each in some]) for some in (draws, [mode]))
+    draws, mode = (np.where(np.isnan(rows), each, rows) for each in (draws, mode))
     low, high = ends(draws)
     return {"": Guess(draws.mean(0), low, high, about), "mode": Guess(mode, about=about)}
+
+
+def encoded_cells(rows: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """The model's numbers, NaN where a cell is missing or new."""
+    pairs = [codes_of(cells, column) for cells, column in zip(rows.T, columns, strict=True)]
+    return np.column_stack([np.where(new, np.nan, codes) for codes, new in pairs])
+
+
+def values_of(codes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """The cells that the model's numbers stand for."""
+    return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, columns, strict=True)])
 
 
 def ends(draws: np.ndarray) -> np.ndarray:

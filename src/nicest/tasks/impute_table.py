@@ -39,7 +39,7 @@ def impute_table(
     out: str | Path = "imputed.csv",
     cells: str | Path | None = None,
     draws: int = 400,
-    steps: int = 1500,
+    steps: int = 500,
     interval: float = 0.9,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -122,9 +122,19 @@ def fill(
 
 
 def draw_hidden(
-    flow: Flow, rows: np.ndarray, hidden: np.ndarray, columns: Sequence[Column], *, seed: int, **how: Any
+    flow: Flow,
+    rows: np.ndarray,
+    hidden: np.ndarray,
+    columns: Sequence[Column],
+    *,
+    seed: int,
+    ascent: int = 0,
+    **how: Any,
 ) -> Imputed:
-    """Draws of the hidden cells of rows of the model's numbers, within the bounds of their columns."""
+    """Draws of the hidden cells of rows of the model's numbers, within the bounds of their columns.
+
+    A table gets means, not modes: those take an `ascent`.
+    """
     like = flow.units.scale
     lower, upper = torch.tensor([column.bounds for column in columns]).to(like).unbind(1)
     return impute_rows(
@@ -133,7 +143,7 @@ def draw_hidden(
         torch.from_numpy(hidden).to(like.device),
         bounds=(lower, upper),
         seed=seed,
-        ascent=0,  # a table gets means, not modes
+        ascent=ascent,
         **how,
     )
 

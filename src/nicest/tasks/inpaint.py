@@ -177,6 +177,8 @@ def drawn(
         hidden,
         draws=chains * keep,
         steps=steps,
+        warmup=max(1, steps // 3),
+        rounds=1,  # the states of all images are of the same iterations
         chains=chains,
         ascent=0,
         alike=ALIKE,
