@@ -43,7 +43,7 @@ from nicest.flows import Flow
 from nicest.inference.calibration import Calibration
 from nicest.inference.conditional import Conditional
 from nicest.inference.engine import Engine
-from nicest.inference.impute import MIXED
+from nicest.inference.impute import MIXED, STEPS
 from nicest.messages import listed, one_line, shown
 from nicest.progress import Bar
 from nicest.recipes import Recipe, parse
@@ -411,7 +411,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         X: ArrayLike,
         *,
         draws: int = 400,
-        steps: int = 500,
+        steps: int = STEPS,
         interval: float | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ) -> Any:

@@ -18,6 +18,7 @@ from nicest.inference.langevin import SAMPLES, Chains, Point
 from nicest.lowering import lower
 
 AT_ONCE = 500  # rows with missing cells
+STEPS = 1000  # of a chain, at most
 ROUNDS = 4  # at whose ends chains may stop: at an eighth, a quarter, a half and all of their steps
 ENOUGH = 1.05  # the largest R-hat of chains that stop early
 MIXED = 1.1  # the largest R-hat of chains that agree
@@ -54,7 +55,7 @@ def impute_rows(
     missing: Tensor,
     *,
     draws: int = 400,
-    steps: int = 500,
+    steps: int = STEPS,
     warmup: int | None = None,
     rounds: int = ROUNDS,
     chains: int = 4,

@@ -93,8 +93,9 @@ class _Found(NamedTuple):
     `inside` is 1 where a number lies between the tails; `shares` (n, 2, bins, B) are those of all bins on either axis,
     or (n, 2, bins, 1) of splines that all rows share; `past` (n, bins, B) is 1 for bins that lie before a number, and
     empty for shared splines; `own` (n, 1, B) says where its bin stands among those of all rows. Of its own bin: its
-    `share` (n, 2, B) of either axis and the sum of those `before` it, s = height / width, d (n, 2, B) the slopes at its ends and u (n, 2, B) their derivatives. The rest
-    are parts of the formula at t, the place in the bin (Durkan et al. 2019, eq. 4 and 5).
+    `share` (n, 2, B) of either axis and the sum of those `before` it, s = height / width, d (n, 2, B) the slopes at its
+    ends and u (n, 2, B) their derivatives. The rest are parts of the formula at t, the place in the bin (Durkan et al.
+    2019, eq. 4 and 5).
     """
 
     inside: Tensor
@@ -148,7 +149,9 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
     slope = (s / below).square_().mul_(slopes)
     value = torch.addcdiv(y, h * above, below).mul_(2 * bound).sub_(bound)
     inside = a.abs() < bound
-    found = _Found(inside.to(a), shares, past, own, before, share, s, d, u, t, rest, middle, bend, above, below, slopes, slope)
+    found = _Found(
+        inside.to(a), shares, past, own, before, share, s, d, u, t, rest, middle, bend, above, below, slopes, slope
+    )
     return torch.where(inside, value, a), slope.log().mul_(found.inside), found
 
 

@@ -15,7 +15,7 @@ from nicest.data.columns import Column, require_columns
 from nicest.data.tables import SUFFIXES, TableFile, writing
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.inference.impute import MIXED, Imputed, impute_rows, in_parts
+from nicest.inference.impute import MIXED, STEPS, Imputed, impute_rows, in_parts
 from nicest.progress import Bar
 from nicest.remote import place
 from nicest.runs.folder import require_own_file
@@ -39,7 +39,7 @@ def impute_table(
     out: str | Path = "imputed.csv",
     cells: str | Path | None = None,
     draws: int = 400,
-    steps: int = 500,
+    steps: int = STEPS,
     interval: float = 0.9,
     seed: int = 0,
 ) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from nicest.data.cells import decode
 from nicest.data.columns import Column, require_columns
 from nicest.data.tables import TableFile, require_pyarrow, table_files
 from nicest.errors import NicestError
+from nicest.inference.impute import STEPS
 from nicest.messages import listed
 from nicest.remote import place
 from nicest.runs.run import Run
@@ -74,7 +75,7 @@ def imputing(
     files: Files,
     *,
     draws: int = 400,
-    steps: int = 1500,
+    steps: int = STEPS,
     interval: float = 0.9,
     seed: int = 0,
     device: str = "cpu",
