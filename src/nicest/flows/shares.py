@@ -62,7 +62,9 @@ class Dropout(nn.Dropout):
 
 
 def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
-    """torch's dropout of the whole batch, for the rows x that are here."""
+    """torch's dropout of the whole batch, for the rows x that are here. A CPU rounds p to 1 / 65536."""
+    if not p:
+        return x
     if x.device.type == "cpu":
         kept = own(_kept(x.new_empty(whole(len(x)), *x.shape[1:]), p))
     elif _held is None:
@@ -72,13 +74,21 @@ def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
     return x.mul_(kept) if inplace else x * kept
 
 
-def _kept(out: Tensor, p: float) -> Tensor:
-    """out, filled with 1 / (1 - p), and with 0 in a share p of its numbers; a CPU draws 16 bits for each.
+def scale(p: float) -> float:
+    """What dropout on a CPU multiplies the numbers by that it keeps."""
+    return 2**16 / (2**16 - _dropped(p)) if p < 1 else 0.0
 
-    That rounds p to 1 / 65536 and takes a third of the time of torch's own.
+
+def _dropped(p: float) -> int:
+    """Of 65,536 numbers; not all of them."""
+    return min(round(p * 2**16), 2**16 - 1)
+
+
+def _kept(out: Tensor, p: float) -> Tensor:
+    """out, filled with the scale, and with 0 in a share p of its numbers, by 16 random bits for each.
+
+    That takes a third of the time of torch's own dropout.
     """
-    if p >= 1:
-        return out.zero_()
-    bits = torch.empty(-(-out.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    torch.ge(bits[: out.numel()].view(out.shape), min(round(p * 2**16) - 2**15, 2**15 - 1), out=out)
-    return out.mul_(1 / (1 - p))
+    bits = torch.empty(-(-out.numel() // 4), dtype=torch.int64, device=out.device).random_(-(2**63), None)
+    torch.ge(bits.view(torch.int16)[: out.numel()].view(out.shape), _dropped(p) - 2**15, out=out)
+    return out.mul_(scale(p))

@@ -14,13 +14,14 @@ from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
-from nicest.inference.langevin import SAMPLES, Chains, Point
+from nicest.inference.langevin import SAMPLES, Chains
 from nicest.lowering import lower
 
 AT_ONCE = 500  # rows with missing cells
 STEPS = 1000  # of a chain, at most
+WARMUP = 100  # steps before those that are enough to adapt in
 ROUNDS = 4  # at whose ends chains may stop: at an eighth, a quarter, a half and all of their steps
-ENOUGH = 1.05  # the largest R-hat of chains that stop early
+ENOUGH = 1.02  # the largest R-hat of chains that stop early
 MIXED = 1.1  # the largest R-hat of chains that agree
 
 
@@ -69,14 +70,14 @@ def impute_rows(
     """Fill in the missing cells of rows from p(missing | observed), row by row.
 
     x (N, D) is not looked at where `missing` (N, D) is true: it may be NaN. Every row has `chains` chains of at most
-    `steps` iterations after the warm-up (an eighth as many, by default). Rows whose chains agree (R-hat below 1.05)
-    stop at an eighth, a quarter or a half of the steps, or earlier or later with other `rounds`; with 1, none stops
-    early. `draws` states are kept of each row, evenly spaced. The mode is `ascent` steps up the hill from the likeliest
-    of them. Chains start at draws from a Gaussian; with `alike`, at parts
-    of samples of the flow, chosen among so many that are most like the observed part: better for images, which no
-    Gaussian resembles. What is filled in lies within `bounds`,
-    (lower, upper), each one number or one for each column, in units of x; the density is cut off there. Discrete
-    columns come back in whole steps; their low, high and mean are of those.
+    `steps` iterations after a warm-up, by default an eighth as long, and 100 iterations unless `steps` are few. Rows
+    whose chains agree (R-hat below 1.02) stop at an eighth, a quarter or a half of the steps; `rounds` is the number of
+    checks, and 1 disables early stopping. `draws` evenly spaced states are kept for each row. The mode is `ascent`
+    steps up the hill from the likeliest of them. Chains start at draws from a Gaussian; with `alike`, at parts of
+    samples of the flow, chosen among so many that are most like the observed part: better for images, which no Gaussian
+    resembles. What is filled in lies within `bounds`, (lower, upper), each one number or one for each column, in units
+    of x; the density is cut off there. Discrete columns come back in whole steps; their low, high and mean are of
+    those.
     """
     require_mask(flow, x, missing)
     if not x.is_floating_point():
@@ -84,7 +85,7 @@ def impute_rows(
     bad = ((~x.isfinite()) & ~missing).any(1).nonzero().flatten()
     if len(bad):
         raise NicestError(f"expected a finite number in every observed cell; row {int(bad[0])} has another")
-    warmup = max(1, steps // 2 ** (ROUNDS - 1)) if warmup is None else warmup
+    warmup = max(1, steps // 8, min(steps // 3, WARMUP)) if warmup is None else warmup
     if chains > 0 and draws % chains:
         raise NicestError(f"expected draws to be a multiple of the {chains} chains, got {draws}")
     if chains < 1 or draws < 4 * chains or steps * chains < draws or warmup < 1:
@@ -155,24 +156,24 @@ class Walk(Chains):
         states, heights = like.new_empty(n, self.chains * self.keep, dim), like.new_empty(n, self.chains * self.keep)
         self.r_hat, self.accepted = like.new_ones(2, n, dtype=torch.float64)
         rows = torch.arange(n, device=x.device)
-        kept, lengths = list[Point](), list(self.lengths)
+        kept, lengths = list[tuple[Tensor, Tensor]](), list(self.lengths)
         looks = self.looks(lengths[0])
         for i, at in self.walk(x, hidden, warmup=self.warmup, steps=self.steps):
             if i in looks:
-                kept.append(at)
+                kept.append((at.y, at.height))
             if i == looks[-1]:
-                found = torch.stack([each.y for each in kept], 2)  # (B, chains, keep, D)
+                found, height = (torch.stack(each, 2) for each in zip(*kept, strict=True))  # (B, chains, keep, D)
                 r_hat = torch.where(self.hidden[:, 0], split_r_hat(found.double()), 1.0).amax(-1)
                 last = len(lengths) == 1
                 done = (r_hat < ENOUGH) | last
                 here = rows[done]
                 states[here] = found[done].flatten(1, 2)
-                heights[here] = torch.stack([each.height for each in kept], 2)[done].flatten(1)
+                heights[here] = height[done].flatten(1)
                 self.r_hat[here], self.accepted[here] = r_hat[done], self.acceptance[done]
                 if last or bool(done.all()):
                     break
                 self.go_on(~done)
-                rows, kept = rows[~done], [each.of(~done) for each in kept[1::2]]
+                rows, kept = rows[~done], [(y[~done], height[~done]) for y, height in kept[1::2]]
                 looks = self.looks(lengths.pop(0) * 2)
             yield (i + self.warmup) / (self.warmup + self.steps)
         self.masked = hidden

@@ -18,6 +18,7 @@ from nicest.lowering import lower
 ROWS = 2000  # chains that walk at once, whatever the number of rows
 NUMBERS = 1 << 25  # in the factors of the rows that walk at once, D² for each
 SAMPLES = 4000  # for the Gaussian that the chains are preconditioned by
+COMPARED, OFF = 256, 0.01  # samples whose log-density must not change by more, in nats, for float32 to be good enough
 TAIL = 0.005  # share of those at either end of a column that is drawn in: a flow may have outliers
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
@@ -53,7 +54,7 @@ class Chains:
     y = the point of the box that belongs to z, and z = mean + w factorᵀ, so that w ~ N(0, I) if the model of the hidden
     given the observed is the Gaussian that has the moments of `samples`, rows like those of the model. Discrete
     columns walk as the real numbers they are dequantised to. With `alike` the chains start at parts of so many samples.
-    The flow is evaluated in float32, in which it was trained; the coordinates keep their own precision.
+    The flow is evaluated in float32 where that is as good; the coordinates keep their own precision.
     """
 
     def __init__(
@@ -65,12 +66,11 @@ class Chains:
         chains: int = 1,
         alike: int = 0,
     ) -> None:
-        double = flow.units.scale.dtype == torch.float64
-        self.flow = lower(copy.deepcopy(flow).float() if double else flow)
-        self.units, self.generator = flow.units, generator
+        self.flow, self.units, self.generator = lower(flow), flow.units, generator
         self.chains, self.alike = chains, alike
         self.box = Box(*corners(self.units, bounds))
         self.samples = self.enter(samples)
+        self.flow = single(flow, self.samples[:COMPARED])
         self.mean, self.precision = gaussian(self.box.enter(self.samples))
 
     def enter(self, x: Tensor) -> Tensor:
@@ -324,6 +324,17 @@ class Box:
         z = torch.where(self.one, share.log(), y)
         share = torch.where(share <= 1, share.clamp_max(1 - HARDLY), 1 - MARGIN)
         return torch.where(self.two, share.logit(), z)
+
+
+def single(flow: Flow, y: Tensor) -> Flow:
+    """The flow in its fast form, and in float32 if that hardly changes the log-density of points y of its space."""
+    exact = lower(flow)
+    if flow.units.scale.dtype != torch.float64:
+        return exact
+    fast = lower(copy.deepcopy(flow).float())
+    with torch.no_grad():
+        off = (fast.log_density(y.float()).double() - exact.log_density(y)).abs()
+    return fast if bool((off < OFF).all()) else exact
 
 
 def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nicest.flows import ConvNet, Law, Partition
 from nicest.flows.images import GatedBlock, Shape
 from nicest.flows.shares import Dropout, own, whole
+from nicest.lowering.derivatives import first_only
 from nicest.lowering.gpu import kernels_for
 
 
@@ -225,7 +225,7 @@ class _Conv(torch.autograd.Function):
         return ctx.made.run()
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gx, grads = ctx.made.back(gradient, ctx.needs_input_grad[0], any(ctx.needs_input_grad[5:]))
         return gx, None, None, None, None, *grads

@@ -29,8 +29,10 @@ def capture(
         graph.register_generator_state(generator)
     # with other processes, a thread of NCCL looks at the device meanwhile
     mode = "thread_local" if torch.distributed.is_available() and torch.distributed.is_initialized() else "global"
-    with _undisturbed(), torch.cuda.graph(graph, capture_error_mode=mode):
+    with _undisturbed(), torch.cuda.graph(graph, stream=side, capture_error_mode=mode):
         output = function()
+    # before it captures, torch writes the seed on that stream: late, it would overwrite the seed of the first replay
+    torch.cuda.current_stream(device).wait_stream(side)
     return graph, output
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nicest.flows import (
@@ -36,6 +35,7 @@ from nicest.flows.bijection import check_features
 from nicest.flows.repeated import once
 from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.conv import FastConv
+from nicest.lowering.derivatives import first_only
 from nicest.lowering.gpu import kernels_for
 from nicest.lowering.rectified import Buffers, rectified, shifted
 from nicest.lowering.residual import residual
@@ -192,7 +192,7 @@ class FastResidual:
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """x_I1, and the output at it, in the dtype of x_I1."""
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
-        if x.device.type == "cpu" and self.dtype == x.dtype:
+        if x.device.type == "cpu" and self.dtype == x.dtype and not torch.is_autocast_enabled("cpu"):
             parameters = [each for layer in self.linears for each in (layer.weight, layer.bias)]
             return x1, residual(x, self.rate, parameters, by_columns=self.by_columns)
         first, *blocks, last = ((layer.weight, layer.bias) for layer in self.linears)
@@ -225,7 +225,7 @@ class _Columns(torch.autograd.Function):
         return torch.addmm(bias[:, None], weight, x.mT).mT
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return gradient @ weight, gradient.mT @ x, gradient.sum(0)
@@ -445,7 +445,7 @@ class _Reordered(torch.autograd.Function):
         return x.index_select(1, order)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient.index_select(1, *ctx.saved_tensors), None, None
 
@@ -517,7 +517,7 @@ class _Mixed(torch.autograd.Function):
         return kernels.mix_channels(x, matrix, b)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kernels: Any = kernels_for(gradient)
         x, matrix, *factors = ctx.saved_tensors

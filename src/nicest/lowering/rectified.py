@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nicest.flows import shares
+from nicest.lowering.derivatives import first_only
 from nicest.lowering.gpu import kernels_for
 
 # Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
@@ -76,7 +76,8 @@ class _Pass:
 
     def __init__(self, inputs: Tensor, dropout: float, buffers: Buffers | None, parameters: Sequence[Tensor]) -> None:
         half, dtype = len(parameters) // 2, inputs.dtype
-        self.buffers, self.scale = buffers, 1 / (1 - dropout)
+        self.buffers = buffers
+        self.scale = shares.scale(dropout) if inputs.device.type == "cpu" else 1 / (1 - dropout)
         self.dtypes = [p.dtype for p in parameters]
         if buffers is None:
             casts = [p.detach().to(dtype) for p in parameters]
@@ -138,7 +139,7 @@ class _Rectified(torch.autograd.Function):
         return settled, _settle(ctx.made.run().to(x.dtype))
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad_x: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         delta, grads = ctx.made.back(grad_output, 1, any(ctx.needs_input_grad[4:]))
         through = grad_x + delta @ ctx.made.copies[0][0] if ctx.needs_input_grad[0] else None
@@ -163,7 +164,7 @@ class _Shifted(torch.autograd.Function):
         return kernels.couple(x, ctx.made.run(), layout, sign, SHIFT)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         kernels: Any = kernels_for(grad_y)
         changed = kernels.part(grad_y, ctx.layout, 2)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nicest.flows import shares
+from nicest.lowering.derivatives import first_only
 
 
 def residual(x: Tensor, dropout: float, parameters: Sequence[Tensor], *, by_columns: bool) -> Tensor:
@@ -42,27 +42,29 @@ class _Residual(torch.autograd.Function):
         return torch.addmm(b_last, h, w_last.mT)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         layers = len(ctx.saved_tensors) // 2
         active, weights = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
-        found: list[Tensor] = []  # the gradients of weights and biases, the last first
+        needs = ctx.needs_input_grad[3:]
+        found: list[Tensor | None] = []  # the gradients of weights and biases, the last first
+
+        def gather(g: Tensor, layer: int) -> None:
+            """The gradients of a layer's own parameters, where they are wanted."""
+            found.append(g.sum(0) if needs[2 * layer + 1] else None)
+            found.append(g.mT @ active[layer] if needs[2 * layer] else None)
 
         def back(g: Tensor, layer: int) -> Tensor:
-            """The gradient before a layer, from that after it."""
-            found.extend((g.sum(0), g.mT @ active[layer]))
-            return g @ weights[layer]
+            """The gradient before a layer and the rectifier that it reads, from that after it."""
+            gather(g, layer)
+            return torch.ops.aten.threshold_backward(g @ weights[layer], active[layer], 0)
 
-        def rectified(g: Tensor, layer: int) -> Tensor:
-            """The gradient before the rectifier that this layer reads."""
-            return torch.ops.aten.threshold_backward(g, active[layer], 0)
-
-        g = rectified(back(gradient, layers - 1), layers - 1)
+        g = back(gradient, layers - 1)
         for k in range(layers - 2, 0, -2):
-            inner = rectified(back(g, k), k)
+            inner = back(g, k)
             if ctx.dropout:  # numbers that it dropped are 0, as those that the rectifier stopped
-                inner *= 1 / (1 - ctx.dropout)
-            g += rectified(back(inner, k - 1), k - 1)
-        found.extend((g.sum(0), g.mT @ active[0]))
+                inner *= shares.scale(ctx.dropout)
+            g += back(inner, k - 1)
+        gather(g, 0)
         through = g @ weights[0] if ctx.needs_input_grad[0] else None
         return (through, None, None, *reversed(found))

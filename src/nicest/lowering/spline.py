@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from nicest.flows import AffineSpline, Law, Spline
+from nicest.lowering.derivatives import first_only
 from nicest.lowering.gpu import kernels_for
 
 
@@ -59,7 +59,7 @@ class _Spline(torch.autograd.Function):
         return y.mT, log_slope.mT
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor, None]:
         law: Spline = ctx.law
         kernels = kernels_for(gy)
@@ -81,7 +81,7 @@ class _AffineSpline(torch.autograd.Function):
         return kernels.affine_spline(a, b, *ctx.settings)
 
     @staticmethod
-    @once_differentiable
+    @first_only
     def backward(ctx: Any, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor, None]:
         kernels: Any = kernels_for(gy)
         return *kernels.affine_spline_backward(*ctx.saved_tensors, gy, gl, *ctx.settings), None

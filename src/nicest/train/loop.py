@@ -310,19 +310,37 @@ def sick_layer(flow: Flow, x: Tensor) -> str:
     return ELSEWHERE
 
 
+class _Threads(threading.local):
+    """How many fits run on one thread of torch's, in this thread of Python's and in all; and torch's usual number."""
+
+    lock, fits, usual = threading.Lock(), 0, 0
+    depth = 0
+
+
+_threads = _Threads()
+
+
 @contextmanager
 def enough_threads(flow: Flow, batch: int) -> Iterator[None]:
-    """One thread on a CPU if the products of a step are small: several would mostly wait for one another, and if other
-    programs keep the cores busy, for those."""
+    """Use one thread on a CPU if the products of a step are small: more would mostly wait for one another, and for
+    the other programs that keep the cores busy."""
     shapes = [local(p).shape for p in flow.parameters()]
     largest = max((batch * shape.numel() for shape in shapes if len(shape) > 1), default=0)
-    threads = torch.get_num_threads()
-    if flow.device.type == "cpu" and largest < SHARED and max(map(len, shapes), default=0) < 3:
+    if flow.device.type != "cpu" or largest >= SHARED or max(map(len, shapes), default=0) > 2:
+        yield
+        return
+    with _Threads.lock:
+        if not _Threads.fits:
+            _Threads.usual = torch.get_num_threads()
+        _Threads.fits, _threads.depth = _Threads.fits + 1, _threads.depth + 1
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _Threads.lock:
+            _Threads.fits, _threads.depth = _Threads.fits - 1, _threads.depth - 1
+            if not _threads.depth:  # threads of Python's that still fit keep their own number
+                torch.set_num_threads(_Threads.usual)
 
 
 @contextmanager
