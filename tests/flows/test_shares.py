@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nicest.flows import MLP, Features, Units
 from nicest.flows.repeated import once, repeated
-from nicest.flows.shares import Share, own, whole
+from nicest.flows.shares import Share, dropout, own, whole
 from nicest.lowering.lower import FastMLP
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp
@@ -52,6 +52,25 @@ def test_copies_of_a_share_meet_the_same(draw: str, size: int):
             found = DRAWS[draw](share.rows(ROWS).repeat(2, 1))
         torch.testing.assert_close(found, share.rows(expected).repeat(2, 1))
         assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.999])
+def test_dropout_on_a_cpu_drops_its_share_independently(p: float):
+    """Four numbers share 64 random bits: none says anything about the others."""
+    n = 400_000
+    found = dropout(torch.ones(n // 8, 8).double(), p)
+    kept = found > 0
+    torch.testing.assert_close(found[kept], torch.full_like(found[kept], 1 / (1 - p)))
+    deviation = (p * (1 - p) / (n / 8)) ** 0.5
+    torch.testing.assert_close(
+        kept.double().mean(0), torch.full((8,), 1 - p).double(), rtol=0, atol=4 * deviation + 2**-16
+    )
+    assert (kept.double().T.corrcoef() - torch.eye(8).double()).abs().max() < 5 / (n / 8) ** 0.5
+
+
+@pytest.mark.parametrize(("p", "kept"), [(0.0, 1.0), (1.0, 0.0)])
+def test_dropout_of_nothing_and_of_all(p: float, kept: float):
+    assert (dropout(torch.ones(1000, 3), p) == kept).all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -23,6 +23,8 @@ from nicest.flows import (
     DiagonalScaling,
     Flow,
     Gaussian,
+    ResidualMLP,
+    Spline,
     TriangularAffine,
     Units,
     Within,
@@ -151,9 +153,19 @@ class TestDropout:
         parts = (part, part.swap(), part)
         return Chain(*(Coupling(p, Affine(), MLP(3, 6, (32, 16), dropout=dropout)) for p in parts))
 
+    @staticmethod
+    def residual_chain(law: Affine | Spline) -> Chain:
+        part = odd_even(6)
+        networks = (ResidualMLP(3, 3 * law.size, 16, 2, dropout=0.4) for _ in range(2))
+        return Chain(
+            *(randomised(Coupling(p, law, f), 0.15) for p, f in zip((part, part.swap()), networks, strict=True))
+        )
+
     @dtypes
-    def test_the_same_seed_drops_the_same_units_as_plain(self, dtype: torch.dtype):
-        chain, x = self.chain().to(dtype).train(), torch.randn(9, 6, dtype=dtype)
+    @pytest.mark.parametrize("kind", ["plain", "residual", "residual with splines"])
+    def test_the_same_seed_drops_the_same_units_as_plain(self, dtype: torch.dtype, kind: str):
+        chain = self.chain() if kind == "plain" else self.residual_chain(Spline(4) if "splines" in kind else Affine())
+        chain, x = chain.to(dtype).train(), torch.randn(9, 6, dtype=dtype)
         found = []
         for layer in (chain, LoweredChain(chain, dtype)):
             torch.manual_seed(3)

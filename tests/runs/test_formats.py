@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.nn import functional
 
 import nicest
+from nicest.flows import shares
 from nicest.recipes import load_recipe
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.score import score
@@ -66,7 +68,14 @@ def test_scores_of_a_table_are_what_they_were(kept: Kept, tmp_path: Path):
             assert cell == other == "" or float(cell) == pytest.approx(float(other), abs=1e-4)
 
 
+@pytest.fixture
+def _dropout_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own, also on a CPU: it takes other random numbers, and the noise of later rows comes after them."""
+    monkeypatch.setattr(shares, "_kept", lambda out, p: functional.dropout(out.fill_(1), p))
+
+
 @both
+@pytest.mark.usefixtures("_dropout_of_their_time")
 def test_a_stopped_run_goes_on_to_the_end_it_would_have_had(kept: Kept, name: str):
     torch.manual_seed(99)
     out = kept.folder / f"{name}-stopped"
@@ -74,3 +83,14 @@ def test_a_stopped_run_goes_on_to_the_end_it_would_have_had(kept: Kept, name: st
     for row, then in zip(metrics(out), kept.expected[name]["metrics"], strict=True):
         assert row == pytest.approx(then, abs=1e-4)
     assert nicest.open(out, verify=True).figures["epoch"] == kept.expected[name]["evaluation"]["epoch"]
+
+
+@both
+def test_a_stopped_run_goes_on_with_the_dropout_of_today(kept: Kept, name: str):
+    """The random numbers are others than then. What was validated stays, and as many steps are made."""
+    out, then = kept.folder / f"{name}-stopped", kept.expected[name]["metrics"]
+    stopped = len(metrics(out))
+    assert train(load_recipe(RECIPES[name]), out, resume=True, device="cpu")["finished"]
+    found = metrics(out)
+    assert [row["step"] for row in found] == [row["step"] for row in then]
+    assert found[:stopped] == then[:stopped]
