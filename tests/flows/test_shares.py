@@ -60,12 +60,27 @@ def test_dropout_on_a_cpu_drops_its_share_independently(p: float):
     n = 400_000
     found = dropout(torch.ones(n // 8, 8).double(), p)
     kept = found > 0
-    torch.testing.assert_close(found[kept], torch.full_like(found[kept], 1 / (1 - p)))
+    rounded = round(p * 2**16) / 2**16
+    torch.testing.assert_close(found[kept], torch.full_like(found[kept], 1 / (1 - rounded)))
     deviation = (p * (1 - p) / (n / 8)) ** 0.5
     torch.testing.assert_close(
         kept.double().mean(0), torch.full((8,), 1 - p).double(), rtol=0, atol=4 * deviation + 2**-16
     )
     assert (kept.double().T.corrcoef() - torch.eye(8).double()).abs().max() < 5 / (n / 8) ** 0.5
+
+
+@pytest.mark.parametrize("p", [0.9999, 0.999999])
+def test_dropout_of_nearly_all_keeps_the_mean(p: float):
+    """Of a million numbers some stay, each times what makes up for the others."""
+    found = dropout(torch.ones(20_000_000), p)
+    least = 2**-16  # of the numbers are kept
+    assert found.mean() == pytest.approx(1, abs=5 / (20_000_000 * max(1 - p, least)) ** 0.5)
+
+
+def test_dropout_of_nothing_draws_nothing():
+    before = torch.get_rng_state()
+    dropout(torch.ones(1000), 0.0)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, 1.0), (1.0, 0.0)])

@@ -396,6 +396,9 @@ class TestDiscrete:
         assert draws.std() == pytest.approx(spread, rel=0.03)
         assert draws.std(0).mean() == pytest.approx(spread, rel=0.03)
         assert torch.equal(found.draws[..., 0], torch.zeros(400, 40).double())
+        x = x[:1].expand(200, -1)
+        early = impute_rows(flow, x, x.isnan(), draws=400, ascent=0).draws[..., 1].mean(0)  # rows stop when they agree
+        assert (early - mean).square().mean().sqrt() < 0.12 * spread
 
     def test_two_integers_have_their_joint_probabilities_within_bounds(self):
         """Both missing, cut off at 0 and 4: the mass of every square, by quadrature, over that of all."""
@@ -514,3 +517,44 @@ class TestRefusals:
         assert "floating-point numbers, got torch.uint8" in refusal(impute_rows, flow, x.byte(), x == 0)
         x[1, 2] = math.inf
         assert "row 1" in refusal(impute_rows, flow, x, x == 0)
+
+
+class TestRounds:
+    def test_rows_that_go_on_keep_what_is_theirs(self):
+        """Rows that miss different cells, with an integer column: densities, steps and lines stay their own."""
+        flow = bent(4)
+        flow.units = Units.columns([0.0, 1.0, 0.0, 0.0]).double()
+        hidden = torch.tensor([[True, False, False, True], [False, False, True, False], [True] * 4])
+        walk = Walk(flow, None, 2, 4, 40, 5, torch.Generator().manual_seed(0))
+        for i, at in walk.walk(torch.zeros(3, 4).double(), hidden, warmup=20, steps=40):
+            if i == 10:
+                before, steps, taken = at, walk.log_step, walk.taken
+                walk.go_on(torch.tensor([False, True, True]))
+                for old, new in ((before.y, walk.point.y), (steps, walk.log_step), (taken, walk.taken)):
+                    assert torch.equal(old[1:], new)
+            if i > 10:
+                torch.testing.assert_close(walk.at(at.w).nats, at.nats, rtol=0, atol=1e-3)
+                assert not at.w[~walk.hidden.expand_as(at.w)].any()  # no line along an observed cell
+                assert (at.y[0, :, [0, 3]] == before.y[1, :, [0, 3]]).all()
+
+    @pytest.mark.parametrize("keep", [4, 5, 7])
+    @pytest.mark.parametrize("steps", [40, 57])
+    def test_states_are_evenly_spaced_over_all_rounds(self, monkeypatch: pytest.MonkeyPatch, keep: int, steps: int):
+        """Chains whose state is the number of the iteration never agree with their first half."""
+
+        def count(walk: Walk, i: int) -> None:
+            walk.point = walk.point._replace(y=torch.full_like(walk.point.y, i))
+
+        monkeypatch.setattr(Walk, "iteration", count)
+        flow, x = bent(3), torch.full((2, 3), math.nan).double()
+        flow.units = Units.continuous(3, standardise=False).double()
+        found = impute_rows(flow, x, x.isnan(), draws=2 * keep, chains=2, steps=steps, warmup=3, ascent=0)
+        assert found.draws[:, 0, 0].tolist() == [round((k + 1) * steps / keep) for k in range(keep)] * 2
+        assert torch.equal(found.draws, found.draws[:, :1, :1].expand_as(found.draws))
+
+    def test_a_flow_of_float64_far_from_zero_keeps_its_digits(self):
+        mean, covariance = torch.full((2,), 1e6).double(), torch.tensor([[1.0, 0.9], [0.9, 1.0]]).double()
+        flow = real(Chain(TriangularAffine(2).double().fit_moments(mean, covariance)), 2)
+        x = torch.tensor([[1e6 + 1, math.nan]] * 100).double()
+        found = impute_rows(flow, x, x.isnan(), draws=80, steps=100, warmup=60, ascent=0)
+        assert (found.draws[..., 1] - 1e6).mean() == pytest.approx(0.9, abs=0.03)

@@ -33,6 +33,7 @@ from nicest.flows import (
     odd_even,
 )
 from nicest.lowering import LoweredChain, lower
+from nicest.lowering.lower import FastResidual
 
 whole_zoo = pytest.mark.parametrize("name", ZOO)
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -374,3 +375,59 @@ class TestUnits:
         monkeypatch.setattr(sys.modules["nicest.lowering.lower"], "kernels_for", lambda x: kernels)
         with pytest.raises(ValueError, match="expected 6 features, got 5"):
             fast.enter(torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("context_dim", [0, 2])
+@pytest.mark.parametrize(("blocks", "dropout"), [(0, 0.0), (1, 0.4), (3, 0.0), (3, 0.4)])
+def test_a_residual_network_has_the_gradients_of_the_plain_one(
+    blocks: int, dropout: float, context_dim: int, by_columns: bool, rows: int
+):
+    plain = ResidualMLP(3, 5, 16, blocks, dropout=dropout, context_dim=context_dim, initialisation="torch").double()
+    fast = FastResidual.of(plain, torch.float64)
+    assert fast is not None
+    fast.by_columns = by_columns
+    x = torch.randn(rows, 6, dtype=torch.float64)[:, ::2].requires_grad_()
+    context = torch.randn(rows, context_dim, dtype=torch.float64, requires_grad=True) if context_dim else None
+    weight, found = torch.randn(rows, 5, dtype=torch.float64), []
+    for compute in (plain, lambda x1, given: fast.read(x1, given)[1]):
+        torch.manual_seed(1)
+        y = compute(x, context)
+        wanted = [each for each in (x, context, *plain.parameters()) if each is not None]
+        found.append((y, *torch.autograd.grad((y * weight).sum(), wanted)))
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("law", [Affine(), Spline(4)])
+def test_second_derivatives_are_refused_rather_than_wrong(law: Affine | Spline):
+    part = odd_even(4)
+    networks = (ResidualMLP(2, 2 * law.size, 8, 1, initialisation="torch") for _ in range(3))
+    layers = [Coupling(p, law, each) for p, each in zip((part, part.swap(), part), networks, strict=True)]
+    flow = Flow(Units.continuous(4), Chain(*layers), Gaussian(4)).double()
+    x = torch.randn(4).double()
+    assert torch.autograd.functional.hessian(lambda y: flow.log_prob(y[None]).sum(), x).isfinite().all()
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.functional.hessian(lambda y: lower(flow).log_prob(y[None]).sum(), x)
+
+
+def test_frozen_weights_cost_no_products():
+    network = ResidualMLP(3, 5, 16, 1).double().requires_grad_(False)
+    x = torch.randn(4, 3).double().requires_grad_()
+    fast = FastResidual.of(network, torch.float64)
+    assert fast is not None
+    y = fast.read(x, None)[1]
+    with torch.profiler.profile() as seen:
+        torch.autograd.grad(y.sum(), x)
+    assert sum(each.name == "aten::mm" for each in seen.events()) == 4  # a layer each
+
+
+def test_under_autocast_a_residual_network_runs_layer_by_layer():
+    network, x = ResidualMLP(3, 5, 16, 1, initialisation="torch"), torch.randn(4, 3)
+    fast = FastResidual.of(network, torch.float32)
+    assert fast is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        y = fast.read(x, None)[1]
+    y.sum().backward()
+    assert_close(y, network(x), rtol=0.05, atol=0.05)

@@ -1,5 +1,9 @@
 """On a GPU: the zoo in its fast form, the kernels against torch, and captured graphs."""
 
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 from parity import assert_close_in_bfloat16, assert_parity, gradients
@@ -13,6 +17,13 @@ from nicest.lowering.lower import FastCoupling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 DEVICE = torch.device("cuda")
+BURN = """
+import torch
+x = torch.randn(4096, 4096, device="cuda")
+while True:
+    x = (x @ x).tanh_()
+    x.sum().item()
+"""
 
 whole_zoo = pytest.mark.parametrize("name", ZOO)
 regular = pytest.mark.parametrize("partition", ["odd_even", "odd_even-swapped", "halves", "halves-swapped"])
@@ -118,6 +129,29 @@ class TestGraphs:
         assert not torch.equal(found[0], found[2])
         graph.replay()
         assert not torch.equal(output, found[2])
+
+    def test_the_first_replay_has_its_seed_on_a_busy_gpu(self):
+        """Other programs delay what was written before a capture; it must not come after what the replay writes."""
+        others = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2)]
+        try:
+            time.sleep(15)  # until they are busy
+            for _ in range(50):
+                generator = torch.Generator(DEVICE)
+                graph, output = capture(
+                    lambda: torch.rand(50, 6, device=DEVICE, generator=generator),  # noqa: B023
+                    DEVICE,
+                    generator=generator,
+                )
+                generator.manual_seed(1)
+                graph.replay()
+                first = output.clone()
+                generator.manual_seed(1)
+                graph.replay()
+                assert torch.equal(first, output)
+        finally:
+            for each in others:
+                each.kill()
+                each.wait()
 
 
 class TestUnits:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,14 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from nicest.data import load as load_data
-from nicest.flows import Units, bits_per_dim
+from nicest.flows import MLP, Additive, Chain, Coupling, Flow, Gaussian, Units, bits_per_dim, odd_even
 from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.recipes.build import build
 from nicest.runs.folder import LAST, MODEL, read_tensors
 from nicest.runs.run import Run, load
 from nicest.train import loop
+from nicest.train.loop import enough_threads
 from nicest.train.optim import average_weight
 from nicest.train.state import State
 from nicest.train.step import update_average
@@ -415,3 +417,79 @@ def test_a_long_epoch_is_saved_in_its_middle_and_resumes_to_the_bit(tmp_path: Pa
     monkeypatch.undo()
     resume(tmp_path / "killed")
     assert same_run(tmp_path / "killed", tmp_path / "straight")
+
+
+def wide(width: int) -> Flow:
+    part = odd_even(4)
+    layers = [Coupling(p, Additive(), MLP(2, 2, (width,))) for p in (part, part.swap(), part)]
+    return Flow(Units.continuous(4), Chain(*layers), Gaussian(4))
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
+class TestThreads:
+    def test_small_layers_get_one_and_the_others_come_back_after_an_error(self):
+        def fails() -> None:
+            with enough_threads(wide(8), 100):
+                assert torch.get_num_threads() == 1
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fails()
+        assert torch.get_num_threads() == 2
+
+    @pytest.mark.parametrize(("width", "batch"), [(8, 1_000_000), (70_000, 100)])
+    def test_large_products_get_all(self, width: int, batch: int):
+        with enough_threads(wide(width), batch):
+            assert torch.get_num_threads() == 2
+
+    def test_a_training_uses_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        seen = set()
+        step = loop.TrainingStep.__call__
+
+        def watched(self: Any, index: Tensor) -> Tensor:
+            seen.add(torch.get_num_threads())
+            return step(self, index)
+
+        monkeypatch.setattr(loop.TrainingStep, "__call__", watched)
+        run(tmp_path)
+        assert seen == {1}
+        assert torch.get_num_threads() == 2
+
+    def test_a_fit_inside_a_fit(self):
+        with enough_threads(wide(8), 100):
+            with enough_threads(wide(8), 100):
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+
+    def test_fits_that_overlap_leave_the_number_as_it_was(self):
+        first, second, found = threading.Event(), threading.Event(), []
+
+        def one() -> None:
+            with enough_threads(wide(8), 100):
+                first.set()
+                second.wait(10)
+
+        def other() -> None:
+            first.wait(10)
+            with enough_threads(wide(8), 100):
+                second.set()
+                threads[0].join()
+
+        threads = [threading.Thread(target=each) for each in (one, other)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        last = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        last.start()
+        last.join()
+        assert found == [2]
