@@ -419,8 +419,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
         With `interval`, such as 0.9, the ends of that share of the draws of every cell come too: (filled, low, high).
         Cells that are there come back as they are. An integer, and a number of a column with spikes, gets the median
-        of its draws, a category the most frequent. Chains stop when they agree; `steps` is their greatest length, and
-        rows whose chains do not agree by then are warned of.
+        of its draws, a category the most frequent. Chains stop when they agree, after at most `steps` steps. You get a
+        warning for rows whose chains still disagree.
         """
         codes, unknown, rows = self._codes(X)
         hidden = np.isnan(codes) & ~unknown[:, None]

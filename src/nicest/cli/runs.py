@@ -358,7 +358,7 @@ def impute(
         Path | None, options.out_file("One line per imputed cell: value, interval, R-hat.", rows=True)
     ] = None,
     draws: Annotated[int, options.integer(16, 100_000, "Draws per row, a multiple of 4.")] = 400,
-    steps: Annotated[int, options.integer(4, 1_000_000, "Most steps of each of the four MCMC chains of a row.")] = 1000,
+    steps: Annotated[int, options.integer(4, 1_000_000, "Maximum steps of each of a row's four MCMC chains.")] = 1000,
     interval: Annotated[float, options.real(0, 1, "Probability of the credible interval.")] = 0.9,
     seed: options.Seed = 0,
 ) -> Result:
