@@ -344,9 +344,10 @@ class TestRows:
     def test_rows_whose_chains_do_not_mix_are_marked(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("nicest.inference.langevin.JUMP_EVERY", 10**9)
         monkeypatch.setattr("nicest.inference.langevin.LINE_AT", ())
-        x = torch.tensor([[math.nan, -9.0], [0.0, 0.0]]).double()  # hills at ±√11, and nothing between
+        x = torch.tensor([[math.nan, -9.0]] * 40 + [[0.0, 0.0]]).double()  # hills at ±√11, and nothing between
         found = impute_rows(two_hills(), x, x.isnan(), seed=1, **LONG)
-        assert found.mixed.tolist() == [False, True]
+        assert found.mixed[-1]
+        assert found.mixed[:-1].double().mean() == pytest.approx(1 / 8, abs=0.2)  # all four chains on one hill
 
 
 class TestDiscrete:
@@ -384,8 +385,8 @@ class TestDiscrete:
         """p(y2 | x1 = 0) is a mixture over y1 in [0, 1), in every row by itself: mean and spread by quadrature."""
         r = 0.95
         flow = self.flow((1.0, 0.0), torch.zeros(2).double(), torch.tensor([[1.0, r], [r, 1.0]]).double())
-        x = torch.tensor([[0.0, math.nan]] * 40).double()
-        found = impute_rows(flow, x, x.isnan(), draws=400, steps=1500, warmup=300, rounds=1)
+        x = torch.tensor([[0.0, math.nan]] * 160).double()
+        found = impute_rows(flow, x, x.isnan(), draws=400, steps=1500, warmup=300, rounds=1, ascent=0)
         y1 = (torch.arange(1000).double() + 0.5) / 1000
         weight = torch.softmax(-0.5 * y1**2, 0)
         mean = float((weight * r * y1).sum())
@@ -395,7 +396,7 @@ class TestDiscrete:
         assert draws.mean() == pytest.approx(mean, abs=0.01)
         assert draws.std() == pytest.approx(spread, rel=0.03)
         assert draws.std(0).mean() == pytest.approx(spread, rel=0.03)
-        assert torch.equal(found.draws[..., 0], torch.zeros(400, 40).double())
+        assert torch.equal(found.draws[..., 0], torch.zeros(400, 160).double())
         x = x[:1].expand(200, -1)
         early = impute_rows(flow, x, x.isnan(), draws=400, ascent=0).draws[..., 1].mean(0)  # rows stop when they agree
         assert (early - mean).square().mean().sqrt() < 0.12 * spread
@@ -558,3 +559,16 @@ class TestRounds:
         x = torch.tensor([[1e6 + 1, math.nan]] * 100).double()
         found = impute_rows(flow, x, x.isnan(), draws=80, steps=100, warmup=60, ascent=0)
         assert (found.draws[..., 1] - 1e6).mean() == pytest.approx(0.9, abs=0.03)
+
+
+def test_no_chain_starts_where_the_model_has_hardly_any_density(monkeypatch: pytest.MonkeyPatch):
+    """A wide Gaussian of a narrow model: of draws that are mostly far out, the likeliest is taken."""
+    flow, x = real(Chain(), 2), torch.full((200, 2), math.nan).double()
+    walk = Walk(flow, None, 4, 4, 40, 5, torch.Generator().manual_seed(0))
+    walk.precision = walk.precision / 100  # ten times as wide
+    walk.place(torch.zeros_like(x), x.isnan())
+    far = [float((walk.start().y.norm(dim=-1) > 10).double().mean())]
+    monkeypatch.setattr(langevin, "STARTS", 1)
+    far.append(float((walk.start().y.norm(dim=-1) > 10).double().mean()))
+    assert far[1] == pytest.approx(math.exp(-0.5), abs=0.06)
+    assert far[0] == pytest.approx(math.exp(-0.5) ** 4, abs=0.05)

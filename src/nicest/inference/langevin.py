@@ -23,6 +23,7 @@ TAIL = 0.005  # share of those at either end of a column that is drawn in: a flo
 ACCEPTANCE = 0.574  # what is best for Langevin proposals in many dimensions (Roberts & Rosenthal 1998)
 JUMP_EVERY = 5  # iterations of which one proposes a draw from the Gaussian, which may lie at another mode
 LINE_AT, LINE_DIM = (1, 2, 3), 100  # of these five, those that move one coordinate, in rows of so many columns at most
+STARTS = 4  # draws, of which a chain starts at the likeliest
 TRIES = 4  # points on a line that a chain chooses from
 ALIKE = 32  # samples that chains of an image may start from
 MARGIN = 1e-3  # of the width of a box
@@ -127,9 +128,13 @@ class Chains:
             setattr(self, name, getattr(self, name)[rows])
 
     def start(self) -> Point:
-        """Every chain at a draw from the Gaussian, or at its mean where the model has no density at the draw; `patched`
-        where that is likelier."""
+        """Every chain at the likeliest of a few draws from the Gaussian: one that starts far out, where the Gaussian
+        has hardly any density, may never leave. At its mean where the model has no density at a draw; `patched` where
+        that is likelier."""
         drawn = self.at(self.noise())
+        for _ in range(STARTS - 1):
+            other = self.at(self.noise())
+            drawn = self.choose(other.nats.nan_to_num(-torch.inf) > drawn.nats.nan_to_num(-torch.inf), other, drawn)
         centre = self.at(torch.zeros_like(drawn.w))
         at = self.choose(drawn.nats.isfinite(), drawn, centre)
         if self.alike:
