@@ -357,7 +357,9 @@ def test_means_ranks_wins_and_gaps_are_those_of_the_trials():
     assert lines[-1] == "Failed on y: why (C, seed 0)"
 
 
-@pytest.mark.parametrize("name", ["density", "imputation", "imputation-holes", "outliers", "synthesis"])
+@pytest.mark.parametrize(
+    "name", ["density", "imputation", "imputation-holes", "imputation-uci", "outliers", "synthesis"]
+)
 def test_the_page_shows_what_was_measured(name: str):
     result = json.loads((ROOT / "results" / f"tables-{name}.json").read_text())
     assert markdown(result) in (ROOT / "docs" / "tables.md").read_text()
