@@ -659,7 +659,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         columns = columns or self.columns_
         if self._frame:
             return Frame(self._frame, decode(codes, columns)).back()
-        return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, columns, strict=True)])
+        return decoded(codes, columns)
 
     def _engine(self) -> Engine:
         """One engine for as long as the flow is the same, since on a GPU each captures its own graphs."""
@@ -746,6 +746,11 @@ def encoded(rows: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray, np
     """The model's numbers, (N, D) in float64, NaN where a cell is; and which rows hold values unknown in training."""
     pairs = [codes_of(cells.astype(np.float64), column) for cells, column in zip(rows.T, columns, strict=True)]
     return np.column_stack([codes for codes, _ in pairs]), np.any([new for _, new in pairs], axis=0)
+
+
+def decoded(codes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """The rows, (N, D), that the model's numbers stand for."""
+    return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, columns, strict=True)])
 
 
 def extremes(codes: np.ndarray) -> np.ndarray:

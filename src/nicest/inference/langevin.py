@@ -67,7 +67,7 @@ class Chains:
         chains: int = 1,
         alike: int = 0,
     ) -> None:
-        self.flow, self.units, self.generator = lower(flow), flow.units, generator
+        self.units, self.generator = flow.units, generator
         self.chains, self.alike = chains, alike
         self.box = Box(*corners(self.units, bounds))
         self.samples = self.enter(samples)

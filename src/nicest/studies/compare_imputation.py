@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nicest.data.cells import cell_values, codes_of
+from nicest.data.cells import codes_of
 from nicest.data.columns import Column
-from nicest.estimator import NICE
+from nicest.estimator import NICE, decoded
 from nicest.studies.compare import Comparison, Figures
 from nicest.studies.datasets import AS_STORED, Table
 from nicest.tasks.impute_table import draw_hidden
@@ -75,7 +75,7 @@ def nice(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> Mapping[str, Gu
     imputed = draw_hidden(model.flow_, codes, np.isnan(codes), model.columns_, seed=seed, ascent=ASCENT)
     about |= {"acceptance": float(imputed.acceptance.mean()), "rows_not_mixed": int((~imputed.mixed).sum())}
     draws, mode = imputed.draws.numpy(), imputed.mode.numpy()
-    draws, (mode,) = (np.stack([values_of(each, model.columns_) for each in some]) for some in (draws, [mode]))
+    draws, (mode,) = (np.stack([decoded(each, model.columns_) for each in some]) for some in (draws, [mode]))
     draws, mode = (np.where(np.isnan(rows), each, rows) for each in (draws, mode))
     low, high = ends(draws)
     return {"": Guess(draws.mean(0), low, high, about), "mode": Guess(mode, about=about)}
@@ -85,11 +85,6 @@ def encoded_cells(rows: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     """The model's numbers, NaN where a cell is missing or new."""
     pairs = [codes_of(cells, column) for cells, column in zip(rows.T, columns, strict=True)]
     return np.column_stack([np.where(new, np.nan, codes) for codes, new in pairs])
-
-
-def values_of(codes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """The cells that the model's numbers stand for."""
-    return np.column_stack([cell_values(each, column) for each, column in zip(codes.T, columns, strict=True)])
 
 
 def ends(draws: np.ndarray) -> np.ndarray:
