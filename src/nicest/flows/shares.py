@@ -70,7 +70,7 @@ def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
     elif _held is None:
         return functional.dropout(x, p, inplace=inplace)
     else:
-        kept = own(functional.dropout(x.new_ones(whole(len(x)), *x.shape[1:]), p, inplace=True))
+        kept = own(functional.dropout(x.new_ones(whole(len(x)), *x.shape[1:]), p, inplace=inplace))
     return x.mul_(kept) if inplace else x * kept
 
 
