@@ -8,10 +8,12 @@ import pytest
 import torch
 from pyarrow import parquet
 
+import nicest
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.defaults import recipes_for, settings_given
 from nicest.recipes.splits import load_splits
+from nicest.train.callbacks import Begun, Callback
 from nicest.train.fit import choose, fit_rows, train
 from nicest.train.initial import sized
 from small_runs import last
@@ -84,10 +86,39 @@ def test_rows_that_decide_between_recipes_are_not_fitted_before_training(table: 
     among = sized(recipe, splits, settings_given(recipe, overrides))
     fitted = Flow.fit_constants
     monkeypatch.setattr(Flow, "fit_constants", lambda flow, rows: (seen.append(len(rows)), fitted(flow, rows))[1])
-    assert choose(among, splits, torch.device("cpu")) in among
+    assert choose(among, splits, torch.device("cpu")) in [(each, None) for each in among]  # it is begun anew
     assert seen == [len(splits.train)] * len(among)
     fit_rows(among[0], splits, torch.device("cpu"))
     assert seen[-1] == len(splits.train) + len(splits.valid)
+
+
+def test_of_many_rows_the_best_short_training_goes_on(tmp_path: Path):
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(1_200, 2))
+    np.save(tmp_path / "rows.npy", np.column_stack([rows[:, 0], np.sin(3 * rows[:, 0]) + 0.1 * rows[:, 1]]))
+    overrides = (f'data.name="{tmp_path / "rows.npy"}"', "model.couplings=3", "model.width=8", "train.epochs=20")
+    recipe = load_recipe("table").override(*overrides)
+    splits = load_splits(recipe)
+    among = sized(recipe, splits, settings_given(recipe, overrides))
+    tried = choose(among, splits, torch.device("cpu"))
+    assert tried.flow is not None
+    valid = torch.from_numpy(splits.validating)
+    nats = float(tried.flow.log_prob(valid.double()).detach().mean())
+
+    class Stop(Callback):
+        def started(self, begun: Begun) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # before the first step: the run starts from the short training
+        train(load_recipe("table"), tmp_path / "run", overrides=overrides, device="cpu", callbacks=[Stop()])
+    run = nicest.open(tmp_path / "run")
+    assert run.recipe.model == tried.recipe.model
+    assert float(run.flow.log_prob(valid.to(run.flow.units.scale)).detach().mean()) == pytest.approx(nats, abs=1e-3)
+    fitted = fit_rows(tried.recipe, splits, torch.device("cpu"), flow=tried.flow)
+    assert fitted.figures["valid_nats"] > nats + 0.05
+    for effort, trained in (("medium", 1_620), ("low", 600)):  # a tenth is done; one recipe alone has no short training
+        recipe = recipes_for(1_200, 2, {"model": {}, "train": {"effort": effort}})[0]
+        assert recipe.train.epochs * (1_080 // recipe.train.batch) == pytest.approx(trained, abs=4)
 
 
 def test_pictures_are_whitened_with_shrinkage(tmp_path: Path):

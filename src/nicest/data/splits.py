@@ -113,6 +113,11 @@ class Splits:
         return len(self.train) + len(self.missing)
 
     @property
+    def n_fitted(self) -> int:
+        """How many rows train or validate."""
+        return self.n_training + (0 if self.valid is self.train else len(self.validating))
+
+    @property
     def missing(self) -> np.ndarray:
         """Which values are missing in the incomplete rows that train, which are the last of `training`."""
         rows = np.empty((0, self.dim)) if self.incomplete is None else self.incomplete[self.n_incomplete_valid :]

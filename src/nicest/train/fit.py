@@ -22,7 +22,7 @@ from nicest.inference.engine import Engine
 from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
-from nicest.recipes.defaults import IN_MEMORY, settings_given
+from nicest.recipes.defaults import IN_MEMORY, TRIAL, goes_on, settings_given
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.digests import ENVIRONMENT
@@ -36,7 +36,14 @@ from nicest.train.initial import sized
 from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
 
-TRIAL, TRIAL_STEPS = 0.1, 200  # share of a training, and steps at least, that tell which of several recipes is best
+TRIAL_STEPS = 200  # of a short training, at least
+
+
+class Chosen(NamedTuple):
+    """A recipe, and the flow of its short training where the training goes on from there."""
+
+    recipe: Recipe
+    flow: Flow | None = None
 
 
 class Fitted(NamedTuple):
@@ -176,15 +183,19 @@ def train(
         sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
+        tried = None
         if recipe.sized:
-            asked = settings_given(recipe, overrides)
-            among = sized(recipe, splits, asked) if world.rank == 0 else []
-            recipe = world.broadcast(choose(among, splits, place, watching) if among else None)
+            if world.rank == 0:
+                among = sized(recipe, splits, settings_given(recipe, overrides))
+                recipe, tried = choose(among, splits, place, watching)
+            recipe = world.broadcast(recipe)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
             sink.refuse_existing()
-            state = start(recipe, splits, place, world)
+            state = start(recipe, splits, place, world, tried)
             begin(state, splits, sink, private=private)
+            if world.any(tried is not None):
+                keep_start(state, splits, sink)
             return weighed(run_loop(state, splits, sink, watching), sink, splits, world)
 
 
@@ -209,12 +220,12 @@ def blended(flow: Flow, splits: Splits, recipe: Recipe) -> Flow:
 
 def choose(
     recipes: Sequence[Recipe], splits: Splits, device: torch.device, callbacks: Sequence[Callback] = ()
-) -> Recipe:
-    """The recipe that does best on the validation rows after a short training."""
+) -> Chosen:
+    """The recipe that does best on the validation rows after a short training, which may go on."""
     if len(recipes) == 1:
-        return recipes[0]
+        return Chosen(recipes[0])
     bars = [ProgressBar() for each in callbacks if isinstance(each, ProgressBar)]
-    names, nats = [recipe.title.partition(": ")[2] for recipe in recipes], []
+    names, trials = [recipe.title.partition(": ")[2] for recipe in recipes], list[Fitted]()
     for name, recipe in zip(names, recipes, strict=True):
         for each in callbacks:
             each.note(f"trying {name}, for a few epochs")
@@ -224,11 +235,15 @@ def choose(
         short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
         trial = replace(recipe, name=f"trying {name}", model=replace(recipe.model, trees=0), train=short)
         # kinds differ in what is fitted before training: rows that decide between them must not be among it
-        nats.append(fit_rows(trial, splits, device, bars, everything=False).figures["valid_nats"])
+        trials.append(fit_rows(trial, splits, device, bars, everything=False))
+    nats = [trial.figures["valid_nats"] for trial in trials]
+    best = nats.index(max(nats))
+    flow = trials[best].flow if goes_on(splits.n_fitted) and not splits.targets else None
     found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
+    rest = "is trained in full" if flow is None else "goes on"
     for each in callbacks:
-        each.note(f"after short trainings, nats of the validation rows: {found}; the best is trained in full")
-    return recipes[nats.index(max(nats))]
+        each.note(f"after short trainings, nats of the validation rows: {found}; the best {rest}")
+    return Chosen(recipes[best], flow)
 
 
 def fit_rows(
@@ -254,12 +269,15 @@ def fit_rows(
     return fitted._replace(flow=blended(fitted.flow, splits, recipe))
 
 
-def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
-    """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows."""
+def start(
+    recipe: Recipe, splits: Splits, device: torch.device, world: World = World(), tried: Flow | None = None
+) -> State:
+    """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows; or the
+    flow of a short training, which only the first process has."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
-    flow = build(recipe, splits).double().to(device)
-    prepare(flow, splits, device, world)
+    flow = (tried or build(recipe, splits)).double().to(device)
+    prepare(flow, splits, device, world, fitted=tried is None)
     return State(recipe, flow, device, world)
 
 

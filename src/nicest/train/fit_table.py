@@ -61,7 +61,8 @@ def fit_table(
     if warm is not None:
         flow, model = warm
         return fit_rows(replace(recipes[0], model=model), splits, place, shown, flow=copy.deepcopy(flow))
-    return fit_rows(choose(recipes, splits, place, shown), splits, place, shown)
+    recipe, tried = choose(recipes, splits, place, shown)
+    return fit_rows(recipe, splits, place, shown, flow=tried)
 
 
 def _shorter(recipe: Recipe, times: float) -> dict[str, int]:

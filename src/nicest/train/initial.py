@@ -39,7 +39,7 @@ class Start(NamedTuple):
 def sized(recipe: Recipe, splits: Splits, given: Given) -> list[Recipe]:
     """Recipes to try, with model and training chosen for the rows, but for what is `given`."""
     images = len(splits.shape) > 1
-    n = splits.n_training + (0 if splits.valid is splits.train else len(splits.validating))
+    n = splits.n_fitted
     if splits.targets:
         made = conditional(n, splits.dim, len(splits.targets), given)
         seed = recipe.train.seed
