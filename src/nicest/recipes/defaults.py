@@ -16,6 +16,7 @@ FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
 TRIAL = 0.1  # share of a training that tells which of several recipes is best
 GOES_ON = 1_000  # rows from which the best of these short trainings goes on
+REST = {"medium": 0.8, "high": 0.9}  # share of the steps that it then takes
 STEPS = {"low": 600, "medium": 1_800, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which splines have networks twice as wide
@@ -48,7 +49,7 @@ def recipes_for(n: int, dim: int, given: Given) -> list[Recipe]:
     made = [kind(n, dim, given, effort) for kind in kinds]
     if len(made) == 1 or not goes_on(n) or "epochs" in given["train"]:
         return made
-    rest = [math.ceil((1 - TRIAL) * each.train.epochs) for each in made]
+    rest = [math.ceil(REST[effort] * each.train.epochs) for each in made]
     return [each.changed({"train": {"epochs": epochs}}, "") for each, epochs in zip(made, rest, strict=True)]
 
 
