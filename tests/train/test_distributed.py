@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +51,7 @@ WARPED = (
 )
 FULL = "train.sharding=full"
 HOLED = (*SMALL, "train.batch=42", "train.epochs=4", "model.preprocess=zca", "model.dropout=0")  # of a table
+SIZED = ("model.couplings=3", "model.width=8", "train.batch=12", "train.epochs=4")  # the last after short trainings
 LONG = (*SMALL, "data.levels=17", "train.epochs=12", "model.couplings=3")  # 168 steps
 
 
@@ -127,6 +129,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(4, signal.SIGTERM, patch)
         run(folder / "stopped1", f"data.name={folder}/rows.npy", settings=NOISY)
+    np.save(folder / "many.npy", np.random.default_rng(0).normal(size=(1_200, 2)) ** 3)
+    train(load_recipe("table"), folder / "sized", overrides=(f"data.name={folder}/many.npy", *SIZED), device="cpu")
     run(folder / "holed", f'data.name="{people(folder / "people.csv")}"', settings=HOLED)
     return folder
 
@@ -146,6 +150,7 @@ def jobs(folder: Path, pool: ThreadPoolExecutor) -> Future[Ended]:
         {"out": folder / "warped3", "set": WARPED},
         {"out": folder / "sharded3", "set": (*NOISY, FULL)},
         {"out": folder / "warped-sharded3", "set": (*WARPED, FULL)},
+        {"out": folder / "sized3", "recipe": "table", "set": (f"data.name={folder}/many.npy", *SIZED)},
         {"out": folder / "holed3", "set": (*HOLED, table)},
         {"out": folder / "holed-sharded3", "set": (*HOLED, table, FULL)},
     ]
@@ -240,7 +245,7 @@ class TestEquality:
         run(tmp_path, FULL, f"data.name={folder}/rows.npy", settings=NOISY)
         follows(tmp_path, folder / "noisy")
 
-    @pytest.mark.parametrize("case", ["noisy", "warped"])
+    @pytest.mark.parametrize("case", ["noisy", "warped", "sized"])
     def test_processes_follow_the_run_of_one(self, jobs: Future, folder: Path, case: str):
         assert jobs.result().code == 0, jobs.result().err
         follows(folder / f"{case}3", folder / case)

@@ -1,5 +1,6 @@
 """A recipe that is chosen for the rows it is to train on."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +9,13 @@ import pytest
 import torch
 from pyarrow import parquet
 
-import nicest
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.defaults import recipes_for, settings_given
 from nicest.recipes.splits import load_splits
-from nicest.train.callbacks import Begun, Callback
-from nicest.train.fit import choose, fit_rows, train
+from nicest.train.fit import choose, continues, fit_rows, train
 from nicest.train.initial import sized
-from small_runs import last
+from small_runs import counters, interrupt_at, last, metrics, same_run
 
 N = 400
 
@@ -92,33 +91,35 @@ def test_rows_that_decide_between_recipes_are_not_fitted_before_training(table: 
     assert seen[-1] == len(splits.train) + len(splits.valid)
 
 
-def test_of_many_rows_the_best_short_training_goes_on(tmp_path: Path):
+def test_of_many_rows_the_best_short_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("nicest.train.fit.TRIAL_STEPS", 40)
     random = np.random.default_rng(0)
     rows = random.normal(size=(1_200, 2))
     np.save(tmp_path / "rows.npy", np.column_stack([rows[:, 0], np.sin(3 * rows[:, 0]) + 0.1 * rows[:, 1]]))
-    overrides = (f'data.name="{tmp_path / "rows.npy"}"', "model.couplings=3", "model.width=8", "train.epochs=20")
+    overrides = (f'data.name="{tmp_path / "rows.npy"}"', "model.couplings=3", "model.width=8")
+    overrides += ("train.batch=120", "train.epochs=10")
     recipe = load_recipe("table").override(*overrides)
     splits = load_splits(recipe)
+    assert continues(splits)
     among = sized(recipe, splits, settings_given(recipe, overrides))
-    tried = choose(among, splits, torch.device("cpu"))
-    assert tried.flow is not None
-    valid = torch.from_numpy(splits.validating)
-    nats = float(tried.flow.log_prob(valid.double()).detach().mean())
+    chosen, tried = choose(among, splits, torch.device("cpu"), continued=True)
+    assert chosen in among
+    assert tried is not None
+    before = tried.metrics()
+    assert (before[-1]["epoch"], before[-1]["step"]) == (6, 48)
+    in_memory = fit_rows(chosen, splits, torch.device("cpu"), sink=tried)
+    assert in_memory.metrics[: len(before)] == before
+    assert in_memory.metrics[-1]["epoch"] == 10
+    assert in_memory.figures["valid_nats"] > before[-1]["valid_nats"]
 
-    class Stop(Callback):
-        def started(self, begun: Begun) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):  # before the first step: the run starts from the short training
-        train(load_recipe("table"), tmp_path / "run", overrides=overrides, device="cpu", callbacks=[Stop()])
-    run = nicest.open(tmp_path / "run")
-    assert run.recipe.model == tried.recipe.model
-    assert float(run.flow.log_prob(valid.to(run.flow.units.scale)).detach().mean()) == pytest.approx(nats, abs=1e-3)
-    fitted = fit_rows(tried.recipe, splits, torch.device("cpu"), flow=tried.flow)
-    assert fitted.figures["valid_nats"] > nats + 0.05
-    for effort, steps in (("medium", 1_440), ("low", 600)):  # which has one recipe, and no short training
-        recipe = recipes_for(1_200, 2, {"model": {}, "train": {"effort": effort}})[0]
-        assert recipe.train.epochs * (1_080 // recipe.train.batch) == pytest.approx(steps, abs=4)
+    train(load_recipe("table"), tmp_path / "run", overrides=overrides, device="cpu", callbacks=[])
+    assert [row["valid_nats"] for row in metrics(tmp_path / "run")] == [row["valid_nats"] for row in in_memory.metrics]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(50, signal.SIGTERM, patch)
+        train(load_recipe("table"), tmp_path / "stopped", overrides=overrides, device="cpu", callbacks=[])
+    assert counters(tmp_path / "stopped")["step"] == 51
+    train(load_recipe("table"), tmp_path / "stopped", resume=True, device="cpu", callbacks=[])
+    assert same_run(tmp_path / "stopped", tmp_path / "run")
 
 
 def test_pictures_are_whitened_with_shrinkage(tmp_path: Path):

@@ -1,7 +1,8 @@
 """What test_distributed.py lets torchrun start: one training after another, each by all processes together.
 
-Jobs come as JSON: `out`, `set` (overrides), `resume`, `device`; `stop` is the step at which the last process alone is
-sent a signal, `sick` the passes at which it alone meets a NaN; `copy` copies one run folder to another before that.
+Jobs come as JSON: `out`, `recipe`, `set` (overrides), `resume`, `device`; `stop` is the step at which the last process
+alone is sent a signal, `sick` the passes at which it alone meets a NaN; `copy` copies one run folder to another before
+that.
 """
 
 import json
@@ -47,11 +48,9 @@ def do(job: dict[str, Any]) -> None:
             interrupt_at(job["stop"], signal.SIGTERM, patch)
         if "sick" in job and RANK == SIZE - 1:
             sicken(job["sick"], patch)
-        resume = bool(job.get("resume"))
+        recipe, overrides = load_recipe(job.get("recipe", "digits")), tuple(job.get("set", ()))
         torch.manual_seed(RANK)  # whatever was drawn before
-        train(
-            load_recipe("digits"), job["out"], overrides=tuple(job.get("set", ())), resume=resume, device=job["device"]
-        )
+        train(recipe, job["out"], overrides=overrides, resume=bool(job.get("resume")), device=job["device"])
 
 
 if __name__ == "__main__":

@@ -14,9 +14,6 @@ from nicest.recipes.recipe import DataSettings, Recipe
 
 FEW = 50  # rows below which nothing is held out and no coupling is trained
 WIDEST_WHITENING = 1000  # columns beyond which whitening costs more than training
-TRIAL = 0.1  # share of a training that tells which of several recipes is best
-GOES_ON = 1_000  # rows from which the best of these short trainings goes on
-REST = {"medium": 0.8, "high": 0.9}  # share of the steps that it then takes
 STEPS = {"low": 600, "medium": 1_800, "high": 10_000}  # of a training
 WORK = {"low": 1e11, "medium": 5e11, "high": 5e12}  # multiplications of a training, of the coupling functions forward
 WIDER = {"low": math.inf, "medium": 20_000, "high": 5_000}  # rows from which splines have networks twice as wide
@@ -26,6 +23,7 @@ AVERAGED = 4_000  # steps that are enough where several flows are averaged
 TREES, FEWER_TREES, MOST_LEAVES = 200, 100, 2048  # of the forest that is averaged with them, from 1,000 rows on fewer
 MOST_GROWN = 20_000  # rows from which a forest takes long to grow, and to store
 MANY = 5_000  # rows from which steps gain more than members
+FAST = 2_000  # rows from which splines learn at a higher rate; fewer would be learnt by heart
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -46,17 +44,7 @@ def recipes_for(n: int, dim: int, given: Given) -> list[Recipe]:
         kinds = [additive if n < 20 * dim else splines]
     else:
         kinds = [splines, partial(splines, whitened=True), *([additive] if n < MANY else [])]
-    made = [kind(n, dim, given, effort) for kind in kinds]
-    if len(made) == 1 or not goes_on(n) or "epochs" in given["train"]:
-        return made
-    rest = [math.ceil(REST[effort] * each.train.epochs) for each in made]
-    return [each.changed({"train": {"epochs": epochs}}, "") for each, epochs in zip(made, rest, strict=True)]
-
-
-def goes_on(n: int) -> bool:
-    """Whether the best short training goes on. With few rows, it is begun anew, so that those which validated it have
-    a part in what is fitted before training."""
-    return n >= GOES_ON
+    return [kind(n, dim, given, effort) for kind in kinds]
 
 
 def additive(n: int, dim: int, given: Given, effort: str) -> Recipe:
@@ -103,7 +91,9 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
     batch = min(256, max(32, 1 << round(math.log2(n / 4))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
-        rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
+        fast = n >= FAST and effort != "high"
+        rates = {"lr": 2e-3 if fast else 1e-3, "betas": [0.9, 0.95 if fast else 0.999]}
+        rates |= {"eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
         steps = STEPS[effort] if recipe.model.members == 1 else min(STEPS[effort], AVERAGED)
         steps = bounded(steps, recipe, dim, effort)
         return rates | _steps(steps, trained(n), recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}

@@ -70,6 +70,14 @@ class Memory:
     def begin(self, recipe: Recipe, files: Mapping[str, str]) -> None:
         """Keep text files that describe a training; in memory nothing does but its recipe."""
 
+    def hand_over(self, sink: Any, recipe: Recipe) -> None:
+        """Let another sink have it all, as a training of this recipe; first the state, which a resume needs."""
+        if self.state is not None:
+            sink.save_state(self.state._replace(recipe=recipe))
+        for row in self.rows:
+            sink.append_metrics(row)
+        sink.save_model(self.read_model()._replace(recipe=recipe))
+
 
 def _copied(saved: Saved) -> Saved:
     """What training goes on to change must not change here."""

@@ -22,7 +22,7 @@ from nicest.inference.engine import Engine
 from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
-from nicest.recipes.defaults import IN_MEMORY, TRIAL, goes_on, settings_given
+from nicest.recipes.defaults import IN_MEMORY, settings_given
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.digests import ENVIRONMENT
@@ -36,14 +36,8 @@ from nicest.train.initial import sized
 from nicest.train.loop import Saver, read_state, run_loop
 from nicest.train.state import State, under
 
-TRIAL_STEPS = 200  # of a short training, at least
-
-
-class Chosen(NamedTuple):
-    """A recipe, and the flow of its short training where the training goes on from there."""
-
-    recipe: Recipe
-    flow: Flow | None = None
+TRIAL, TRIAL_STEPS = 0.1, 200  # share of a training, and steps at least, that tell which of several recipes is best
+CONTINUED = 1_000  # rows from which the best training is then continued
 
 
 class Fitted(NamedTuple):
@@ -102,8 +96,10 @@ def fit_flow(
     world: World = World(),
     *,
     initialise: bool = True,
+    until: int | None = None,
 ) -> Fitted:
-    """Train a flow in place, or go on with what the sink holds; torch's random state stays as it was."""
+    """Train a flow in place, or go on with what the sink holds, to the end or `until` an epoch; torch's random state
+    stays as it was."""
     dtype, training = flow.units.scale.dtype, flow.training
     world.require_shares(min(recipe.train.batch, splits.n_training))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -125,9 +121,11 @@ def fit_flow(
             if saved:
                 go_on(state, saved, splits, sink)
             else:
-                begin(state, splits, sink)
+                begin(recipe, splits, sink, device, world)
+                state.save(sink)
                 keep_start(state, splits, sink)
-            ended = run_loop(state, splits, sink, [ProgressBar()] if callbacks is None else callbacks)
+            watching = [ProgressBar()] if callbacks is None else callbacks
+            ended = run_loop(state, splits, sink, watching, until=until)
         except BaseException:
             flow.to(dtype).train(training)
             raise
@@ -183,19 +181,25 @@ def train(
         sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
-        tried = None
+        tried: Memory | None = None
         if recipe.sized:
             if world.rank == 0:
                 among = sized(recipe, splits, settings_given(recipe, overrides))
-                recipe, tried = choose(among, splits, place, watching)
+                recipe, tried = choose(among, splits, place, watching, continued=continues(splits))
             recipe = world.broadcast(recipe)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
             sink.refuse_existing()
-            state = start(recipe, splits, place, world, tried)
-            begin(state, splits, sink, private=private)
             if world.any(tried is not None):
-                keep_start(state, splits, sink)
+                recipe = describe(recipe, splits)
+                begin(recipe, splits, sink, place, world, private=private)
+                if tried is not None:
+                    tried.hand_over(sink, recipe)
+                state, splits = resumed(folder, sink, recipe, (), place, world, splits)
+            else:
+                state = start(recipe, splits, place, world)
+                begin(state.recipe, splits, sink, place, world, private=private)
+                state.save(sink)
             return weighed(run_loop(state, splits, sink, watching), sink, splits, world)
 
 
@@ -218,32 +222,44 @@ def blended(flow: Flow, splits: Splits, recipe: Recipe) -> Flow:
     return flow
 
 
+def continues(splits: Splits) -> bool:
+    """Whether the best training of several is continued. With few rows it starts again, because `fit_rows` then
+    fits constants to the validation rows, too; so does a prediction, whose forest also grows from them."""
+    return splits.n_fitted >= CONTINUED and not splits.targets
+
+
 def choose(
-    recipes: Sequence[Recipe], splits: Splits, device: torch.device, callbacks: Sequence[Callback] = ()
-) -> Chosen:
-    """The recipe that does best on the validation rows after a short training, which may go on."""
+    recipes: Sequence[Recipe],
+    splits: Splits,
+    device: torch.device,
+    callbacks: Sequence[Callback] = (),
+    *,
+    continued: bool = False,
+) -> tuple[Recipe, Memory | None]:
+    """The recipe that does best on the validation rows after a tenth of its training; if that is to be `continued`,
+    what was saved of it."""
     if len(recipes) == 1:
-        return Chosen(recipes[0])
+        return recipes[0], None
     bars = [ProgressBar() for each in callbacks if isinstance(each, ProgressBar)]
-    names, trials = [recipe.title.partition(": ")[2] for recipe in recipes], list[Fitted]()
-    for name, recipe in zip(names, recipes, strict=True):
+    names, nats = [recipe.title.partition(": ")[2] for recipe in recipes], list[float]()
+    sinks = [Memory() for _ in recipes]
+    for name, recipe, sink in zip(names, recipes, sinks, strict=True):
         for each in callbacks:
             each.note(f"trying {name}, for a few epochs")
-        per_epoch = max(1, splits.n_training // recipe.train.batch)
-        epochs = min(recipe.train.epochs, math.ceil(max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)))
-        every = min(recipe.train.evaluate_every, max(1, epochs // 4))
-        short = replace(recipe.train, epochs=epochs, evaluate_every=every, patience=0)
-        trial = replace(recipe, name=f"trying {name}", model=replace(recipe.model, trees=0), train=short)
+        train = recipe.train
+        steps = max(TRIAL_STEPS, TRIAL * train.epochs * (per_epoch := max(1, splits.n_training // train.batch)))
+        until = min(train.epochs, train.evaluate_every * math.ceil(steps / per_epoch / train.evaluate_every))
+        model = replace(recipe.model, trees=0) if splits.targets else recipe.model
+        trial = replace(recipe, name=f"trying {name}", model=model)
         # kinds differ in what is fitted before training: rows that decide between them must not be among it
-        trials.append(fit_rows(trial, splits, device, bars, everything=False))
-    nats = [trial.figures["valid_nats"] for trial in trials]
+        fitted = fit_rows(trial, splits, device, bars, everything=False, sink=sink, until=until)
+        nats.append(fitted.figures["valid_nats"])
     best = nats.index(max(nats))
-    flow = trials[best].flow if goes_on(splits.n_fitted) and not splits.targets else None
     found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
-    rest = "is trained in full" if flow is None else "goes on"
+    what = "is continued" if continued else "is trained in full"
     for each in callbacks:
-        each.note(f"after short trainings, nats of the validation rows: {found}; the best {rest}")
-    return Chosen(recipes[best], flow)
+        each.note(f"after short trainings, nats of the validation rows: {found}; the best {what}")
+    return recipes[best], sinks[best] if continued else None
 
 
 def fit_rows(
@@ -254,30 +270,31 @@ def fit_rows(
     flow: Flow | None = None,
     *,
     everything: bool = True,
+    sink: Memory | None = None,
+    until: int | None = None,
 ) -> Fitted:
-    """Train a recipe on rows in memory, from `flow` where one is given; the flow comes back in float64.
+    """Train a recipe on rows in memory: from `flow` where one is given, or on from what `sink` holds; the flow comes
+    back in float64.
 
-    `everything` is that of `prepare`.
+    `everything` is that of `prepare`, `until` that of `run_loop`.
     """
-    recipe = describe(recipe, splits)
+    recipe, sink = describe(recipe, splits), sink or Memory()
     if flow is None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(recipe.train.seed)
             flow = build(recipe, splits).double()
-            prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
-    fitted = fit_flow(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
+            if sink.read_state() is None:
+                prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
+    fitted = fit_flow(flow, recipe, splits, sink, callbacks, device, initialise=False, until=until)
     return fitted._replace(flow=blended(fitted.flow, splits, recipe))
 
 
-def start(
-    recipe: Recipe, splits: Splits, device: torch.device, world: World = World(), tried: Flow | None = None
-) -> State:
-    """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows; or the
-    flow of a short training, which only the first process has."""
+def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
+    """The state before the first step: a fresh flow of a recipe, its constants fitted to the training rows."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
-    flow = (tried or build(recipe, splits)).double().to(device)
-    prepare(flow, splits, device, world, fitted=tried is None)
+    flow = build(recipe, splits).double().to(device)
+    prepare(flow, splits, device, world)
     return State(recipe, flow, device, world)
 
 
@@ -303,12 +320,13 @@ def prepare(
         flow.load_state_dict(world.sent({name: tensor.cpu() for name, tensor in flow.state_dict().items()}))
 
 
-def begin(state: State, splits: Splits, sink: Sink, *, private: bool = False) -> None:
-    """Describe a new training, and keep its state before the first step."""
-    made = environment(state.device, private=private) | {"processes": state.world.size}
+def begin(
+    recipe: Recipe, splits: Splits, sink: Sink, device: torch.device, world: World, *, private: bool = False
+) -> None:
+    """Describe a new training."""
+    made = environment(device, private=private) | {"processes": world.size}
     made |= {"format": f"nicest {FORMAT}", "private": private}
-    sink.begin(state.recipe, {ENVIRONMENT: to_json(made)} | columns_file(splits))
-    state.save(sink)
+    sink.begin(recipe, {ENVIRONMENT: to_json(made)} | columns_file(splits))
 
 
 def columns_file(splits: Splits) -> dict[str, str]:
@@ -354,16 +372,23 @@ def _has_best(sink: Sink, state: State) -> bool:
 
 
 def resumed(
-    folder: RunFolder, sink: Sink, recipe: Recipe, overrides: tuple[str, ...], device: torch.device, world: World
+    folder: RunFolder,
+    sink: Sink,
+    recipe: Recipe,
+    overrides: tuple[str, ...],
+    device: torch.device,
+    world: World,
+    splits: Splits | None = None,
 ) -> tuple[State, Splits]:
-    """The state a run stopped in, and its data; the run keeps its own recipe, but for the overrides."""
+    """The state a run stopped in, and its data, if it is not here yet; the run keeps its own recipe, but for the
+    overrides."""
     saved = read_state(sink, world)
     if saved is None:
         raise NicestError(f"nothing to resume: {folder.path} holds no {LAST}")
     if saved.recipe.name != recipe.name:
         raise NicestError(f"{folder.path} holds a run of recipe {saved.recipe.name!r}, not {recipe.name!r}")
     recipe = _same_training(saved.recipe, saved.recipe.override(*overrides), sink)
-    splits = load_splits(recipe)
+    splits = splits or load_splits(recipe)
     world.require_shares(min(recipe.train.batch, splits.n_training))
     state = State(recipe, restore_flow(recipe, under("flow.", saved.tensors), str(folder.path / LAST)), device, world)
     go_on(state, saved, splits, sink)

@@ -20,7 +20,7 @@ from nicest.recipes.defaults import IN_MEMORY, held_out
 from nicest.recipes.recipe import DataSettings, ModelSettings, TrainSettings
 from nicest.runs.runtime import choose_device
 from nicest.train.callbacks import ProgressBar
-from nicest.train.fit import Fitted, choose, fit_rows
+from nicest.train.fit import Fitted, choose, continues, fit_rows
 from nicest.train.initial import sized
 
 
@@ -53,6 +53,7 @@ def fit_table(
     rows = (widened(rows, seed) if warm is None else rows).astype(dtype)
     splits = in_memory(IN_MEMORY, rows, seed, share, columns, targets=targets)
     place, shown = choose_device(device), () if quiet else [ProgressBar()]
+    continued = continues(splits)
     # from rows that come once each: with copies of a row on both sides, cross-validation would choose badly
     recipes = sized(Recipe("table", data=DataSettings(name=IN_MEMORY), train=TrainSettings(seed=seed)), splits, given)
     if copies is not None:
@@ -61,8 +62,8 @@ def fit_table(
     if warm is not None:
         flow, model = warm
         return fit_rows(replace(recipes[0], model=model), splits, place, shown, flow=copy.deepcopy(flow))
-    recipe, tried = choose(recipes, splits, place, shown)
-    return fit_rows(recipe, splits, place, shown, flow=tried)
+    recipe, tried = choose(recipes, splits, place, shown, continued=continued)
+    return fit_rows(recipe, splits, place, shown, sink=tried)
 
 
 def _shorter(recipe: Recipe, times: float) -> dict[str, int]:

@@ -40,10 +40,13 @@ RARELY = 100  # times what the last save took, that pass before the next; the fi
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
-def run_loop(state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Train from a state to the end, or until a signal comes; then everything is saved. Returns where that was."""
+def run_loop(
+    state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback] = (), *, until: int | None = None
+) -> dict[str, Any]:
+    """Train from a state to the end, or until an epoch or a signal comes; then everything is saved. Returns where that
+    was."""
     try:
-        return Training(state, splits, sink, callbacks).run()
+        return Training(state, splits, sink, callbacks, until).run()
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
@@ -53,7 +56,9 @@ def run_loop(state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callb
 class Training:
     """The loop, part by part. All that an exact resume needs is in `state`."""
 
-    def __init__(self, state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback]) -> None:
+    def __init__(
+        self, state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback], until: int | None = None
+    ) -> None:
         self.state, self.sink, self.settings, self.world = state, sink, state.recipe.train, state.world
         self.callbacks = callbacks if state.world.rank == 0 else ()
         self.rows, self.valid = rows_to(splits.training, state.device), rows_to(splits.validating, state.device)
@@ -61,6 +66,7 @@ class Training:
         self.batch = min(self.settings.batch, len(self.rows))
         self.per_epoch = len(self.rows) // self.batch  # what is left over sits out this epoch; each has a new order
         self.total = self.settings.epochs * self.per_epoch
+        self.until = self.settings.epochs if until is None else until
         self.dim, self.offset = len(state.flow.prior.scored or range(state.flow.dim)), state.flow.units.interval_nats
         if len(state.losses) not in (0, self.per_epoch):
             raise NicestError(
@@ -73,7 +79,7 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         state, settings = self.state, self.settings
-        begun = Begun(state.recipe.name, self.total, state.counters.step, settings.epochs)
+        begun = Begun(state.recipe.name, self.until * self.per_epoch, state.counters.step, self.until)
         with ExitStack() as stack:  # each callback hears of the end, whatever the others do
             for each in self.callbacks:
                 each.started(begun)
@@ -83,13 +89,18 @@ class Training:
             self.prepare()
             self.saver = Saver(state, self.sink)
             self.introduce()
-            while not over(state.counters, settings, self.per_epoch) and not self.stopped:
+            while not self.done and not self.stopped:
                 self.turn()
-            if self.stopped:
+            if self.stopped or not over(state.counters, settings, self.per_epoch):
                 self.clock()
                 self.saver.save()
-        finished = over(state.counters, settings, self.per_epoch)
-        return asdict(state.counters) | {"run": str(self.sink), "epochs": settings.epochs, "finished": finished}
+        return asdict(state.counters) | {"run": str(self.sink), "epochs": settings.epochs, "finished": self.done}
+
+    @property
+    def done(self) -> bool:
+        counters = self.state.counters
+        there = counters.step >= self.until * self.per_epoch and not counters.unscored
+        return there or over(counters, self.settings, self.per_epoch)
 
     def prepare(self) -> None:
         """Make what reads the weights where they lie: at the start, and after a roll-back, which may move them."""
