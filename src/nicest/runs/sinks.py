@@ -72,8 +72,9 @@ class Memory:
 
     def hand_over(self, sink: Any, recipe: Recipe) -> None:
         """Let another sink have it all, as a training of this recipe; first the state, which a resume needs."""
-        if self.state is not None:
-            sink.save_state(self.state._replace(recipe=recipe))
+        if self.state is None:
+            raise ValueError("there is no state yet")
+        sink.save_state(self.state._replace(recipe=recipe))
         for row in self.rows:
             sink.append_metrics(row)
         sink.save_model(self.read_model()._replace(recipe=recipe))

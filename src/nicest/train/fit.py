@@ -259,7 +259,7 @@ def choose(
     what = "is continued" if continued else "is trained in full"
     for each in callbacks:
         each.note(f"after short trainings, nats of the validation rows: {found}; the best {what}")
-    return recipes[best], sinks[best] if continued else None
+    return recipes[best], sinks[best] if continued and sinks[best].read_state() else None
 
 
 def fit_rows(
