@@ -91,6 +91,18 @@ def test_rows_that_decide_between_recipes_are_not_fitted_before_training(table: 
     assert seen[-1] == len(splits.train) + len(splits.valid)
 
 
+@pytest.mark.parametrize(
+    ("n", "dim", "effort", "lr"),
+    [(1_999, 2, "medium", 1e-3), (2_000, 2, "medium", 2e-3), (2_000, 2, "high", 1e-3), (2_000, 41, "low", 1e-3)],
+)
+def test_many_rows_are_learnt_at_a_higher_rate(n: int, dim: int, effort: str, lr: float):
+    recipe = recipes_for(n, dim, {"model": {}, "train": {"effort": effort}})[0]
+    assert recipe.train.lr == lr
+    assert recipe.train.betas == (0.9, 0.95 if lr > 1e-3 else 0.999)
+    own = recipes_for(n, dim, {"model": {}, "train": {"effort": effort, "lr": 0.01}})[0]
+    assert own.train.lr == 0.01
+
+
 def test_of_many_rows_the_best_short_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("nicest.train.fit.TRIAL_STEPS", 40)
     random = np.random.default_rng(0)

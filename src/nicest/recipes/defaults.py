@@ -23,7 +23,7 @@ AVERAGED = 4_000  # steps that are enough where several flows are averaged
 TREES, FEWER_TREES, MOST_LEAVES = 200, 100, 2048  # of the forest that is averaged with them, from 1,000 rows on fewer
 MOST_GROWN = 20_000  # rows from which a forest takes long to grow, and to store
 MANY = 5_000  # rows from which steps gain more than members
-FAST = 2_000  # rows from which splines learn at a higher rate; fewer would be learnt by heart
+FAST = 2_000  # rows, and 50 for each column, from which splines learn at a higher rate; fewer would be learnt by heart
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -91,7 +91,7 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
     batch = min(256, max(32, 1 << round(math.log2(n / 4))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
-        fast = n >= FAST and effort != "high"
+        fast = n >= max(FAST, 50 * dim) and effort != "high"
         rates = {"lr": 2e-3 if fast else 1e-3, "betas": [0.9, 0.95 if fast else 0.999]}
         rates |= {"eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
         steps = STEPS[effort] if recipe.model.members == 1 else min(STEPS[effort], AVERAGED)
