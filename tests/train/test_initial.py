@@ -85,7 +85,7 @@ def test_rows_that_decide_between_recipes_are_not_fitted_before_training(table: 
     among = sized(recipe, splits, settings_given(recipe, overrides))
     fitted = Flow.fit_constants
     monkeypatch.setattr(Flow, "fit_constants", lambda flow, rows: (seen.append(len(rows)), fitted(flow, rows))[1])
-    assert choose(among, splits, torch.device("cpu")) in [(each, None) for each in among]  # it is begun anew
+    assert choose(among, splits, torch.device("cpu")) in [(each, None) for each in among]  # it starts again
     assert seen == [len(splits.train)] * len(among)
     fit_rows(among[0], splits, torch.device("cpu"))
     assert seen[-1] == len(splits.train) + len(splits.valid)

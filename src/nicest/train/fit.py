@@ -246,9 +246,9 @@ def choose(
     for name, recipe, sink in zip(names, recipes, sinks, strict=True):
         for each in callbacks:
             each.note(f"trying {name}, for a few epochs")
-        train = recipe.train
-        steps = max(TRIAL_STEPS, TRIAL * train.epochs * (per_epoch := max(1, splits.n_training // train.batch)))
-        until = min(train.epochs, train.evaluate_every * math.ceil(steps / per_epoch / train.evaluate_every))
+        per_epoch, every = max(1, splits.n_training // recipe.train.batch), recipe.train.evaluate_every
+        epochs = max(TRIAL * recipe.train.epochs, TRIAL_STEPS / per_epoch)
+        until = min(recipe.train.epochs, every * math.ceil(epochs / every))  # where it is validated
         model = replace(recipe.model, trees=0) if splits.targets else recipe.model
         trial = replace(recipe, name=f"trying {name}", model=model)
         # kinds differ in what is fitted before training: rows that decide between them must not be among it
@@ -259,7 +259,7 @@ def choose(
     what = "is continued" if continued else "is trained in full"
     for each in callbacks:
         each.note(f"after short trainings, nats of the validation rows: {found}; the best {what}")
-    return recipes[best], sinks[best] if continued and sinks[best].read_state() else None
+    return recipes[best], sinks[best] if continued else None
 
 
 def fit_rows(

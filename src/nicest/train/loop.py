@@ -98,6 +98,7 @@ class Training:
 
     @property
     def done(self) -> bool:
+        """Whether training is over, or has come to the epoch that it was to go to."""
         counters = self.state.counters
         there = counters.step >= self.until * self.per_epoch and not counters.unscored
         return there or over(counters, self.settings, self.per_epoch)
