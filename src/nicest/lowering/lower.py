@@ -37,8 +37,8 @@ from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.conv import FastConv
 from nicest.lowering.derivatives import first_only
 from nicest.lowering.gpu import kernels_for
+from nicest.lowering.networks import network as on_cpu
 from nicest.lowering.rectified import Buffers, rectified, shifted
-from nicest.lowering.residual import residual
 from nicest.lowering.spline import FastAffineSpline, FastSpline, fast_law
 
 
@@ -133,11 +133,14 @@ class FastMLP:
         """The network without the calls of its modules, each of which costs as much as a small product."""
         *hidden, last = self.linears
         rate = self.rate
+        if self.by_columns and x.device.type == "cpu":
+            parameters = [each for layer in self.linears for each in (layer.weight, layer.bias)]
+            return on_cpu(x, rate, parameters, residual=False, by_columns=True)
         for layer in hidden:
             x = functional.linear(x, layer.weight, layer.bias).relu_()
             if rate:
                 x = dropout(x, rate)
-        return linear(x, last, by_columns=self.by_columns)
+        return functional.linear(x, last.weight, last.bias)
 
     def shift(self, x: Tensor, partition: Partition, sign: int) -> Tensor:
         """A whole additive coupling with this network, on a GPU."""
@@ -194,7 +197,7 @@ class FastResidual:
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
         if x.device.type == "cpu" and self.dtype == x.dtype and not torch.is_autocast_enabled("cpu"):
             parameters = [each for layer in self.linears for each in (layer.weight, layer.bias)]
-            return x1, residual(x, self.rate, parameters, by_columns=self.by_columns)
+            return x1, on_cpu(x, self.rate, parameters, residual=True, by_columns=self.by_columns)
         first, *blocks, last = ((layer.weight, layer.bias) for layer in self.linears)
         with reduced(x, self.dtype):
             h = functional.linear(x, *first)
@@ -207,28 +210,6 @@ class FastResidual:
     def rate(self) -> float:
         """Of dropout, now."""
         return self.dropout.p if self.dropout is not None and self.dropout.training else 0.0
-
-
-def linear(x: Tensor, layer: nn.Linear, *, by_columns: bool) -> Tensor:
-    """A linear layer; on a CPU, the output may lie in memory column by column, as a spline law reads it."""
-    if by_columns and x.device.type == "cpu":
-        return _Columns.apply(x, layer.weight, layer.bias)
-    return functional.linear(x, layer.weight, layer.bias)
-
-
-class _Columns(torch.autograd.Function):
-    """x Wᵀ + b, computed as W xᵀ + b, whose gradient comes column by column too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.addmm(bias[:, None], weight, x.mT).mT
-
-    @staticmethod
-    @first_only
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.mT @ x, gradient.sum(0)
 
 
 class FastCoupling:

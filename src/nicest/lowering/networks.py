@@ -1,0 +1,93 @@
+"""Networks on a CPU as one operation with a backward pass by hand: their layers are so small that what autograd keeps
+and does between the products takes as long as the products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nicest.flows import shares
+from nicest.lowering.derivatives import first_only
+
+
+def network(x: Tensor, dropout: float, parameters: Sequence[Tensor], *, residual: bool, by_columns: bool) -> Tensor:
+    """An `MLP`, or a `ResidualMLP`, at rows x; weights and biases are in the order of its layers.
+
+    The output may lie in memory column by column, as a spline law reads it; its gradient then comes so too.
+    """
+    return _Network.apply(x, dropout, residual, by_columns, *parameters)
+
+
+class _Network(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropout: float, residual: bool, by_columns: bool, *parameters: Tensor) -> Tensor:
+        *hidden, (w, b) = zip(parameters[::2], parameters[1::2], strict=True)
+        active = _residual(x, hidden, dropout) if residual else _rectified(x, hidden, dropout)
+        ctx.dropout, ctx.residual = dropout, residual
+        ctx.save_for_backward(*active, *parameters[::2])
+        if by_columns:
+            return torch.addmm(b[:, None], w, active[-1].mT).mT
+        return torch.addmm(b, active[-1], w.mT)
+
+    @staticmethod
+    @first_only
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        layers = len(ctx.saved_tensors) // 2
+        active, weights = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
+        needs = ctx.needs_input_grad[4:]
+        found: list[Tensor | None] = []  # the gradients of weights and biases, the last first
+
+        def gather(g: Tensor, layer: int) -> None:
+            """The gradients of a layer's own parameters, where they are wanted."""
+            found.append(g.sum(0) if needs[2 * layer + 1] else None)
+            found.append(_product(g.mT, active[layer]) if needs[2 * layer] else None)
+
+        def back(g: Tensor, layer: int, *, dropped: bool) -> Tensor:
+            """The gradient before a layer and the rectifier that it reads, from that after it."""
+            gather(g, layer)
+            g = g @ weights[layer]
+            torch.ops.aten.threshold_backward.grad_input(g, active[layer], 0, grad_input=g)
+            # numbers that dropout dropped are 0, as those that the rectifier stopped
+            return g.mul_(shares.scale(ctx.dropout)) if dropped and ctx.dropout else g
+
+        g = gradient
+        if ctx.residual:
+            g = back(g, layers - 1, dropped=False)
+            for k in range(layers - 2, 0, -2):
+                g += back(back(g, k, dropped=True), k - 1, dropped=False)
+        else:
+            for k in range(layers - 1, 0, -1):
+                g = back(g, k, dropped=True)
+        gather(g, 0)
+        through = _product(g, weights[0]) if ctx.needs_input_grad[0] else None
+        return (through, None, None, None, *reversed(found))
+
+
+def _rectified(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> list[Tensor]:
+    """What each layer of an `MLP` reads."""
+    active = [x]
+    for w, b in hidden:
+        h = torch.addmm(b, active[-1], w.mT).relu_()
+        active.append(shares.dropout(h, dropout, inplace=True))
+    return active
+
+
+def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> list[Tensor]:
+    """What each layer of a `ResidualMLP` reads."""
+    (w, b), *blocks = hidden
+    h = torch.addmm(b, x, w.mT)
+    active = [x]
+    for (w1, b1), (w2, b2) in zip(blocks[::2], blocks[1::2], strict=True):
+        outer = h.relu()
+        inner = shares.dropout(torch.addmm(b1, outer, w1.mT).relu_(), dropout, inplace=True)
+        h += torch.addmm(b2, inner, w2.mT)
+        active += [outer, inner]
+    return [*active, h.relu_()]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; where b is narrow, the product of the two turned over takes a third of the time."""
+    return (b.mT @ a.mT).mT if b.shape[1] < a.shape[0] else a @ b
