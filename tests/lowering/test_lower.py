@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ from nicest.flows import (
     odd_even,
 )
 from nicest.lowering import LoweredChain, lower
-from nicest.lowering.lower import FastResidual
+from nicest.lowering.lower import FastMLP, FastResidual
 
 whole_zoo = pytest.mark.parametrize("name", ZOO)
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -149,10 +150,10 @@ class TestChains:
 
 class TestDropout:
     @staticmethod
-    def chain(dropout: float = 0.4) -> Chain:
-        part = odd_even(6)
+    def chain(dropout: float = 0.4, law: Affine | Spline | None = None) -> Chain:
+        part, law = odd_even(6), law or Affine()
         parts = (part, part.swap(), part)
-        return Chain(*(Coupling(p, Affine(), MLP(3, 6, (32, 16), dropout=dropout)) for p in parts))
+        return Chain(*(Coupling(p, law, MLP(3, 3 * law.size, (32, 16), dropout=dropout)) for p in parts))
 
     @staticmethod
     def residual_chain(law: Affine | Spline) -> Chain:
@@ -163,9 +164,12 @@ class TestDropout:
         )
 
     @dtypes
-    @pytest.mark.parametrize("kind", ["plain", "residual", "residual with splines"])
-    def test_the_same_seed_drops_the_same_units_as_plain(self, dtype: torch.dtype, kind: str):
-        chain = self.chain() if kind == "plain" else self.residual_chain(Spline(4) if "splines" in kind else Affine())
+    @pytest.mark.parametrize("law", [Affine(), Spline(4)])
+    @pytest.mark.parametrize("residual", [False, True])
+    def test_the_same_seed_drops_the_same_units_as_plain(
+        self, dtype: torch.dtype, residual: bool, law: Affine | Spline
+    ):
+        chain = self.residual_chain(law) if residual else self.chain(law=law)
         chain, x = chain.to(dtype).train(), torch.randn(9, 6, dtype=dtype)
         found = []
         for layer in (chain, LoweredChain(chain, dtype)):
@@ -380,12 +384,14 @@ class TestUnits:
 @pytest.mark.parametrize("rows", [0, 1, 9])
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("context_dim", [0, 2])
-@pytest.mark.parametrize(("blocks", "dropout"), [(0, 0.0), (1, 0.4), (3, 0.0), (3, 0.4)])
-def test_a_residual_network_has_the_gradients_of_the_plain_one(
-    blocks: int, dropout: float, context_dim: int, by_columns: bool, rows: int
+@pytest.mark.parametrize(("depth", "dropout"), [(0, 0.0), (1, 0.4), (3, 0.0), (3, 0.4)])
+@pytest.mark.parametrize("kind", [FastMLP, FastResidual])
+def test_a_network_has_the_gradients_of_the_plain_one(
+    kind: type[FastMLP | FastResidual], depth: int, dropout: float, context_dim: int, by_columns: bool, rows: int
 ):
-    plain = ResidualMLP(3, 5, 16, blocks, dropout=dropout, context_dim=context_dim, initialisation="torch").double()
-    fast = FastResidual.of(plain, torch.float64)
+    options: Any = {"dropout": dropout, "context_dim": context_dim, "initialisation": "torch"}
+    plain = MLP(3, 5, (16,) * depth, **options) if kind is FastMLP else ResidualMLP(3, 5, 16, depth, **options)
+    fast = kind.of(plain.double(), torch.float64)
     assert fast is not None
     fast.by_columns = by_columns
     x = torch.randn(rows, 6, dtype=torch.float64)[:, ::2].requires_grad_()
