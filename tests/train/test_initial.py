@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
-from nicest.recipes.defaults import recipes_for, settings_given
+from nicest.recipes.defaults import conditional, recipes_for, settings_given
 from nicest.recipes.splits import load_splits
 from nicest.train.fit import choose, continues, fit_rows, train
 from nicest.train.initial import sized
@@ -101,6 +101,19 @@ def test_many_rows_are_learnt_at_a_higher_rate(n: int, dim: int, effort: str, lr
     assert recipe.train.betas == (0.9, 0.95 if lr > 1e-3 else 0.999)
     own = recipes_for(n, dim, {"model": {}, "train": {"effort": effort, "lr": 0.01}})[0]
     assert own.train.lr == 0.01
+
+
+@pytest.mark.parametrize(("n", "effort", "lr"), [(1_999, "low", 1e-3), (2_000, "low", 2e-3), (2_000, "high", 1e-3)])
+def test_many_rows_are_predicted_from_at_a_higher_rate(n: int, effort: str, lr: float):
+    for recipe in conditional(n, 100, 1, {"model": {}, "train": {"effort": effort}}):
+        assert (recipe.train.lr, recipe.train.betas) == (lr, (0.9, 0.95 if lr > 1e-3 else 0.999))
+
+
+def test_a_third_of_a_prediction_s_training_may_bring_nothing():
+    for recipe in conditional(10_000, 5, 1, {"model": {}, "train": {}}):
+        assert recipe.train.epochs / 3 <= recipe.train.patience < recipe.train.epochs / 2
+    own = conditional(10_000, 5, 1, {"model": {}, "train": {"patience": 2}})[0]
+    assert own.train.patience == 2
 
 
 def test_of_many_rows_the_best_short_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ AVERAGED = 4_000  # steps that are enough where several flows are averaged
 TREES, FEWER_TREES, MOST_LEAVES = 200, 100, 2048  # of the forest that is averaged with them, from 1,000 rows on fewer
 MOST_GROWN = 20_000  # rows from which a forest takes long to grow, and to store
 MANY = 5_000  # rows from which steps gain more than members
-FAST = 2_000  # rows, and 50 for each column, from which splines learn at a higher rate; fewer would be learnt by heart
+FAST = 2_000  # rows from which splines learn at a higher rate; fewer would be learnt by heart
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -91,11 +91,9 @@ def splines(n: int, dim: int, given: Given, effort: str, *, whitened: bool = Fal
     batch = min(256, max(32, 1 << round(math.log2(n / 4))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
-        fast = n >= max(FAST, 50 * dim) and effort != "high"
-        rates = {"lr": 2e-3 if fast else 1e-3, "betas": [0.9, 0.95 if fast else 0.999]}
-        rates |= {"eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
         steps = STEPS[effort] if recipe.model.members == 1 else min(STEPS[effort], AVERAGED)
         steps = bounded(steps, recipe, dim, effort)
+        rates = _rates(fast=n >= max(FAST, 50 * dim) and effort != "high")
         return rates | _steps(steps, trained(n), recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
 
     return _chosen(_table("splines after a whitening" if whitened else "splines"), model, batch, train, given, dim)
@@ -137,10 +135,11 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
     batch = min(256, max(16, 1 << round(math.log2(max(n, 8) / 8))))
 
     def train(recipe: Recipe) -> dict[str, Any]:
-        rates = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
         steps = bounded(round(STEPS[effort] * max(1.0, MEMBERS[effort] / members)), recipe, dim, effort)
         rows = max(1, round(n * (1 - held_out(n, targets=True))))
-        return rates | _steps(steps, rows, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
+        found = _steps(steps, rows, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
+        patience = max(found["patience"], math.ceil(found["epochs"] / 3))  # much is won late, as the rate falls
+        return _rates(fast=n >= FAST and effort != "high") | found | {"patience": patience}
 
     kinds = {"a prediction": 0, "a prediction after a spline": bins}
     if effort == "low" or n < 500:
@@ -149,6 +148,12 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         _chosen(_table(title), model | {"elementwise": knots}, batch, train, given, dim)
         for title, knots in kinds.items()
     ]
+
+
+def _rates(*, fast: bool) -> dict[str, Any]:
+    """How splines learn: at the higher rate, without a long memory of their first gradients."""
+    rates = {"lr": 2e-3, "betas": [0.9, 0.95]} if fast else {"lr": 1e-3, "betas": [0.9, 0.999]}
+    return rates | {"eps": 1e-8, "weight_decay": 0.01, "clip": 5.0}
 
 
 def bounded(steps: int, recipe: Recipe, dim: int, effort: str) -> int:
