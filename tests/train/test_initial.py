@@ -13,6 +13,7 @@ from nicest.flows import Flow
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.defaults import conditional, recipes_for, settings_given
 from nicest.recipes.splits import load_splits
+from nicest.train.callbacks import Callback
 from nicest.train.fit import choose, continues, fit_rows, train
 from nicest.train.initial import sized
 from small_runs import counters, interrupt_at, last, metrics, same_run
@@ -145,6 +146,19 @@ def test_of_many_rows_the_best_short_training_is_continued(tmp_path: Path, monke
     assert counters(tmp_path / "stopped")["step"] == 51
     train(load_recipe("table"), tmp_path / "stopped", resume=True, device="cpu", callbacks=[])
     assert same_run(tmp_path / "stopped", tmp_path / "run")
+
+
+def test_a_signal_in_the_short_trainings_says_that_nothing_is_saved(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    notes = []
+    watching = Callback()
+    monkeypatch.setattr(watching, "note", notes.append)
+    interrupt_at(5, signal.SIGINT, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_recipe("table"), tmp_path / "run", overrides=(table,), device="cpu", callbacks=[watching])
+    assert notes[-1] == "stopped in the short trainings, before anything was saved: train again from the start"
+    assert not (tmp_path / "run").exists()
 
 
 def test_pictures_are_whitened_with_shrinkage(tmp_path: Path):

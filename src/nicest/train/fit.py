@@ -252,7 +252,12 @@ def choose(
         model = replace(recipe.model, trees=0) if splits.targets else recipe.model
         trial = replace(recipe, name=f"trying {name}", model=model)
         # kinds differ in what is fitted before training: rows that decide between them must not be among it
-        fitted = fit_rows(trial, splits, device, bars, everything=False, sink=sink, until=until)
+        try:
+            fitted = fit_rows(trial, splits, device, bars, everything=False, sink=sink, until=until)
+        except KeyboardInterrupt:
+            for each in callbacks:
+                each.note("stopped in the short trainings, before anything was saved: train again from the start")
+            raise
         nats.append(fitted.figures["valid_nats"])
     best = nats.index(max(nats))
     found = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, nats, strict=True))
