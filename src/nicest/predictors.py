@@ -289,8 +289,10 @@ class NICERegressor(RegressorMixin, Predictor):
         100 from 1,000 rows on; none with members=1, below 50 rows and from 20,000 on.
     couplings, hidden_layers, width, bins, dropout
         Of each flow, as for `NICE`.
-    epochs, batch_size, learning_rate, weight_decay, patience, validation_fraction
+    epochs, batch_size, learning_rate, weight_decay, validation_fraction
         Of the training, as for `NICE`.
+    patience
+        Stop after this many epochs without improvement; by default, after a third of the epochs.
     device
         "cpu", "cuda" or "auto".
     random_state

@@ -113,8 +113,8 @@ def test_many_rows_are_predicted_from_at_a_higher_rate(n: int, effort: str, lr: 
 def test_a_third_of_a_prediction_s_training_may_bring_nothing():
     for recipe in conditional(10_000, 5, 1, {"model": {}, "train": {}}):
         assert recipe.train.epochs / 3 <= recipe.train.patience < recipe.train.epochs / 2
-    own = conditional(10_000, 5, 1, {"model": {}, "train": {"patience": 2}})[0]
-    assert own.train.patience == 2
+    for given, patience in ({"patience": 2}, 2), ({"epochs": 900}, 300):
+        assert conditional(10_000, 5, 1, {"model": {}, "train": given})[0].train.patience == patience
 
 
 def test_of_many_rows_the_best_short_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -157,7 +157,7 @@ def test_a_signal_in_the_short_trainings_says_that_nothing_is_saved(
     interrupt_at(5, signal.SIGINT, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train(load_recipe("table"), tmp_path / "run", overrides=(table,), device="cpu", callbacks=[watching])
-    assert notes[-1] == "stopped in the short trainings, before anything was saved: train again from the start"
+    assert notes[-1] == "stopped in the short trainings: nothing is saved yet"
     assert not (tmp_path / "run").exists()
 
 

@@ -281,7 +281,7 @@ def _store(weights, copy, average, weight, i, inside, p, averages: tl.constexpr)
 
 
 def spline(a: Tensor, b: Tensor, bins: int, bound: float, least: float, steepest: float) -> tuple[Tensor, Tensor]:
-    """`spline._value` where a lies within the bound; a and 0 outside."""
+    """`spline._forward` where a lies within the bound; a and 0 outside."""
     y, log_slope = (a.new_empty(a.shape) for _ in range(2))
     _spline[(triton.cdiv(a.numel(), _SPLINES.value),)](
         a, *a.stride(), b.contiguous(), y, log_slope, a.shape[1], a.numel(), bound, least, steepest,

@@ -3,7 +3,7 @@ and does between the products takes as long as the products."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,27 @@ def network(x: Tensor, dropout: float, parameters: Sequence[Tensor], *, residual
 
     The output may lie in memory column by column, as a spline law reads it; its gradient then comes so too.
     """
-    return _Network.apply(x, dropout, residual, by_columns, *parameters)
+    kept = torch.is_grad_enabled() and any(each.requires_grad for each in (x, *parameters))
+    return _Network.apply(x, dropout, residual, by_columns, kept, *parameters)
+
+
+def by_hand(x: Tensor) -> bool:
+    """Whether this is for such rows: on a CPU, in their own precision."""
+    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dropout: float, residual: bool, by_columns: bool, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, dropout: float, residual: bool, by_columns: bool, kept: bool, *parameters: Tensor
+    ) -> Tensor:
         *hidden, (w, b) = zip(parameters[::2], parameters[1::2], strict=True)
-        active = _residual(x, hidden, dropout) if residual else _rectified(x, hidden, dropout)
+        active: list[Tensor] = []  # what each layer reads, if it is kept
+        for h in _residual(x, hidden, dropout) if residual else _rectified(x, hidden, dropout):
+            active = [*active, h] if kept else [h]
         ctx.dropout, ctx.residual = dropout, residual
-        ctx.save_for_backward(*active, *parameters[::2])
+        if kept:
+            ctx.save_for_backward(*active, *parameters[::2])
         if by_columns:
             return torch.addmm(b[:, None], w, active[-1].mT).mT
         return torch.addmm(b, active[-1], w.mT)
@@ -37,7 +48,7 @@ class _Network(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         layers = len(ctx.saved_tensors) // 2
         active, weights = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[5:]
         found: list[Tensor | None] = []  # the gradients of weights and biases, the last first
 
         def gather(g: Tensor, layer: int) -> None:
@@ -63,29 +74,29 @@ class _Network(torch.autograd.Function):
                 g = back(g, k, dropped=True)
         gather(g, 0)
         through = _product(g, weights[0]) if ctx.needs_input_grad[0] else None
-        return (through, None, None, None, *reversed(found))
+        return (through, None, None, None, None, *reversed(found))
 
 
-def _rectified(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> list[Tensor]:
+def _rectified(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> Iterator[Tensor]:
     """What each layer of an `MLP` reads."""
-    active = [x]
+    yield x
     for w, b in hidden:
-        h = torch.addmm(b, active[-1], w.mT).relu_()
-        active.append(shares.dropout(h, dropout, inplace=True))
-    return active
+        x = shares.dropout(torch.addmm(b, x, w.mT).relu_(), dropout, inplace=True)
+        yield x
 
 
-def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> list[Tensor]:
+def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> Iterator[Tensor]:
     """What each layer of a `ResidualMLP` reads."""
     (w, b), *blocks = hidden
+    yield x
     h = torch.addmm(b, x, w.mT)
-    active = [x]
     for (w1, b1), (w2, b2) in zip(blocks[::2], blocks[1::2], strict=True):
         outer = h.relu()
+        yield outer
         inner = shares.dropout(torch.addmm(b1, outer, w1.mT).relu_(), dropout, inplace=True)
+        yield inner
         h += torch.addmm(b2, inner, w2.mT)
-        active += [outer, inner]
-    return [*active, h.relu_()]
+    yield h.relu_()
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ class FastSpline(Law):
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """b is (B, n · size), or, on a CPU, (1, n · size) for all rows."""
+        if a.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            return self.plain.forward(a, b)  # no product of ours may lose digits
         return _Spline.apply(a, b, self.plain)
 
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
@@ -92,11 +94,11 @@ class _Found(NamedTuple):
     """What the backward pass keeps of numbers (n, B), rows last, so that every pass runs along memory.
 
     `inside` is 1 where a number lies between the tails; `shares` (n, 2, bins, B) are those of all bins on either axis,
-    or (n, 2, bins, 1) of splines that all rows share; `past` (n, bins, B) is 1 for bins that begin before a number, and
-    empty for shared splines; `ends` (n, 2, B) says where the knots of its bin stand among those of all rows; the
-    first is also that of the bin. Of its own bin: its `share` (n, 2, B) of either axis and the sum of those `before`
-    it, its size (w, h), s = h / w, d (n, 2, B) the slopes at its ends and u (n, 2, B) their derivatives. The rest are
-    parts of the formula at t, the place in the bin (Durkan et al. 2019, eq. 4 and 5).
+    or (n, 2, bins, 1) of splines that all rows share; `past` (n, bins, B) is 1 for bins that do not begin after a
+    number, and empty for shared splines; `ends` (n, 2, B) says where the knots of its bin stand among those of all
+    rows; the first is also that of the bin. Of its own bin: its `share` (n, 2, B) of either axis, what those `before`
+    it take of what is shared, its size (w, h), s = h / w, d (n, 2, B) the slopes at its ends and u (n, 2, B) a quarter
+    of their derivatives. The rest are parts of the formula at t, the place in the bin (Durkan et al. 2019, eq. 4, 5).
     """
 
     inside: Tensor
@@ -144,10 +146,9 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
     (x, y), (w, h) = start.unbind(1), (share * room).add_(least).unbind(1)
     slopes = pad(b[:, 2 * bins :], (0, 0, 1, 1))  # the outermost two knots have no parameter, and slope 1
     ends = torch.cat((own, own + rows), 1)
-    log_d = slopes.flatten(1).gather(1, ends.flatten(1)).view(len(a), 2, -1)
-    log_d.mul_(2 / steepest).sigmoid_().mul_(2 * steepest).sub_(steepest)  # a tanh, in a third of its time
-    d = log_d.exp()
-    u = torch.addcmul(d, d * log_d, log_d, value=-(steepest**-2))
+    half = slopes.flatten(1).gather(1, ends.flatten(1)).mul_(2 / steepest).sigmoid_().view(len(a), 2, -1)
+    d = (half * (2 * steepest)).sub_(steepest).exp_()  # the law's tanh by a sigmoid, in a third of its time
+    u = torch.addcmul(half, half, half, value=-1).mul_(d)
     d0, d1 = d.unbind(1)
     t = ((at - x) / w).clamp_(0, 1)
     s, rest = h / w, 1 - t
@@ -156,7 +157,7 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
     risen = torch.addcmul(d0 * middle, s, t_squared).div_(below)
     slopes = torch.addcmul(d1 * t_squared, s, middle, value=2).addcmul_(d0, rest_squared)
     slope = (s / below).square_().mul_(slopes)
-    inside, outside = (compare(a, at, out=torch.empty_like(a)) for compare in (torch.eq, torch.ne))
+    inside, outside = (compare(a.abs(), bound, out=torch.empty_like(a)) for compare in (torch.lt, torch.ge))
     before = (start + bound).sub_(k, alpha=least)
     found = _Found(
         *(inside, shares, past, ends, before, share, w, h, s, d, u),
@@ -166,7 +167,7 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
 
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a (n, B) and b from those of g and log g'."""
+    """Gradients of a (n, B) and b from those of g, (n, B), and Σ log g', (B)."""
     inside, shares, past, ends, before, share, w, h, s, d, u, t, rest, *parts = found
     t_squared, rest_squared, middle, bend, risen, below, slopes, slope = parts
     bins, rows, n = law.bins, shares.shape[3], len(gy)
@@ -185,7 +186,7 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
     of_slopes = torch.stack((
         (upper * rest_squared).addcmul_(higher, middle).sub_(middling),
         (upper * t_squared).sub_(middling),
-    ), 1).mul_(u).flatten(1)  # fmt: skip
+    ), 1).mul_(u).mul_(4).flatten(1)  # fmt: skip
     # of where the bin begins, and of how large it is, on either axis: both are sums of shares
     gx = -gt
     begins = torch.stack((gx, gy), 1)
@@ -202,7 +203,7 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
         torch.addcmul(-mean[:, :, None], past[:, None], begins[:, :, None], value=room, out=of_shares).mul_(shares)
         of_shares.flatten(2).scatter_(2, own.expand(-1, 2, -1), size.sub_(mean).mul_(share))
     knots = gy.new_zeros(n, (bins + 1) * rows).scatter_add_(1, ends.flatten(1), of_slopes)
-    out[:, 2 * bins :] = knots.view(n, -1, rows)[:, 1:-1]
+    out[:, 2 * bins :] = knots.view(n, bins + 1, rows)[:, 1:-1]
     return direct.add_(gt), out.flatten(0, 1).mT
 
 

@@ -23,7 +23,7 @@ AVERAGED = 4_000  # steps that are enough where several flows are averaged
 TREES, FEWER_TREES, MOST_LEAVES = 200, 100, 2048  # of the forest that is averaged with them, from 1,000 rows on fewer
 MOST_GROWN = 20_000  # rows from which a forest takes long to grow, and to store
 MANY = 5_000  # rows from which steps gain more than members
-FAST = 2_000  # rows from which splines learn at a higher rate; fewer would be learnt by heart
+FAST = 2_000  # rows from which splines learn at a higher rate; fewer, or fewer than 50 a column, are learnt by heart
 WIDEST_IMAGES = 4096  # numbers of an image beyond which it takes minutes
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -138,7 +138,8 @@ def conditional(n: int, dim: int, targets: int, given: Given) -> list[Recipe]:
         steps = bounded(round(STEPS[effort] * max(1.0, MEMBERS[effort] / members)), recipe, dim, effort)
         rows = max(1, round(n * (1 - held_out(n, targets=True))))
         found = _steps(steps, rows, recipe, warmup=100, every=50) | {"loss": "nats", "ema": 0.995}
-        patience = max(found["patience"], math.ceil(found["epochs"] / 3))  # much is won late, as the rate falls
+        epochs = given["train"].get("epochs", found["epochs"])
+        patience = max(found["patience"], math.ceil(epochs / 3))  # much is won late, as the rate falls
         return _rates(fast=n >= FAST and effort != "high") | found | {"patience": patience}
 
     kinds = {"a prediction": 0, "a prediction after a spline": bins}
@@ -206,7 +207,7 @@ def _chosen(
 def _steps(steps: int, rows: int, recipe: Recipe, *, warmup: int, every: int) -> dict[str, Any]:
     """Settings that make so many steps, counted in epochs, of which one of a small table is a step or two.
 
-    A validation comes every few steps or once an epoch; training ends after 10 of them without a better one.
+    A validation comes every few steps or once an epoch; patience lasts for 10 of them.
     """
     per_epoch = max(1, rows // recipe.train.batch)
     epochs = max(1, round(every / per_epoch))

@@ -256,7 +256,7 @@ def choose(
             fitted = fit_rows(trial, splits, device, bars, everything=False, sink=sink, until=until)
         except KeyboardInterrupt:
             for each in callbacks:
-                each.note("stopped in the short trainings, before anything was saved: train again from the start")
+                each.note("stopped in the short trainings: nothing is saved yet")
             raise
         nats.append(fitted.figures["valid_nats"])
     best = nats.index(max(nats))
