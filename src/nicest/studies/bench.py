@@ -73,7 +73,8 @@ def bench(
 
     The floor is the matrix products of the work alone, in the precision this library trains in, and for the training
     step a fused Adam alone. Peers run as their users run them: eager, float32. Each figure is the median of `windows`
-    windows of `seconds` after a warm-up; what starting costs is on lines of its own.
+    windows of `seconds` after a warm-up, which all libraries take in turn on a CPU; what starting costs is on lines of
+    its own.
     """
     place = choose_device(device)
     unknown = [net for net in nets if net not in NETS]
@@ -89,7 +90,10 @@ def bench(
         floor = floor_runs(recipe, place)
         products, training, adam = measure(list(floor.values()), place, windows, seconds)
         floors = {"training step": training + adam, "log_prob": products, "sample": products}
-        for group in chain(contestants(recipe, place, startup), variants(recipe, place)):
+        groups = contestants(recipe, place, startup)
+        if place.type == "cpu":  # its speed varies with what else it does: all in turn
+            groups = iter([[run for group in groups for run in group]])
+        for group in chain(groups, variants(recipe, place)):
             took_each = measure([run for *_, run in group], place, windows, seconds)
             for (what, library, _), took in zip(group, took_each, strict=True):
                 figures = {"microseconds": took, "floor_ratio": took / floors[what]}
@@ -124,7 +128,8 @@ def glow() -> tuple[Block, ...]:
 
 
 def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, Any]]) -> Iterator[Group]:
-    """Each library's runs, one at a time, to spare memory; `startup` gets the seconds to its first training step."""
+    """Each library's runs, one at a time, to spare a GPU's memory; `startup` gets the seconds to its first training
+    step."""
     peers = GLOWS if recipe.model.blocks else SPLINES if recipe.model.law == "spline" else PEERS
     for library in ("nicest", *installed(peers)):
         began = time.perf_counter()
