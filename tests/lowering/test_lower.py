@@ -404,6 +404,8 @@ def test_a_network_has_the_gradients_of_the_plain_one(
         found.append((y, *torch.autograd.grad((y * weight).sum(), wanted)))
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=1e-12, atol=1e-12)
+    of_parameters = found[1][-len(list(plain.parameters())) :]
+    assert [g.stride() for g in of_parameters] == [p.stride() for p in plain.parameters()]  # or processes warn of them
 
 
 @pytest.mark.parametrize("law", [Affine(), Spline(4)])

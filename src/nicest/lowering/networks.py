@@ -101,4 +101,6 @@ def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b; where b is narrow, the product of the two turned over takes a third of the time."""
-    return (b.mT @ a.mT).mT if b.shape[1] < a.shape[0] else a @ b
+    if 4 * b.shape[1] > a.shape[0]:
+        return a @ b
+    return (b.mT @ a.mT).mT.clone(memory_format=torch.contiguous_format)  # as torch expects of gradients
