@@ -20,7 +20,7 @@ test: lint types  ## lint, types, import contracts and all tests
 test-modes: $(VENV)/.dev  ## all tests in random order, with SIGINT ignored; as an ordinary user, without network, with a read-only home
 	sh tests/modes.sh
 
-test-lowest:  ## every command with every dependency at its lowest version, with and without the extras; torch is 3 GB
+test-lowest:  ## every command with every dependency at its lowest version, without extras, without pandas and with all; torch is 3 GB
 	$(PYTHON) tests/lowest.py
 
 test-browser: $(VENV)/.dev  ## the studio in a real Chromium, where one is installed
