@@ -119,6 +119,7 @@ def fitted(made: nicest.Flow, **options: Any) -> Any:
     return nicest.fit(made, asked.pop("rows", ROWS[100:]), **asked)
 
 
+@torch.no_grad()
 def mean_nats(made: nicest.Flow) -> float:
     return float(made.eval().log_prob(torch.from_numpy(ROWS[:100]).to(made.units.scale)).mean())
 
