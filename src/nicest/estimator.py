@@ -168,7 +168,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     batch_size
         Rows per step; at most 256 with splines.
     learning_rate, weight_decay
-        Of Adam; 0.001 with splines, 0.002 with many rows, and 0.01.
+        Of Adam; with splines 0.001, or 0.002 from 2,000 rows on, and 0.01.
     patience
         Stop after this many epochs without improvement; by default, after 10 validations.
     validation_fraction

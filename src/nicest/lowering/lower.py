@@ -37,8 +37,7 @@ from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.lowering.conv import FastConv
 from nicest.lowering.derivatives import first_only
 from nicest.lowering.gpu import kernels_for
-from nicest.lowering.networks import by_hand
-from nicest.lowering.networks import network as on_cpu
+from nicest.lowering.networks import by_hand, on_cpu
 from nicest.lowering.rectified import Buffers, rectified, shifted
 from nicest.lowering.spline import FastAffineSpline, FastSpline, fast_law
 
@@ -135,8 +134,7 @@ class FastMLP:
         *hidden, last = self.linears
         rate = self.rate
         if self.by_columns and by_hand(x):
-            parameters = [each for layer in self.linears for each in (layer.weight, layer.bias)]
-            return on_cpu(x, rate, parameters, residual=False, by_columns=True)
+            return on_cpu(x, rate, self.linears, residual=False, by_columns=True)
         for layer in hidden:
             x = functional.linear(x, layer.weight, layer.bias).relu_()
             if rate:
@@ -197,8 +195,7 @@ class FastResidual:
         """x_I1, and the output at it, in the dtype of x_I1."""
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
         if self.dtype == x.dtype and by_hand(x):
-            parameters = [each for layer in self.linears for each in (layer.weight, layer.bias)]
-            return x1, on_cpu(x, self.rate, parameters, residual=True, by_columns=self.by_columns)
+            return x1, on_cpu(x, self.rate, self.linears, residual=True, by_columns=self.by_columns)
         first, *blocks, last = ((layer.weight, layer.bias) for layer in self.linears)
         with reduced(x, self.dtype):
             h = functional.linear(x, *first)

@@ -7,23 +7,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nicest.flows import shares
 from nicest.lowering.derivatives import first_only
 
 
-def network(x: Tensor, dropout: float, parameters: Sequence[Tensor], *, residual: bool, by_columns: bool) -> Tensor:
-    """An `MLP`, or a `ResidualMLP`, at rows x; weights and biases are in the order of its layers.
+def on_cpu(x: Tensor, dropout: float, layers: Sequence[nn.Linear], *, residual: bool, by_columns: bool) -> Tensor:
+    """An `MLP`, or a `ResidualMLP`, of these linear layers at rows x.
 
     The output may lie in memory column by column, as a spline law reads it; its gradient then comes so too.
     """
+    parameters = [each for layer in layers for each in (layer.weight, layer.bias)]
     kept = torch.is_grad_enabled() and any(each.requires_grad for each in (x, *parameters))
     return _Network.apply(x, dropout, residual, by_columns, kept, *parameters)
 
 
 def by_hand(x: Tensor) -> bool:
-    """Whether this is for such rows: on a CPU, in their own precision."""
+    """Whether `on_cpu` is for these rows: they are there, and keep their precision."""
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
@@ -100,7 +101,7 @@ def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b; where b is narrow, the product of the two turned over takes a third of the time."""
+    """a @ b; where b is narrow, the transposed product takes a third of the time."""
     if 4 * b.shape[1] > a.shape[0]:
         return a @ b
     return (b.mT @ a.mT).mT.clone(memory_format=torch.contiguous_format)  # as torch expects of gradients

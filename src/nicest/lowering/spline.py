@@ -28,7 +28,7 @@ class FastSpline(Law):
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """b is (B, n · size), or, on a CPU, (1, n · size) for all rows."""
         if a.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            return self.plain.forward(a, b)  # no product of ours may lose digits
+            return self.plain.forward(a, b)  # autocast would round the knots, which are a product here
         return _Spline.apply(a, b, self.plain)
 
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
