@@ -1,0 +1,116 @@
+"""Golden values: float64 log-densities, latents and inverses of stored models, which no redesign may change.
+
+`tests/golden/values.npz` was written by commit 4e26a78 (format 2). Latents and noise come from a fixed low-discrepancy
+sequence, so that no random number generator is involved. `python tests/test_golden.py NAME ...` adds the values of new
+models; it never overwrites one.
+"""
+
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import nicest
+from nicest.flows import Mixture
+
+TESTS = Path(__file__).parent
+VALUES = TESTS / "golden" / "values.npz"
+SHIPPED = ("digits-conv", "mnist", "mnist-conv", "mnist-labels", "svhn-conv", "wine")
+KINDS = ("additive", "affine", "spline", "conv", "labels", "mixed", "target", "targets", "forest", "category")
+FIXTURES = ("format-1/images", "format-1/table", "format-2/images", "format-2/table")
+LABEL = 3.0
+
+
+def fixed(n: int, dim: int) -> Tensor:
+    """Return an (n, dim) tensor of well-spread numbers in (0, 1)."""
+    return ((torch.arange(1, n * dim + 1, dtype=torch.float64) * 0.6180339887498949) % 1).reshape(n, dim)
+
+
+def open_run(name: str) -> nicest.Run:
+    """Open a shipped model, a small model of `tests/golden` or a fixture of an old format, in float64."""
+    path = name if name in SHIPPED else TESTS / ("golden" if name in KINDS else "fixtures") / name
+    return nicest.open(path, dtype=torch.float64)
+
+
+def probe(run: nicest.Run) -> dict[str, np.ndarray]:
+    """Compute what is compared: inverses of fixed latents, and log-densities and latents of rows."""
+    flow = run.flow
+    conditional = flow.prior.scored is not None
+    prior = flow.conditional_prior.prior if conditional else flow.prior
+    part = flow.conditional_prior.partition if conditional else None
+    n = 2 if run.kind == "images" else 8
+    h = prior.quantile(fixed(n, prior.dim))
+    found: dict[str, Any] = {}
+    condition = None
+    if run.recipe.data.classes:
+        condition = torch.full((n, 1), LABEL, dtype=torch.float64)
+    elif part is not None:
+        condition = part.split(table_rows(n))[0]
+        condition[0, 0] = torch.nan  # a missing cell
+
+    def rows(x: Tensor) -> Tensor:
+        return x if condition is None else part.merge(condition, x)
+
+    entered = None if condition is None else part.split(flow.units.enter(rows(torch.zeros_like(h)), noise=False))[0]
+    latents = h if condition is None else part.merge(entered, h)
+    inverses = [chain.inverse(latents) for chain in flow.chains]
+    y = torch.stack(inverses)
+    x = flow.units.leave(y[0])
+    if condition is not None:
+        y, x = y[..., list(part.i2)], x[..., list(part.i2)]
+    found |= {"inverse": y, "sample": x}
+    if not run.recipe.data.levels and run.kind == "table" and name_of(run) in KINDS:
+        stored = table_rows(n)
+        x = stored if condition is None else part.split(stored)[1]
+    noise = fixed(n, prior.dim)
+    all_noise = noise if condition is None else part.merge(torch.zeros_like(condition) + 0.5, noise)
+    found["log_prob"] = flow.log_prob(rows(x), noise=all_noise)
+    if not isinstance(flow, Mixture):
+        z = flow.encode(rows(x), noise=all_noise)
+        found["latent"] = z if condition is None else part.split(z)[1]
+    if condition is None:
+        found["seeded"] = flow.sample(2, generator=torch.Generator().manual_seed(0))
+    return {key: value.detach().numpy() for key, value in found.items()}
+
+
+def name_of(run: nicest.Run) -> str:
+    return run.path.name
+
+
+def table_rows(n: int) -> Tensor:
+    """Return the first n complete rows of `mixed.csv`, with categories as their position in sorted order."""
+    lines = [line.split(",") for line in (TESTS / "golden" / "mixed.csv").read_text().splitlines()[1:]]
+    words = {"low": 1.0, "high": 0.0, "a": 0.0, "b": 1.0, "c": 2.0}
+    whole = [[words[cell] if cell in words else float(cell) for cell in row] for row in lines if "" not in row]
+    return torch.tensor(whole[:n], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, *KINDS, *FIXTURES])
+def test_values_are_what_they_were(name: str) -> None:
+    with np.load(VALUES) as stored:
+        expected = {key.removeprefix(f"{name}/"): stored[key] for key in stored.files if key.startswith(f"{name}/")}
+    found = probe(open_run(name))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-9, atol=1e-9, err_msg=key)
+
+
+def write(names: list[str]) -> None:
+    """Add the values of models to the file."""
+    with zipfile.ZipFile(VALUES, "a", zipfile.ZIP_DEFLATED) as archive:
+        there = {entry.partition(".npy")[0] for entry in archive.namelist()}
+        for name in names:
+            for key, value in probe(open_run(name)).items():
+                if f"{name}/{key}" in there:
+                    raise SystemExit(f"{name}/{key} has a value already: golden values are never overwritten")
+                with archive.open(f"{name}/{key}.npy", "w") as file:
+                    np.save(file, value)
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:])
