@@ -15,7 +15,7 @@ import onnxruntime
 import torch
 
 import nicest
-from nicest.lowering import lower
+from nicest.fast import lower
 from nicest.recipes import load_recipe, names
 from nicest.recipes.build import build
 from nicest.tasks.export import examples, graphs, quiet, written

@@ -34,10 +34,10 @@ def worst_inversions(count: int, dtype: torch.dtype, device: torch.device, seed:
         if size > 3:  # tame and absurd parameters side by side
             b *= torch.rand(b.shape, generator=generator, device=device, dtype=dtype) ** 8
         y = law.bound * 1.1 * (2 * torch.rand(n, 1, generator=generator, device=device, dtype=dtype) - 1)
-        x = law.inverse(y, b)
-        again, log_slope = law.forward(x, b)
-        off = (again - y).abs()[:, 0] / (eps * law.bound * (1 + log_slope.exp()))
-        not_finite += int((~(x.isfinite()[:, 0] & again.isfinite()[:, 0] & log_slope.isfinite())).sum())
+        x = law.inverse(y, b[:, None])[0]
+        again, log_slope = law.forward(x, b[:, None])
+        off = ((again - y).abs() / (eps * law.bound * (1 + log_slope.exp())))[:, 0]
+        not_finite += int((~(x.isfinite()[:, 0] & again.isfinite()[:, 0] & log_slope.isfinite()[:, 0])).sum())
         failed += int((~(off <= STEPS)).sum())
         worst = max(worst, float(off.nan_to_num(nan=torch.inf).max()))
         done += n

@@ -58,7 +58,7 @@ def probe(run: nicest.Run) -> dict[str, np.ndarray]:
 
     entered = None if condition is None else part.split(flow.units.enter(rows(torch.zeros_like(h)), noise=False))[0]
     latents = h if condition is None else part.merge(entered, h)
-    inverses = [chain.inverse(latents) for chain in flow.chains]
+    inverses = [chain.inverse(latents)[0] for chain in flow.chains]
     y = torch.stack(inverses)
     x = flow.units.leave(y[0])
     if condition is not None:

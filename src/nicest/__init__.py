@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from nicest.detector import NICEDetector
     from nicest.errors import NicestError
     from nicest.estimator import NICE
+    from nicest.fast import lower
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
     from nicest.inference.packed import compress, decompress
-    from nicest.lowering import lower
     from nicest.predictors import NICEClassifier, NICERegressor
     from nicest.recipes.recipe import TrainSettings
     from nicest.runs.factory import save
@@ -72,11 +72,11 @@ _HOMES = {
     "decompress": "nicest.inference.packed",
     "fit": "nicest.train.fit",
     "load": "nicest.runs.run",
-    "lower": "nicest.lowering",
+    "lower": "nicest.fast",
     "open": "nicest.runs.run",
     "save": "nicest.runs.factory",
 }
-_ROOMS = ("flows", "lowering", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots")
+_ROOMS = ("flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots")
 
 
 def __getattr__(name: str) -> Any:

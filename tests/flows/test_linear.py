@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from zoo import correlated
+from zoo import correlated, initialised
 
 from nicest.flows import ZCA, Bijection, DiagonalScaling, Flow, Gaussian, TriangularAffine, Units, moments
 
@@ -29,7 +29,7 @@ def test_diagonal_scaling_is_exp_s_and_its_spectrum_exp_minus_s():
 @pytest.mark.parametrize("dim", [2, 3, 17])
 def test_whitens_exactly(whitening, dim: int):
     x = correlated(200, dim)
-    y = whitening(dim).double().fit(x)(x)[0].detach()
+    y = initialised(whitening(dim).double(), x)(x)[0].detach()
     np.testing.assert_allclose(y.mean(0), 0, atol=1e-9)
     np.testing.assert_allclose(np.cov(y.T, bias=True), np.eye(dim), atol=1e-9)
 
@@ -38,14 +38,14 @@ def test_whitens_exactly(whitening, dim: int):
 @pytest.mark.parametrize("dim", [2, 3, 17])
 def test_fitted_layer_under_a_gaussian_prior_is_the_sample_gaussian(whitening, dim: int):
     x, new = correlated(300, dim), correlated(20, dim)
-    flow = gaussian_flow(whitening(dim).double().fit(x), dim)
+    flow = gaussian_flow(initialised(whitening(dim).double(), x), dim)
     expected = stats.multivariate_normal(x.mean(0).numpy(), np.cov(x.numpy().T, bias=True)).logpdf(new.numpy())
     np.testing.assert_allclose(flow.log_prob(new).detach(), expected, rtol=1e-9)
 
 
 def test_triangular_closed_form_is_the_inverse_cholesky_factor():
     x = correlated(100, 4)
-    layer = TriangularAffine(4).double().fit(x)
+    layer = initialised(TriangularAffine(4).double(), x)
     lower = np.linalg.inv(np.linalg.cholesky(np.cov(x.numpy().T, bias=True)))
     np.testing.assert_allclose(layer.lower.detach(), lower, atol=1e-10)
     np.testing.assert_allclose(layer.b.detach(), -lower @ x.numpy().mean(0), atol=1e-9)
@@ -61,7 +61,7 @@ def test_triangular_is_lower_triangular_whatever_its_parameters():
 
 def test_training_by_the_nice_criterion_reaches_the_closed_form():
     x = correlated(200, 3) / 2
-    closed = TriangularAffine(3).double().fit(x)
+    closed = initialised(TriangularAffine(3).double(), x)
     trained = TriangularAffine(3).double()
     flow = gaussian_flow(trained, 3)
     options = {"max_iter": 100, "tolerance_grad": 1e-12, "tolerance_change": 0, "line_search_fn": "strong_wolfe"}
@@ -83,7 +83,7 @@ def test_training_by_the_nice_criterion_reaches_the_closed_form():
 @pytest.mark.parametrize("dim", [2, 5])
 def test_zca_is_symmetric_with_its_log_det(dim: int):
     x = correlated(200, dim)
-    layer = ZCA(dim).double().fit(x)
+    layer = initialised(ZCA(dim).double(), x)
     covariance = np.cov(x.numpy().T, bias=True)
     np.testing.assert_allclose(layer.whiten, layer.whiten.T, atol=1e-12)
     assert (torch.linalg.eigvalsh(layer.whiten) > 0).all()
@@ -96,10 +96,10 @@ def test_zca_is_symmetric_with_its_log_det(dim: int):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 def test_is_fitted_in_float64_whatever_the_data(whitening, dtype: torch.dtype):
     x = (correlated(500, 4) * 10 + 100).clamp(0, 255).to(dtype)
-    fitted, expected = whitening(4).double().fit(x), whitening(4).double().fit(x.double())
+    fitted, expected = initialised(whitening(4).double(), x), initialised(whitening(4).double(), x.double())
     for key, value in fitted.state_dict().items():
         torch.testing.assert_close(value, expected.state_dict()[key], rtol=1e-12, atol=1e-12)
-    single = whitening(4).fit(x)  # a layer in float32 holds the float64 fit, rounded once
+    single = initialised(whitening(4), x)  # a layer in float32 holds the float64 fit, rounded once
     for key, value in single.state_dict().items():
         assert torch.equal(value, expected.state_dict()[key].float())
 
@@ -111,26 +111,26 @@ def test_dependent_columns_are_refused_with_the_rank(whitening, seed: int):
     x = torch.randn(50, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
     x = torch.cat((x, x @ torch.randn(3, 1, dtype=torch.float64)), 1)[:, torch.randperm(4)]
     with pytest.raises(ValueError, match="rank 3 of 4"):
-        whitening(4).double().fit(x)
+        initialised(whitening(4).double(), x)
 
 
 @whitenings
 def test_constant_column_is_refused_with_the_rank(whitening):
     x = torch.cat((torch.randn(50, 2, dtype=torch.float64), torch.full((50, 1), 0.1, dtype=torch.float64)), 1)
     with pytest.raises(ValueError, match="rank 2 of 3"):
-        whitening(3).double().fit(x)
+        initialised(whitening(3).double(), x)
 
 
 @whitenings
 def test_fewer_rows_than_columns_are_refused_with_the_rank(whitening):
     with pytest.raises(ValueError, match="rank 3 of 6"):
-        whitening(6).double().fit(torch.randn(4, 6, dtype=torch.float64))
+        initialised(whitening(6).double(), torch.randn(4, 6, dtype=torch.float64))
 
 
 @whitenings
 def test_a_small_but_full_rank_covariance_is_accepted(whitening):
     x = torch.randn(500, 3, dtype=torch.float64) * torch.tensor([1.0, 1e-3, 1e-5])  # eigenvalues down to 1e-10
-    y = whitening(3).double().fit(x)(x)[0].detach()
+    y = initialised(whitening(3).double(), x)(x)[0].detach()
     np.testing.assert_allclose(np.cov(y.T, bias=True), np.eye(3), atol=1e-5)
 
 
@@ -149,8 +149,9 @@ def test_moments_keep_their_digits_far_from_zero():
     np.testing.assert_allclose(moments(x + 1e7)[1], moments(x)[1], atol=1e-7)
 
 
-def test_fit_moments_is_fit():
+def test_fit_moments_is_initialise():
     x = correlated(100, 3)
     for whitening in (TriangularAffine, ZCA):
-        one, two = whitening(3).double().fit(x), whitening(3).double().fit_moments(*moments(x))
+        one, two = initialised(whitening(3).double(), x), whitening(3).double()
+        two.fit_moments(*moments(x))
         assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))

@@ -52,7 +52,7 @@ def scale_and_shift(layer: Coupling, x1: Tensor) -> tuple[Tensor, Tensor]:
         case Multiplicative():
             return 2 * torch.tanh(b / 2), torch.zeros_like(b)
         case _:
-            b1, b2 = b.tensor_split(2, dim=1)
+            b1, b2 = b.unflatten(1, (-1, 2)).unbind(2)
             return 2 * torch.tanh(b1 / 2), b2
 
 

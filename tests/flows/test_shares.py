@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from nicest.fast.lower import FastMLP
 from nicest.flows import MLP, Features, Units
 from nicest.flows.repeated import once, repeated
 from nicest.flows.shares import Share, dropout, own, whole
-from nicest.lowering.lower import FastMLP
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp
 

@@ -1,6 +1,6 @@
 """Every bijection and its variations, name -> constructor of dimension D, in float64 with random parameters.
 
-One new line in `ZOO` tests a new layer, in `test_bijections.py` and, in its fast form, in `tests/lowering`. A name that
+One new line in `ZOO` tests a new layer, in `test_bijections.py` and, in its fast form, in `tests/fast`. A name that
 starts with "logit" gets its inputs from (0, 1), all others from R^D.
 """
 
@@ -53,6 +53,7 @@ from nicest.flows import (
 DIMS = (2, 3, 6, 17)
 
 Module = TypeVar("Module", bound=nn.Module)
+Layer = TypeVar("Layer", bound=Bijection)
 
 
 def irregular(dim: int) -> Partition:
@@ -84,6 +85,12 @@ def randomised(module: Module, std: float = 0.3) -> Module:
     return module
 
 
+def initialised(layer: Layer, rows: Tensor) -> Layer:
+    """Return the layer after its data-dependent start."""
+    layer.initialise(rows)
+    return layer
+
+
 def coupling(partition: Partition, law: Law, context_dim: int = 0) -> Coupling:
     """A coupling layer with a random rectified network; a spline, of logits, takes smaller numbers than a shift."""
     network = MLP(len(partition.i1), law.size * len(partition.i2), (16, 16), context_dim=context_dim)
@@ -110,7 +117,7 @@ def forest(dim: int) -> ForestCoupling:
     layer = ForestCoupling(Partition(range(dim - 1), dim), 4, Logistic(1), 10, 16).double()
     rows = torch.randn(100, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
     rows[:, -1] = rows[:, 0].sin() + 0.3 * rows[:, -1]
-    return layer.fit(rows)
+    return initialised(layer, rows)
 
 
 def image(dim: int) -> tuple[int, int, int]:
@@ -123,7 +130,7 @@ def convolution(shape: tuple[int, int, int], law: Law, partition: Partition | No
     part = partition or channels(*shape)
     height, width = shape[1], shape[2] // (1 if partition is None else 2)
     read, changed = (len(each) // (height * width) for each in (part.i1, part.i2))
-    network = ConvNet((read, height, width), changed, law, 8, 1, dropout=0.1)
+    network = ConvNet((read, height, width), changed, law.size, 8, 1, dropout=0.1)
     return randomised(Coupling(part, law, network), std=0.15).eval()
 
 
@@ -211,10 +218,10 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "mixing": lambda dim: randomised(Mixing(dim)),
     "diagonal-scaling": scaling,
     "triangular": lambda dim: randomised(TriangularAffine(dim)),
-    "triangular-fitted": lambda dim: TriangularAffine(dim).double().fit(correlated(20 * dim, dim)),
-    "zca": lambda dim: ZCA(dim).double().fit(correlated(20 * dim, dim)),
+    "triangular-fitted": lambda dim: initialised(TriangularAffine(dim).double(), correlated(20 * dim, dim)),
+    "zca": lambda dim: initialised(ZCA(dim).double(), correlated(20 * dim, dim)),
     "sinh-arcsinh": sinh_arcsinh,
-    "sinh-arcsinh-fitted": lambda dim: SinhArcsinh(dim).double().fit(correlated(20 * dim, dim)),
+    "sinh-arcsinh-fitted": lambda dim: initialised(SinhArcsinh(dim).double(), correlated(20 * dim, dim)),
     "logit": lambda dim: Logit(),
     "logit-margin": lambda dim: Logit(margin=0.05),
     "logit-bounded": lambda dim: Bounded([(2, 1, 0)[d % 3] for d in range(dim)]),

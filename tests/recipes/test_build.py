@@ -207,7 +207,7 @@ class TestFittedConstants:
             "digits", *SMALL, f"model.preprocess={preprocess}", f"data.interval={interval}", shape=(7,), levels=17
         )
         flow = build(recipe).double()
-        flow.fit_constants(self.rows())
+        flow.initialise(self.rows())
         return flow, next(iter(flow.chain))
 
     @pytest.mark.parametrize("preprocess", ["zca", "triangular"])
@@ -240,7 +240,7 @@ class TestFittedConstants:
         scale = torch.logspace(-3, 3, 5)
         x = (torch.randn(400, 5) @ torch.randn(5, 5)) * scale + 10 * scale
         flow = build(on("digits", *SMALL, f"model.preprocess={preprocess}", shape=(5,), levels=0)).double()
-        flow.fit_constants(x)
+        flow.initialise(x)
         standard = flow.units.enter(x.double())
         torch.testing.assert_close(standard.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-9, rtol=0)
         torch.testing.assert_close(standard.std(0, correction=0), torch.ones(5, dtype=torch.float64))
@@ -253,7 +253,7 @@ class TestFittedConstants:
         x[:, 2] = x[:, 0]
         flow = build(on("digits", *SMALL, "model.preprocess=zca", shape=(3,), levels=0)).double()
         with pytest.raises(ValueError, match="got rank 2 of 3"):
-            flow.fit_constants(x)
+            flow.initialise(x)
 
     @pytest.mark.parametrize(
         ("name", "levels", "fitted"),
@@ -268,7 +268,7 @@ class TestFittedConstants:
     def test_nothing_else_is_fitted(self, name: str, levels: int, fitted: set[str]):
         flow = build(on(name, *SMALL[:1], levels=levels))
         before = {key: value.clone() for key, value in flow.state_dict().items()}
-        flow.fit_constants(torch.randint(0, 9, (50, 16)))
+        flow.initialise(torch.randint(0, 9, (50, 16)))
         changed = {key for key, value in flow.state_dict().items() if not torch.equal(before[key], value)}
         assert {key.removeprefix("chain.layers.").split(".")[0] for key in changed} == fitted
 

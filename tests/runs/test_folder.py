@@ -46,7 +46,7 @@ def fitted(preprocess: str) -> tuple[Recipe, Flow]:
     """A flow of continuous data with random weights, whitened in float64."""
     recipe = load_recipe("digits").override(*SMALL, f"model.preprocess={preprocess}", "data.shape=[5]")
     flow = build(recipe).double()
-    flow.fit_constants(torch.randn(200, 5) @ torch.randn(5, 5) + 3)
+    flow.initialise(torch.randn(200, 5) @ torch.randn(5, 5) + 3)
     return recipe, flow
 
 

@@ -115,7 +115,7 @@ def test_onnxruntime_gives_what_the_flow_gives(name: str, folder: Path, onnxrunt
 
 def test_convolutions_have_a_graph(tmp_path: Path, onnxruntime):
     half, law = channels(4, 2, 2), Affine()
-    network = ConvNet((2, 2, 2), 2, law, width=4, blocks=1)
+    network = ConvNet((2, 2, 2), 2, law.size, width=4, blocks=1)
     chain = Chain(Squeeze((1, 4, 4)), ChannelMixing((4, 2, 2)), Coupling(half, law, network))
     flow = Flow(Units.pixels(16), chain, Logistic(16, learned=True))
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_a_mixture_given_a_condition_draws_what_the_flow_draws(tmp_path: Path):
     part = Partition([0], 3)
     chains = [Within(part, Chain(DiagonalScaling(2)), None) for _ in range(2)]
     flow = Mixture(Units.columns([0.0, 1.0, 0.0]), chains, PartPrior(Logistic(2), part))
-    flow.fit_constants(torch.randn(50, 3).round())
+    flow.initialise(torch.randn(50, 3).round())
     with torch.no_grad():
         flow.chains[1].inner.layers["0_diagonalscaling"].s.fill_(1.0)
     run = opened(tmp_path, flow)

@@ -69,7 +69,8 @@ def logistic_log_scale(h: Tensor, loc: Tensor) -> Tensor:
 
 def zca_logistic_nats(splits: Splits, low: float, high: float) -> float:
     x = dequantised(splits.train, low, high)
-    zca, units = ZCA(splits.dim).double().fit(x), Units.continuous(splits.dim, standardise=False)
+    zca, units = ZCA(splits.dim).double(), Units.continuous(splits.dim, standardise=False)
+    zca.initialise(x)
     flow = Flow(units, Chain(zca), Logistic(splits.dim, learned=True)).float()
     with torch.no_grad():
         h = flow.encode(x[:10_000])

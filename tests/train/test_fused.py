@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nicest.data import load
+from nicest.fast import LoweredChain, lower
+from nicest.fast.lower import FastMLP
+from nicest.fast.rectified import rectified
 from nicest.flows import MLP, Flow
-from nicest.lowering import LoweredChain, lower
-from nicest.lowering.lower import FastMLP
-from nicest.lowering.rectified import rectified
 from nicest.recipes import load_recipe
 from nicest.runs.folder import RunFolder
 from nicest.runs.runtime import rows_to

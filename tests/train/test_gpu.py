@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nicest.data import load
+from nicest.fast import LoweredChain
+from nicest.fast.lower import LoweredUnits
 from nicest.flows import MLP, Additive, Coupling, Flow, Partition, Units
 from nicest.inference.engine import Engine
-from nicest.lowering import LoweredChain
-from nicest.lowering.lower import LoweredUnits
 from nicest.recipes import load_recipe
 from nicest.runs.run import load as load_model
 from nicest.runs.runtime import rows_to
@@ -21,7 +21,7 @@ from nicest.train.step import TrainingStep
 from small_runs import SMALL, interrupt_at, last, metrics, people, run, same_run
 
 if torch.cuda.is_available():
-    from nicest.lowering import kernels
+    from nicest.fast import kernels
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 CASES = {
     "adam": ("train.precision=float32", "train.weight_decay=0.1"),
@@ -176,7 +176,7 @@ def test_a_whole_coupling_at_once_has_the_gradients_of_its_parts(sign: int, i1: 
         x = torch.linspace(-2, 2, 3200, device="cuda").view(50, 64).requires_grad_()
         if not at_once:
             fast.fast[0][1].at_once = lambda *_: False  # type: ignore[union-attr, method-assign]
-        y = fast(x)[0] if sign == 1 else fast.inverse(x)
+        y = fast(x)[0] if sign == 1 else fast.inverse(x)[0]
         ends.append((y, *torch.autograd.grad((y * weights).sum(), [x, *layer.parameters()])))
     assert torch.equal(ends[0][0], ends[1][0])
     for some, other in zip(*ends, strict=True):

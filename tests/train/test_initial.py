@@ -84,8 +84,8 @@ def test_rows_that_decide_between_recipes_are_not_fitted_before_training(table: 
     recipe = load_recipe("table").override(*overrides)
     splits = load_splits(recipe)
     among = sized(recipe, splits, settings_given(recipe, overrides))
-    fitted = Flow.fit_constants
-    monkeypatch.setattr(Flow, "fit_constants", lambda flow, rows: (seen.append(len(rows)), fitted(flow, rows))[1])
+    fitted = Flow.initialise
+    monkeypatch.setattr(Flow, "initialise", lambda flow, rows: (seen.append(len(rows)), fitted(flow, rows))[1])
     assert choose(among, splits, torch.device("cpu")) in [(each, None) for each in among]  # it starts again
     assert seen == [len(splits.train)] * len(among)
     fit_rows(among[0], splits, torch.device("cpu"))

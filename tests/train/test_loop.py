@@ -117,7 +117,7 @@ class TestLearning:
         run(tmp_path, "model.preprocess=triangular", "train.epochs=1", "train.weight_decay=0.5")
         tensors, recipe, _ = read_tensors(tmp_path / LAST)
         flow = build(recipe).double()
-        flow.fit_constants(torch.from_numpy(load_data("digits").train))
+        flow.initialise(torch.from_numpy(load_data("digits").train))
         for part in ("below", "log_diagonal", "b"):
             name = f"chain.layers.whitening.{part}"
             assert torch.equal(tensors[f"flow.{name}"], flow.state_dict()[name])

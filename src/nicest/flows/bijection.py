@@ -1,77 +1,98 @@
-"""What a layer is (NICE §3.1)."""
+"""The contract of a layer (NICE §3.1)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from torch import Tensor, nn
 
-from nicest.flows.grid import Grid
-
-
-def check_features(x: Tensor, dim: int) -> None:
-    """Refuse x of another number of features than dim, also where it would broadcast."""
-    if x.shape[-1] != dim:
-        raise ValueError(f"expected {dim} features, got {x.shape[-1]}")
-
-
-def check_context(context: Tensor | None, expected: int) -> None:
-    if (got := 0 if context is None else context.shape[-1]) != expected:
-        raise ValueError(f"expected a context of {expected} numbers, got {got or 'none'}")
+Pair = tuple[Tensor, Tensor]
 
 
 class Bijection(nn.Module, ABC):
-    """An invertible map of R^D whose Jacobian determinant is easy to compute.
+    """An invertible map f of R^D with a tractable Jacobian determinant.
 
-    `y, log_det = layer(x)` goes from data to latent, the paper's encoder f; `layer.inverse(y)` goes back and
-    returns x alone. x and y are (B, D); log_det = log |det dy/dx| is (B,), in the dtype and on the device of x.
+    To write one, define `forward` and `inverse`. Do not mutate arguments and do not cache. Set `dim` in the constructor
+    if the layer works for one D only. Then add one line to the zoo in `tests/flows/zoo.py`, which tests its properties.
 
-    To write one, define `forward` and `inverse`, mutate no argument, cache nothing, and add one line to the zoo in
-    `tests/flows/zoo.py`: that tests its properties. Only coupling networks and `Elementwise` look at `context`.
-    The other methods have defaults that are right for every layer.
+    The base class checks shapes around both methods: x and y are (B, D), log-determinants are (B,).
+
+    Attributes
+    ----------
+    dim : int or None
+        Number of features D; None if the layer accepts any number.
+    elementwise : bool
+        True if every y_d is an increasing function of x_d alone.
+    whitens : bool
+        True if the layer is fitted so that its outputs are uncorrelated with variance 1.
     """
 
-    whitens = False  # whether its output is uncorrelated, each dimension of variance 1
-    fits_all_rows = False  # whether `fit` is given all rows, where some thousands are enough for most layers
-    elementwise = False  # whether every y_d is an increasing function of x_d alone
+    dim: int | None = None
+    elementwise = False
+    whitens = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in {"forward", "inverse"} & vars(cls).keys():
+            setattr(cls, name, _checked(vars(cls)[name]))
 
     @abstractmethod
-    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Pair:
+        """Map data towards the latent space.
+
+        Parameters
+        ----------
+        x : Tensor of shape (B, D)
+        context : Tensor of shape (B, C), optional
+            What the map is conditioned on.
+
+        Returns
+        -------
+        y : Tensor of shape (B, D)
+        log_det : Tensor of shape (B,)
+            log |det dy/dx|, in the dtype and on the device of x.
+        """
 
     @abstractmethod
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor: ...
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> Pair:
+        """Map latents towards the data: the inverse of `forward` at the same context.
 
-    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x = f⁻¹(y), and log |det dy/dx| there."""
-        x = self.inverse(y, context)
-        return x, self(x, context)[1]
+        Returns
+        -------
+        x : Tensor of shape (B, D)
+        log_det : Tensor of shape (B,)
+            log |det dx/dy|.
+        """
 
-    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """f(x), and the log-det of every layer inside by its name; that of a single layer has none."""
-        y, log_det = self(x, context)
-        return y, {"": log_det}
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Set the layer's data-dependent start from rows x; the default has none."""
 
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """f on points of a grid, exactly invertible: see `Grid`."""
-        if not self.elementwise:
-            raise NotImplementedError(f"{type(self).__name__} has no exact form on a grid")
-        return grid.bend(i, lambda a: self(a, context)[0], lambda y: self.inverse(y, context))
 
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """The points that `to_grid` took to j."""
-        if not self.elementwise:
-            raise NotImplementedError(f"{type(self).__name__} has no exact form on a grid")
-        return grid.unbend(j, lambda a: self(a, context)[0], lambda y: self.inverse(y, context))
+def _checked(method: Callable[..., Pair]) -> Callable[..., Pair]:
+    """Wrap `forward` or `inverse` with checks of the shapes that go in and come out."""
 
-    def parted(self) -> tuple[Bijection | None, Bijection | None]:
-        """Its first layer, if that is elementwise, and the rest: together they are f."""
-        return (self, None) if self.elementwise else (None, self)
+    @wraps(method)
+    def check(self: Bijection, x: Tensor, context: Tensor | None = None) -> Pair:
+        name = type(self).__name__
+        if x.ndim != 2:
+            raise ValueError(f"{name}: expected rows (B, D), got shape {tuple(x.shape)}")
+        if self.dim is not None and x.shape[1] != self.dim:
+            raise ValueError(f"{name}: expected {self.dim} features, got {x.shape[1]}")
+        y, log_det = method(self, x, context)
+        if y.shape != x.shape or log_det.shape != x.shape[:1]:
+            raise ValueError(
+                f"{name}.{method.__name__} must return shapes {tuple(x.shape)} and {tuple(x.shape[:1])},"
+                f" got {tuple(y.shape)} and {tuple(log_det.shape)}"
+            )
+        return y, log_det
 
-    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and covariance of f(x) from those of x; None where they do not follow."""
-        return None
+    return check
 
-    def fit(self, x: Tensor) -> Self:
-        """Fit to rows x, (N, D), what is fitted before training, to be held or trained on; most layers have none."""
-        return self
+
+def check_context(context: Tensor | None, expected: int) -> None:
+    """Raise ValueError unless the context has the expected number of features (0 for none)."""
+    if (got := 0 if context is None else context.shape[-1]) != expected:
+        raise ValueError(f"expected a context of {expected} numbers, got {got or 'none'}")

@@ -1,20 +1,27 @@
-"""How layers compose (NICE §3.1)."""
+"""Composition of layers (NICE §3.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import overload
 
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.grid import Grid
+
+Ledger = dict[str, Tensor]
 
 
 class Chain(Bijection):
-    """Layers in the order data meets them: f = f_L ∘ ... ∘ f_1 (NICE §3.1).
+    """Layers in the order in which data passes them: f = f_L ∘ ... ∘ f_1 (NICE §3.1).
 
-    log |det df/dx| = Σ_l log |det df_l/dh_(l-1)|. Takes layers, which are named by their position and class, and
-    mappings of names to layers.
+    log |det df/dx| = Σ_l log |det df_l/dh_(l-1)|.
+
+    Parameters
+    ----------
+    *layers : Bijection or mapping of names to Bijections
+        A layer without a name is named by its position and class, such as "0_logit". `chain[1:3]` is a chain of some of
+        the layers; `chain[0]` and `chain["0_logit"]` are one of them.
     """
 
     def __init__(self, *layers: Bijection | Mapping[str, Bijection]) -> None:
@@ -36,44 +43,29 @@ class Chain(Bijection):
             total = total + log_det
         return x, total
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        for layer in reversed(self):
-            y = layer.inverse(y, context)
-        return y
-
-    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         total = y.new_zeros(len(y))
         for layer in reversed(self):
-            y, log_det = layer.inverse_and_log_det(y, context)
+            y, log_det = layer.inverse(y, context)
             total = total + log_det
         return y, total
 
-    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        terms: dict[str, Tensor] = {}
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Initialise the layers in turn, each with what the layers before it make of x."""
+        layers = list(flattened(self))
+        while layers and not initialises(layers[-1]):
+            layers.pop()
+        for i, layer in enumerate(layers):
+            x = layers[i - 1](x, context)[0] if i else x
+            layer.initialise(x, context)
+
+    def ledger(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
+        """Return f(x) and the log-determinant of every layer, by name."""
+        terms: Ledger = {}
         for name, layer in self.layers.items():
-            x, inner = layer.walk(x, context)  # type: ignore[operator]
+            x, inner = ledger(layer, x, context)  # type: ignore[arg-type]
             terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
         return x, terms
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        for layer in self:
-            i = layer.to_grid(i, grid, context)
-        return i
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        for layer in reversed(self):
-            j = layer.from_grid(j, grid, context)
-        return j
-
-    def parted(self) -> tuple[Bijection | None, Bijection | None]:
-        if not len(self):
-            return None, None
-        (name, layer), *others = self.layers.items()
-        first, rest = layer.parted()  # type: ignore[operator]
-        if first is None:
-            return None, self
-        rests = {f"{name}_rest": rest} if rest is not None else {}
-        return first, Chain(rests | dict(others))
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -83,3 +75,40 @@ class Chain(Bijection):
 
     def __reversed__(self) -> Iterator[Bijection]:
         return reversed(list(self))
+
+    @overload
+    def __getitem__(self, key: int | str) -> Bijection: ...
+    @overload
+    def __getitem__(self, key: slice) -> Chain: ...
+    def __getitem__(self, key: int | str | slice) -> Bijection:
+        if isinstance(key, str):
+            return self.layers[key]  # type: ignore[return-value]
+        if isinstance(key, slice):
+            return Chain(dict(list(self.layers.items())[key]))  # type: ignore[arg-type]
+        return list(self)[key]
+
+
+def ledger(layer: Bijection, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
+    """Return f(x) and the log-determinants of the layers inside a layer, by name; its own has the name ""."""
+    if inside := getattr(layer, "ledger", None):
+        found: tuple[Tensor, Ledger] = inside(x, context)
+        return found
+    y, log_det = layer(x, context)
+    return y, {"": log_det}
+
+
+def flattened(layer: Bijection) -> Iterator[Bijection]:
+    """Yield the layers of chains within chains, in the order in which data passes them."""
+    for each in layer if isinstance(layer, Chain) else [layer]:
+        yield from flattened(each) if isinstance(each, Chain) else [each]
+
+
+def leaves(layer: Bijection) -> Iterator[Bijection]:
+    """Yield the layers that contain no others, in the order in which data passes them."""
+    for each in flattened(layer):
+        yield from leaves(each.inner) if hasattr(each, "inner") else [each]  # type: ignore[arg-type]
+
+
+def initialises(layer: Bijection) -> bool:
+    """Return True if a layer, or one inside it, has a data-dependent start."""
+    return any(type(each).initialise is not Bijection.initialise for each in leaves(layer))

@@ -1,4 +1,4 @@
-"""Coupling layers: how components are partitioned, and the layer itself (NICE §3.2)."""
+"""Coupling layers: partitions of the components, and the layer itself (NICE §3.2)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.grid import Grid
+from nicest.flows.bijection import Bijection
 from nicest.flows.laws import Law
 from nicest.flows.repeated import once
 
 
 class Partition(nn.Module):
-    """Two sets of components, I1 that a coupling reads and I2 that it changes, which together make 0..D-1.
+    """A split of the components 0..D-1 into I1, which a coupling reads, and I2, which it changes.
 
-    Components are counted from 0 here and from 1 in the paper: its odd components are our 0, 2, 4, ...
-    Every other component, and a first or last part, are split off as views and put together in one pass over memory,
-    forward and backward; any other set takes an index on the device of the flow.
+    Components are counted from 0 here and from 1 in the paper: its odd components are our 0, 2, 4, ... Alternating
+    sets, and a first and a last part, are split without a copy and merged in one pass over memory; any other set is
+    gathered by an index.
     """
 
     order: Tensor
@@ -45,18 +44,17 @@ class Partition(nn.Module):
 
     @property
     def layout(self) -> tuple[bool, bool, int]:
-        """Of a regular partition: whether its sets alternate, whether I2 has component 0, and the size of that set."""
+        """Return whether the sets alternate, whether I2 has component 0, and the size of the set that has it."""
         return self.interleaved, self.turned, len(self.i2 if self.turned else self.i1)
 
     def swap(self) -> Partition:
-        """The same two sets with their roles exchanged, for the next layer (NICE §3.2)."""
+        """Exchange the roles of the two sets, for the next layer (NICE §3.2)."""
         swapped = Partition(self.i2, self.dim)
-        swapped.i1, swapped.i2 = self.i2, self.i1  # the same objects, which are compared at once
+        swapped.i1, swapped.i2 = self.i2, self.i1  # the same tuples, so that comparing them is fast
         return swapped
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x_I1 and x_I2."""
-        check_features(x, self.dim)
+        """Split x into x_I1 and x_I2."""
         if not self.regular:
             x1, x2 = x[:, self.order].split((len(self.i1), len(self.i2)), -1)
             return x1, x2
@@ -67,7 +65,7 @@ class Partition(nn.Module):
         return (second, first) if self.turned else (first, second)
 
     def merge(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The x whose parts are x_I1 and x_I2."""
+        """Merge the two parts (inverse of `split`)."""
         if not self.regular:
             return torch.cat((x1, x2), -1)[:, self.back]
         parts = (x2, x1) if self.turned else (x1, x2)
@@ -78,24 +76,24 @@ class Partition(nn.Module):
 
 
 def odd_even(dim: int) -> Partition:
-    """I1 the odd components as the paper counts them (0, 2, 4, ... here), I2 the even ones (NICE §5.1)."""
+    """Split by parity: I1 holds the odd components as the paper counts them (0, 2, 4, ... here) (NICE §5.1)."""
     return Partition(range(0, dim, 2), dim)
 
 
 def halves(dim: int) -> Partition:
-    """I1 the first half (the larger, for odd D), I2 the second."""
+    """Split in halves; I1 is the first, and the larger one for odd D."""
     return Partition(range((dim + 1) // 2), dim)
 
 
 def checkerboard(height: int, width: int, channels: int = 1) -> Partition:
-    """I1 the pixels whose row plus column is even, in every channel of a channel-planar image, I2 the others."""
+    """Split the pixels of a channel-planar image; I1 holds those whose row plus column is even, in every channel."""
     plane = height * width
     white = [r * width + c for r in range(height) for c in range(width) if (r + c) % 2 == 0]
     return Partition([k * plane + i for k in range(channels) for i in white], channels * plane)
 
 
 def channels(count: int, height: int, width: int) -> Partition:
-    """I1 the first half of the channels of an image (the larger, for an odd number), I2 the second."""
+    """Split the channels of an image in halves; I1 is the first, and the larger one for an odd number."""
     plane = height * width
     return Partition(range((count + 1) // 2 * plane), count * plane)
 
@@ -105,49 +103,43 @@ class Coupling(Bijection):
 
         y_I1 = x_I1                    x_I1 = y_I1
         y_I2 = g(x_I2; m(x_I1))        x_I2 = g⁻¹(y_I2; m(y_I1))
-        log |det dy/dx| = log |det dg/dx_I2|
+        log |det dy/dx| = Σ log dg/dx_I2
 
-    m is `network`: any module from |I1| numbers to law.size · |I2|, called as network(x_I1), or
-    network(x_I1, context) where a context is given.
+    Parameters
+    ----------
+    partition : Partition
+        The sets I1 and I2.
+    law : Law
+        The coupling law g.
+    network : nn.Module
+        The coupling function m. It is called as network(x_I1), or as network(x_I1, context) if there is a context, and
+        returns (B, |I2| · law.size): `size` consecutive numbers for every component of I2.
     """
 
     def __init__(self, partition: Partition, law: Law, network: nn.Module) -> None:
         super().__init__()
-        self.partition, self.law, self.network = partition, law, network
+        self.dim, self.partition, self.law, self.network = partition.dim, partition, law, network
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x1, x2 = self.partition.split(x)
-        y2, log_det = self.law.forward(x2, self.m(x1, context))
-        return self.partition.merge(x1, y2), log_det
+        y2, log_slope = self.law.forward(x2, self.m(x1, context))
+        return self.partition.merge(x1, y2), log_slope.sum(-1)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y1, y2 = self.partition.split(y)
-        return self.partition.merge(y1, self.law.inverse(y2, self.m(y1, context)))
-
-    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y1, y2 = self.partition.split(y)
-        b = self.m(y1, context)
-        x2 = self.law.inverse(y2, b)
-        return self.partition.merge(y1, x2), self.law.forward(x2, b)[1]
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        i1, i2 = self.partition.split(i)
-        return self.partition.merge(i1, self.law.to_grid(i2, grid.network(self.m, i1, context), grid))
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        j1, j2 = self.partition.split(j)
-        return self.partition.merge(j1, self.law.from_grid(j2, grid.network(self.m, j1, context), grid))
+        x2, log_slope = self.law.inverse(y2, self.m(y1, context))
+        return self.partition.merge(y1, x2), log_slope.sum(-1)
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        """The coupling function at x_I1."""
-        return self.checked(x1, once(self.network, x1, context))
+        """Return the parameters of the law at x_I1, (B, |I2|, size)."""
+        return self.parameters_from(x1, once(self.network, x1, context))
 
-    def checked(self, x1: Tensor, b: Tensor) -> Tensor:
-        """What a network gave for x_I1, if it has the right shape, in the dtype of x_I1."""
-        expected = (x1.shape[0], self.law.size * len(self.partition.i2))
+    def parameters_from(self, x1: Tensor, b: Tensor) -> Tensor:
+        """Check and reshape the network's output b for x_I1: (B, |I2|, size) in the dtype of x_I1."""
+        expected = (len(x1), len(self.partition.i2) * self.law.size)
         if b.shape != expected:
-            raise ValueError(f"the coupling network must give {expected}, got {tuple(b.shape)}")
-        return b.to(x1.dtype)
+            raise ValueError(f"the coupling network must return {expected}, got {tuple(b.shape)}")
+        return b.to(x1.dtype).unflatten(1, (-1, self.law.size))
 
     def extra_repr(self) -> str:
         return str(self.law)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -12,18 +10,15 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.chain import Chain
+from nicest.flows.chain import Chain, flattened, initialises, leaves, ledger
 from nicest.flows.coupling import Coupling
-from nicest.flows.linear import Whitening, moments
+from nicest.flows.linear import Whitening
 from nicest.flows.priors import PartPrior, Prior
 from nicest.flows.units import Units
-from nicest.flows.within import Within
 
 Shape = torch.Size | list[int] | tuple[int, ...]
-Moments = tuple[Tensor, Tensor]  # mean and covariance
-Path = tuple[tuple[Any, bool], ...]  # layers that data passes; True for a `Within` whose inner layers it goes on to
 _ONE_DRAW = torch.Size()
-FIT_ROWS = 5000  # rows that a layer without a closed form is fitted to, at most, of so many numbers in all
+FIT_ROWS = 5000  # rows that layers behind a coupling are initialised with, at most
 FIT_NUMBERS, FEWEST_FIT_ROWS = 500_000, 256
 
 
@@ -42,7 +37,7 @@ class Flow(nn.Module):
         if units.dim != prior.dim:
             raise ValueError(f"expected a prior of {units.dim} dimensions, as the units have, got {prior.dim}")
         self.units, self.chain, self.prior = units, chain, prior
-        couplings = sum(isinstance(layer, Coupling) for layer, _ in reaching(chain))
+        couplings = sum(isinstance(layer, Coupling) for layer in leaves(chain))
         if 0 < couplings < 3 and prior.scored is None:
             warnings.warn(
                 f"{couplings} coupling layer(s): at least three are needed before every dimension can influence"
@@ -88,7 +83,7 @@ class Flow(nn.Module):
 
     def invert(self, h: Tensor, context: Tensor | None = None) -> Tensor:
         """y = f⁻¹(h), the real numbers that the units make x of."""
-        return self.chain.inverse(h, context)
+        return self.chain.inverse(h, context)[0]
 
     def code_log_prob(self, h: Tensor) -> Tensor:
         """log p_H(h), (B,), of codes as `draw_latent` gives them."""
@@ -151,7 +146,7 @@ class Flow(nn.Module):
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """The ledger of `log_prob`: units, the log-det of every layer by name, and the prior; each (B,)."""
         y = self.enter(x)
-        h, terms = self.chain.walk(y, context)
+        h, terms = ledger(self.chain, y, context)
         units = self.units_of_ledger(y, h)
         found = units | terms | {"prior": self.prior.log_prob(h)}
         if len(found) < len(units) + len(terms) + 1:
@@ -207,82 +202,41 @@ class Flow(nn.Module):
         """What `rsample` gives, without gradients."""
         return self.rsample(*inputs, **options)
 
-    def sample_and_log_prob(
-        self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """n draws of x, as `rsample` gives them, with log p(x) of each; one pass through the chain.
-
-        Only discrete data takes a second pass: its log-probability is of the whole step, not of the y that was drawn.
-        """
-        h = self.prior.rsample(n, generator=generator)
-        y, log_det = self.chain.inverse_and_log_det(h, context)
-        x = self.units.leave(y)
-        if self.units.discrete:
-            return x, self.log_prob(x, context)
-        return x, self.prior.log_prob(h) + log_det + self.units_log_det
-
     @torch.no_grad()
-    def fit_constants(self, rows: Tensor) -> None:
-        """Fit to rows what is fitted before training: standardisation, marginals and whitening, which are then held,
-        and the starts of `Elementwise` and `ChannelMixing`, which are trained on.
+    def initialise(self, rows: Tensor) -> None:
+        """Fit the units to rows, then let every layer set its data-dependent start.
 
-        Mean and covariance are carried through the layers in closed form, in float64, dequantisation noise included;
-        behind a layer that cannot carry them they are counted anew. Layers inside a `Within` are fitted to I2.
+        A whitening that comes first is fitted in closed form to the moments of all rows with their dequantisation
+        noise. If a layer behind a coupling has a start of its own, a few thousand rows are used: they pass through the
+        networks before it.
+
+        Parameters
+        ----------
+        rows : Tensor of shape (N, D)
         """
         training = [module for module in self.modules() if module.training]
-        self.eval()  # dropout is for training
-        if self.units.standardise:
-            self.units.fit_rows(rows)
-
-        def onward(y: Tensor, context: Tensor | None, path: Path) -> tuple[Tensor, Tensor | None]:
-            for layer, inside in path:
-                y, context = layer.inside(y, context) if inside else (layer(y, context)[0], context)
-            return y, context
-
-        def reached(before: Path, part: Tensor) -> Tensor:
-            return onward(self.enter(part.to(self.device)), None, before)[0]
-
-        def carried(before: Path) -> Moments | None:
-            known = self.carried(rows)
-            for layer, inside in before:
-                known = known and (layer.inside_moments if inside else layer.carry)(*known)
-            return known
-
-        some = rows[:: -(-len(rows) // min(FIT_ROWS, max(FEWEST_FIT_ROWS, FIT_NUMBERS // self.dim)))]
-        path: Path | None = None  # by which they reached the last layer that was fitted, as y
-        for layer, before in (each for chain in self.chains for each in reaching(chain)):
-            if isinstance(layer, Whitening):
-                layer.fit_moments(*(carried(before) or moments(rows, of=partial(reached, before))))
-            elif layer.fits_all_rows:
-                layer.fit(reached(before, rows))
-            elif type(layer).fit is not Bijection.fit:
-                if path is None or before[: len(path)] != path:
-                    path, (y, context) = (), (self.enter(some.to(self.device)), None)
-                y, context = onward(y, context, before[len(path) :])
-                layer.fit(y)
-                path = before
+        self.eval()  # no dropout
+        self.units.fit_rows(rows)
+        for chain in self.chains:
+            inside = list(leaves(chain))
+            starts = [i for i, layer in enumerate(inside) if initialises(layer)]
+            some = rows
+            if any(isinstance(layer, Coupling) for layer in inside[: max(starts, default=0)]):
+                some = rows[:: -(-len(rows) // min(FIT_ROWS, max(FEWEST_FIT_ROWS, FIT_NUMBERS // self.dim)))]
+            first, *rest = flattened(chain)
+            known = self.units.moments(rows) if isinstance(first, Whitening) else None
+            if isinstance(first, Whitening) and known is not None:
+                first.fit_moments(*known)
+                if len(starts) > 1:
+                    Chain(*rest).initialise(first(self.enter(some.to(self.device)))[0])
+            elif starts:
+                chain.initialise(self.enter(some.to(self.device)))
         for module in training:
             module.training = True
-
-    def carried(self, rows: Tensor) -> Moments | None:
-        """Mean and covariance of what the chain is given for rows, where they follow in closed form."""
-        return self.units.carry(*moments(rows))
 
     def to_distribution(self, context: Tensor | None = None, *, given: Tensor | None = None) -> Distribution:
         """The flow as a `torch.distributions.Distribution` that checks its arguments; see `FlowDistribution`."""
         return FlowDistribution(self, context, given)
-
-
-def reaching(layer: Bijection, before: Path = ()) -> Iterator[tuple[Bijection, Path]]:
-    """Every layer that has none inside it, with the path of the data that reaches it."""
-    if isinstance(layer, Chain):
-        for each in layer:
-            yield from reaching(each, before)
-            before = (*before, (each, False))
-    elif isinstance(layer, Within):
-        yield from reaching(layer.inner, (*before, (layer, True)))
-    else:
-        yield layer, before
 
 
 def as_rows(values: Tensor, shape: Shape) -> Tensor:

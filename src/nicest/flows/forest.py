@@ -121,7 +121,7 @@ class Forest(nn.Module):
         log_scale = (2 * bound / (x[:, -1:] - x[:, :1])).log().clamp(-0.99 * law.log_scale, 0.99 * law.log_scale)
         inner = (x - x[:, :1]) * log_scale.exp() - bound
         knots = self.latent[1:-1].to(x).expand(len(x), -1)
-        spline = law.spline.through(inner[:, 1:-1], knots).reshape(len(x), law.spline.size)  # type: ignore[attr-defined]
+        spline = law.spline.through(inner[:, 1:-1], knots)  # type: ignore[attr-defined]
         b1 = law.log_scale * (log_scale / law.log_scale).atanh()
         return torch.cat((b1, -bound - x[:, :1] * log_scale.exp(), spline), 1)
 
@@ -140,8 +140,8 @@ class Forest(nn.Module):
         found = quantiles(unseen[some].sort(1).values, self.shares.to(unseen), count[some])
         best = -math.inf
         for sharpness, spread in product(SHARPNESS, SPREADS):
-            h, log_det = self.law.forward(target[some][:, None], self._params(found, sharpness, spread))
-            if (nats := float((self.prior.log_prob(h) + log_det).mean())) > best:
+            h, log_slope = self.law.forward(target[some][:, None], self._params(found, sharpness, spread)[:, None])
+            if (nats := float((self.prior.log_prob(h) + log_slope[:, 0]).mean())) > best:
                 best = nats
                 self.sharpness.fill_(sharpness)
                 self.spread.fill_(spread)
@@ -205,7 +205,6 @@ def quantiles(ordered: Tensor, shares: Tensor, count: Tensor) -> Tensor:
 class ForestCoupling(Coupling):
     """A coupling that changes one component, given the others, whose m is a `Forest`; it is fitted, not trained."""
 
-    fits_all_rows = True
     network: Forest
 
     def __init__(self, partition: Partition, bins: int, prior: Prior, trees: int, leaves: int) -> None:
@@ -214,7 +213,7 @@ class ForestCoupling(Coupling):
         law = AffineSpline(bins, 5.0, STEEPEST)
         super().__init__(partition, law, Forest(len(partition.i1), law, prior, trees, leaves))
 
-    def fit(self, x: Tensor) -> Self:
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Grow the forest from all rows x."""
         c, target = self.partition.split(x)
         self.network.fit(c, target[:, 0])
-        return self

@@ -1,4 +1,4 @@
-"""Coupling laws g(a; b): what a coupling layer does to the components it changes (NICE §3.2)."""
+"""Coupling laws g(a; b): elementwise invertible maps with parameters (NICE §3.2)."""
 
 from __future__ import annotations
 
@@ -10,63 +10,42 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nicest.flows.grid import Grid, Map
+Pair = tuple[Tensor, Tensor]
 
 
 class Law(ABC):
-    """A coupling law g(a; b), invertible in a for every b; b holds `size` numbers for each number of a.
+    """An increasing function g(·; b) of one number a, with `size` parameters b.
 
-    g(a; 0) = a: a coupling whose network gives 0 is the identity. To add a law, write a frozen dataclass, whose
-    fields are its settings in a recipe, and one line in `LAWS`; the zoo of the tests then holds it to all this.
+    Laws act elementwise: a is (B, n) and b is (B, n, size). g(a; 0) = a, so a coupling whose network returns zeros is
+    the identity. To add a law, write a frozen dataclass, whose fields are its settings in a recipe, and add it to
+    `LAWS`. The zoo then tests it.
     """
 
     size: int = 1
 
     @abstractmethod
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """g(a; b) and log |det dg/da|, (B,)."""
+    def forward(self, a: Tensor, b: Tensor) -> Pair:
+        """Return g(a; b) and log dg/da, both of shape (B, n)."""
 
     @abstractmethod
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        """The a with g(a; b) = y."""
-
-    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
-        """g(·; b) and its inverse, for rows of n numbers: what depends on b alone is computed once."""
-        return lambda a: self.forward(a, b)[0], lambda y: self.inverse(y, b)
-
-    def to_grid(self, i: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        """g on points of a grid, (B, n)."""
-        return grid.bend(i, *self.maps(grid.rounded(b), i.shape[-1]))
-
-    def from_grid(self, j: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        """The points that `to_grid` took to j."""
-        return grid.unbend(j, *self.maps(grid.rounded(b), j.shape[-1]))
-
-    def from_planes(self, b: Tensor) -> Tensor:
-        """b from images (B, size · C, H, W), of an a that is (C, H, W): its numbers stay at their pixel."""
-        return b.flatten(1)
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+        """Return the a with g(a; b) = y, and log da/dy, both of shape (B, n)."""
 
 
 @dataclass(frozen=True)
 class Additive(Law):
     """g(a; b) = a + b, with unit Jacobian determinant (NICE §3.2, additive coupling layer)."""
 
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return a + b, a.new_zeros(len(a))
+    def forward(self, a: Tensor, b: Tensor) -> Pair:
+        return a + b[..., 0], a.new_zeros(()).expand_as(a)
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        return y - b
-
-    def to_grid(self, i: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        return i + grid.cells(b)
-
-    def from_grid(self, j: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        return j - grid.cells(b)
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+        return y - b[..., 0], y.new_zeros(()).expand_as(y)
 
 
 @dataclass(frozen=True)
 class Multiplicative(Law):
-    """g(a; b) = a ⊙ exp(l(b)), l(b) = bound · tanh(b / bound); log det = Σ l(b) (NICE §3.2, multiplicative law).
+    """g(a; b) = a exp(l(b)), l(b) = bound · tanh(b / bound); log dg/da = l(b) (NICE §3.2, multiplicative law).
 
     DIFFERS: the paper asks for a factor b ≠ 0 and leaves it there. Ours is exp(l), never zero, equal to 1 where
     the network gives 0, and |l| < bound keeps one layer from scaling by more than e^±bound: no overflow, no NaN.
@@ -78,20 +57,22 @@ class Multiplicative(Law):
         if not self.bound > 0:
             raise ValueError(f"expected a positive bound, got {self.bound}")
 
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        log_scale = self.log_scale(b)
-        return a * log_scale.exp(), log_scale.sum(-1)
+    def forward(self, a: Tensor, b: Tensor) -> Pair:
+        log_scale = self.log_scale(b[..., 0])
+        return a * log_scale.exp(), log_scale
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        return y * torch.exp(-self.log_scale(b))
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+        log_scale = -self.log_scale(b[..., 0])
+        return y * log_scale.exp(), log_scale
 
     def log_scale(self, b: Tensor) -> Tensor:
+        """Return l(b)."""
         return self.bound * torch.tanh(b / self.bound)
 
 
 @dataclass(frozen=True)
 class Affine(Law):
-    """g(a; b) = a ⊙ exp(l(b1)) + b2 with b = (b1, b2); log det = Σ l(b1) (NICE §3.2, affine law).
+    """g(a; b) = a exp(l(b1)) + b2 with b = (b1, b2); log dg/da = l(b1) (NICE §3.2, affine law).
 
     The factor is bounded as in `Multiplicative`, and for the same reason.
     """
@@ -100,20 +81,18 @@ class Affine(Law):
     size = 2
 
     def __post_init__(self) -> None:
-        Multiplicative(self.bound)  # which refuses a bound that is not positive
+        Multiplicative(self.bound)  # validates bound > 0
 
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        b1, b2 = b.chunk(2, dim=-1)
-        y, log_det = Multiplicative(self.bound).forward(a, b1)
-        return y + b2, log_det
+    def forward(self, a: Tensor, b: Tensor) -> Pair:
+        y, log_slope = Multiplicative(self.bound).forward(a, b)
+        return y + b[..., 1], log_slope
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        b1, b2 = b.chunk(2, dim=-1)
-        return Multiplicative(self.bound).inverse(y - b2, b1)
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+        return Multiplicative(self.bound).inverse(y - b[..., 1], b)
 
 
 class Bin(NamedTuple):
-    """The bin of a spline that a number lies in: from (x, y), w wide and h high, with slopes d0 and d1 at its ends."""
+    """A bin of a spline: its lower left corner (x, y), width w, height h, and the slopes d0, d1 at its ends."""
 
     x: Tensor
     y: Tensor
@@ -122,8 +101,8 @@ class Bin(NamedTuple):
     d0: Tensor
     d1: Tensor
 
-    def at(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Height above y and log-slope at x + t w (Durkan et al. 2019, eq. 4 and 5)."""
+    def rise(self, t: Tensor) -> Pair:
+        """Return the height above y and the log-slope at x + t w (Durkan et al. 2019, eq. 4 and 5)."""
         s, middle = self.h / self.w, t * (1 - t)
         below = s + (self.d0 + self.d1 - 2 * s) * middle
         rise = self.h * (s * t.square() + self.d0 * middle) / below
@@ -131,8 +110,11 @@ class Bin(NamedTuple):
         return rise, slope.log()
 
     def find(self, rise: Tensor) -> Tensor:
-        """The t in [0, 1] with this height above y, by the root of its quadratic that does not cancel, from that end
-        of the bin at which the slope is smaller: from the other one, digits would be lost."""
+        """Return the t in [0, 1] at which the height above y is `rise`.
+
+        t is the root of a quadratic, computed without cancellation and from the end of the bin with the smaller slope:
+        from the other end, digits would be lost.
+        """
         s, turned = self.h / self.w, self.d0 > self.d1
         d0 = torch.minimum(self.d0, self.d1)
         rise = torch.where(turned, self.h - rise, rise)
@@ -149,18 +131,20 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Spline(Law):
-    """g(a; b) rises by a rational quadratic in each of `bins` bins of [-bound, bound], and is a outside (Durkan et al.
-    2019, "Neural spline flows"). b = (widths, heights, slopes): shares of the bins on either axis, as logits, and
-    the logarithms of the slopes at the knots between them; log det = Σ log g'.
+    """A rational quadratic in each of `bins` bins of [-bound, bound], the identity outside (Durkan et al. 2019).
 
-    DIFFERS: a bin has at least a thousandth of either axis, and log-slopes are bounded as in `Multiplicative`: for all
-    finite a and b there is no overflow, no NaN, and an inverse. The paper's slopes are a softplus with no upper bound.
+    b = (widths, heights, slopes): logits of the fraction of each axis that a bin takes, and the logarithms of the
+    slopes at the inner knots.
+
+    DIFFERS: a bin takes at least a thousandth of either axis, and log-slopes are bounded as in `Multiplicative`: for
+    all finite a and b there is no overflow, no NaN, and an inverse. The paper's slopes are a softplus with no upper
+    bound.
     """
 
     bins: int = 8
     bound: float = 4.0
 
-    LEAST = 1e-3  # share of an axis
+    LEAST = 1e-3  # fraction of an axis
     STEEPEST = Multiplicative(7.0)  # slopes of a thousandth to a thousand
 
     def __post_init__(self) -> None:
@@ -173,60 +157,55 @@ class Spline(Law):
     def size(self) -> int:  # type: ignore[override]
         return 3 * self.bins - 1
 
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return self._rise(a, self._knots(b, a.shape[-1]))
-
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        return self._find(y, self._knots(b, y.shape[-1]))
-
-    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
-        knots = self._knots(b, n)
-        return lambda a: self._rise(a, knots)[0], lambda y: self._find(y, knots)
-
-    def _rise(self, a: Tensor, knots: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, a: Tensor, b: Tensor) -> Pair:
         inner = a.clamp(-self.bound, self.bound)
-        found = self._bin(inner, *knots, axis=0)
-        rise, log_slope = found.at(((inner - found.x) / found.w).clamp(0, 1))
+        found = self._bin(inner, b, axis=0)
+        rise, log_slope = found.rise(((inner - found.x) / found.w).clamp(0, 1))
         inside = a.abs() < self.bound
-        return torch.where(inside, found.y + rise, a), torch.where(inside, log_slope, 0.0).sum(-1)
+        return torch.where(inside, found.y + rise, a), torch.where(inside, log_slope, 0.0)
 
-    def _find(self, y: Tensor, knots: tuple[Tensor, Tensor]) -> Tensor:
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
         inner = y.clamp(-self.bound, self.bound)
-        found = self._bin(inner, *knots, axis=1)
-        return torch.where(y.abs() < self.bound, found.x + found.w * found.find(inner - found.y), y)
-
-    def from_planes(self, b: Tensor) -> Tensor:
-        return b.unflatten(1, (-1, self.size)).movedim(2, -1).flatten(1)
+        found = self._bin(inner, b, axis=1)
+        t = found.find(inner - found.y)
+        inside = y.abs() < self.bound
+        return torch.where(inside, found.x + found.w * t, y), torch.where(inside, -found.rise(t)[1], 0.0)
 
     def through(self, x: Tensor, y: Tensor) -> Tensor:
-        """The b of splines, (n · size), with knots near (x, y), each (n, bins - 1) and rising within the bound.
+        """Return the parameters of n splines with knots near given points.
 
-        Knots that lie too close for a bin are moved apart. The slope at a knot is the mean, by logarithms, of those of
-        the bins beside it.
+        Knots that are too close for a bin are moved apart. The slope at a knot is the geometric mean of the slopes of
+        the two bins next to it.
+
+        Parameters
+        ----------
+        x, y : Tensor of shape (n, bins - 1)
+            Coordinates of the inner knots, increasing and within the bound.
+
+        Returns
+        -------
+        Tensor of shape (n, size)
         """
 
         def sizes(inner: Tensor) -> Tensor:
             ends = pad(pad(inner, (1, 0), value=-self.bound), (0, 1), value=self.bound)
-            share = (ends.diff(dim=-1) / (2 * self.bound)).clamp_min(2 * self.LEAST)
-            return share / share.sum(-1, keepdim=True)
+            fraction = (ends.diff(dim=-1) / (2 * self.bound)).clamp_min(2 * self.LEAST)
+            return fraction / fraction.sum(-1, keepdim=True)
 
         widths, heights = sizes(x), sizes(y)
         steep = (heights / widths).log()
         slopes = ((steep[:, 1:] + steep[:, :-1]) / 2 / self.STEEPEST.bound).clamp(-0.9, 0.9).atanh()
         logits = ((each - self.LEAST).clamp_min(1e-2 * self.LEAST).log() for each in (widths, heights))
-        return torch.cat((*logits, self.STEEPEST.bound * slopes), -1).flatten()
+        return torch.cat((*logits, self.STEEPEST.bound * slopes), -1)
 
-    def _knots(self, b: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """The knots of n splines on both axes, (B, n, 2, bins + 1), and the slopes at them."""
+    def _bin(self, v: Tensor, b: Tensor, axis: int) -> Bin:
+        """Return the bins that contain v, which is an input (axis 0) or an output (axis 1)."""
         k, bound = self.bins, self.bound
-        shares, slopes = b.unflatten(-1, (n, self.size)).split((2 * k, k - 1), -1)
-        shares = self.LEAST + (1 - self.LEAST * k) * shares.unflatten(-1, (2, k)).softmax(-1)
-        between = 2 * bound * shares.cumsum(-1)[..., :-1] - bound
+        logits, slopes = b.split((2 * k, k - 1), -1)
+        fractions = self.LEAST + (1 - self.LEAST * k) * logits.unflatten(-1, (2, k)).softmax(-1)
+        between = 2 * bound * fractions.cumsum(-1)[..., :-1] - bound
         knots = pad(pad(between, (1, 0), value=-bound), (0, 1), value=bound)
-        return knots, pad(self.STEEPEST.log_scale(slopes), (1, 1)).exp()
-
-    def _bin(self, v: Tensor, knots: Tensor, slopes: Tensor, axis: int) -> Bin:
-        """The bins that v lies in, by their widths (axis 0) or their heights (axis 1)."""
+        slopes = pad(self.STEEPEST.log_scale(slopes), (1, 1)).exp()
         which = (knots[..., axis, 1:-1] <= v[..., None]).sum(-1, keepdim=True)
         here = which[..., None].expand(*which.shape[:-1], 2, 1)
         (x, y), (x1, y1) = (knots.gather(-1, each)[..., 0].unbind(-1) for each in (here, here + 1))
@@ -235,7 +214,7 @@ class Spline(Law):
 
 @dataclass(frozen=True)
 class AffineSpline(Law):
-    """g(a; b) = spline(affine(a; b1); b2), b = (b1, b2): `Affine` brings a to where the bins of a `Spline` are.
+    """g(a; b) = spline(affine(a; b1); b2), b = (b1, b2): `Affine` moves a to where the bins of a `Spline` are.
 
     `bins` and `bound` are those of the spline, `log_scale` is the bound of the affine law.
     """
@@ -245,7 +224,7 @@ class AffineSpline(Law):
     log_scale: float = 2.0
 
     def __post_init__(self) -> None:
-        Affine(self.log_scale), Spline(self.bins, self.bound)  # which refuse what cannot be
+        Affine(self.log_scale), Spline(self.bins, self.bound)  # validates the settings
 
     @property
     def affine(self) -> Affine:
@@ -259,24 +238,15 @@ class AffineSpline(Law):
     def size(self) -> int:  # type: ignore[override]
         return Affine.size + 3 * self.bins - 1
 
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        b1, b2 = b.tensor_split((Affine.size * a.shape[-1],), -1)
-        inner, log_det = self.affine.forward(a, b1)
-        y, log_slope = self.spline.forward(inner, b2)
-        return y, log_det + log_slope
+    def forward(self, a: Tensor, b: Tensor) -> Pair:
+        inner, log_scale = self.affine.forward(a, b[..., : Affine.size])
+        y, log_slope = self.spline.forward(inner, b[..., Affine.size :])
+        return y, log_scale + log_slope
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        b1, b2 = b.tensor_split((Affine.size * y.shape[-1],), -1)
-        return self.affine.inverse(self.spline.inverse(y, b2), b1)
-
-    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
-        b1, b2 = b.tensor_split((Affine.size * n,), -1)
-        spline, found = self.spline.maps(b2, n)
-        return lambda a: spline(self.affine.forward(a, b1)[0]), lambda y: self.affine.inverse(found(y), b1)
-
-    def from_planes(self, b: Tensor) -> Tensor:
-        b1, b2 = b.tensor_split((Affine.size * b.shape[1] // self.size,), 1)
-        return torch.cat((self.affine.from_planes(b1), self.spline.from_planes(b2)), 1)
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+        inner, log_slope = self.spline.inverse(y, b[..., Affine.size :])
+        a, log_scale = self.affine.inverse(inner, b[..., : Affine.size])
+        return a, log_slope + log_scale
 
 
 LAWS: dict[str, type[Law]] = {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.grid import Grid, scaled, unit_lower, unit_upper
+from nicest.flows.bijection import Bijection
 
 
 class DiagonalScaling(Bijection):
@@ -22,19 +20,13 @@ class DiagonalScaling(Bijection):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.s = nn.Parameter(torch.zeros(dim))
+        self.dim, self.s = dim, nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, len(self.s))
-        return x * self.s.exp(), self.s.sum().expand(x.shape[0]).clone()
+        return x * self.s.exp(), _per_row(self.s.sum(), x)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, len(self.s))
-        return y * torch.exp(-self.s)
-
-    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        scale = self.s.exp().to(mean)
-        return mean * scale, scale[:, None] * covariance * scale
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return y * torch.exp(-self.s), _per_row(-self.s.sum(), y)
 
     @property
     def sigma(self) -> Tensor:
@@ -42,15 +34,17 @@ class DiagonalScaling(Bijection):
 
 
 class Mixing(Bijection):
-    """y = W x + b with W = L U P, learned; log det = Σ log U_ii (Oliva et al. 2018, "Transformation autoregressive
-    networks"). P is a permutation, drawn once and then fixed; L and U are triangular, L with ones on its diagonal and U
-    with positive numbers, and start at the identity.
+    """y = W x + b with a learned W = L U P; log det = Σ log U_ii (Oliva et al. 2018).
+
+    P is a permutation, drawn once and then fixed. L and U are triangular, L with ones on its diagonal and U with
+    positive numbers; both start at the identity.
     """
 
     order: Tensor
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        self.dim = dim
         self.register_buffer("order", torch.randperm(dim))  # P as an index
         self.lu = nn.Parameter(torch.zeros(dim, dim))  # L below the diagonal, U above it
         self.log_diagonal = nn.Parameter(torch.zeros(dim))
@@ -68,66 +62,48 @@ class Mixing(Bijection):
         return torch.addmm(upper, self.lu.tril(-1), upper).index_select(1, self.order)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, len(self.b))
-        return torch.addmm(self.b, x, self.matrix.mT), self.log_diagonal.sum().expand(x.shape[0]).clone()
+        return torch.addmm(self.b, x, self.matrix.mT), _per_row(self.log_diagonal.sum(), x)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, len(self.b))
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         inner = torch.linalg.solve_triangular(self.lu, (y - self.b).mT, upper=False, unitriangular=True)
-        return torch.linalg.solve_triangular(self.upper, inner, upper=True).mT[:, self.order]
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """L (U D⁻¹) (D P x) + b, D the diagonal of U: a scaling, and two unit triangular matrices."""
-        d = self.log_diagonal.exp()
-        i = scaled(grid, i[:, self.order.argsort()], d)
-        i = unit_lower(grid, unit_upper(grid, i, self.lu.triu(1) / d), self.lu.tril(-1))
-        return i + grid.cells(self.b)
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        d = self.log_diagonal.exp()
-        j = unit_lower(grid, j - grid.cells(self.b), self.lu.tril(-1), undo=True)
-        j = unit_upper(grid, j, self.lu.triu(1) / d, undo=True)
-        return scaled(grid, j, d, undo=True)[:, self.order]
-
-    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        matrix = self.matrix.to(mean)
-        return matrix @ mean + self.b.to(mean), matrix @ covariance @ matrix.mT
+        x = torch.linalg.solve_triangular(self.upper, inner, upper=True).mT[:, self.order]
+        return x, _per_row(-self.log_diagonal.sum(), y)
 
 
 class Whitening(Bijection):
-    """A linear layer that can be fitted to data in closed form, in float64 whatever dtype the data has.
+    """A linear layer that is fitted to data in closed form, in float64 whatever the dtype of the data.
 
-    `shrinkage` is the share of every correlation that it disbelieves: 0 takes the covariance of the data as it is.
+    `shrinkage` is the fraction by which correlations are shrunk: 0 takes the covariance of the data as it is.
     """
 
     whitens = True
 
-    def __init__(self, shrinkage: float = 0.0) -> None:
+    def __init__(self, dim: int, shrinkage: float = 0.0) -> None:
         super().__init__()
-        self.shrinkage = shrinkage
+        self.dim, self.shrinkage = dim, shrinkage
 
-    def fit(self, x: Tensor) -> Self:
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
         """Fit to the rows of x, (N, D) with N > D."""
-        return self.fit_moments(*moments(x))
+        self.fit_moments(*moments(x))
 
-    def fit_moments(self, mean: Tensor, covariance: Tensor) -> Self:
-        """Fit to data of this mean and covariance."""
+    def fit_moments(self, mean: Tensor, covariance: Tensor) -> None:
+        """Fit to data with this mean and covariance."""
         covariance = covariance.double()
-        return self._fit(mean.double(), torch.lerp(covariance, covariance.diagonal().diag(), self.shrinkage))
+        self._fit(mean.double(), torch.lerp(covariance, covariance.diagonal().diag(), self.shrinkage))
 
-    def _fit(self, mean: Tensor, covariance: Tensor) -> Self:
+    def _fit(self, mean: Tensor, covariance: Tensor) -> None:
         raise NotImplementedError
 
 
 class TriangularAffine(Whitening):
     """z = L x + b, L lower triangular with a positive diagonal; log det = Σ log L_ii (NICE App. B).
 
-    Under a standard Gaussian prior this is a full Gaussian; train it by the NICE criterion like any layer, or take
-    the optimum at once: L = chol(Σ)⁻¹, b = -L μ, Σ and μ the covariance and mean of the data.
+    Under a standard Gaussian prior this is a full Gaussian. Train it by the NICE criterion like any layer, or fit the
+    optimum at once: L = chol(Σ)⁻¹, b = -L μ, with Σ and μ the covariance and mean of the data.
     """
 
     def __init__(self, dim: int, *, shrinkage: float = 0.0) -> None:
-        super().__init__(shrinkage)
+        super().__init__(dim, shrinkage)
         self.below = nn.Parameter(torch.zeros(dim, dim))
         self.log_diagonal = nn.Parameter(torch.zeros(dim))
         self.b = nn.Parameter(torch.zeros(dim))
@@ -138,25 +114,14 @@ class TriangularAffine(Whitening):
         return self.below.tril(-1) + self.log_diagonal.exp().diag()
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, len(self.b))
-        return x @ self.lower.mT + self.b, self.log_diagonal.sum().expand(x.shape[0]).clone()
+        return x @ self.lower.mT + self.b, _per_row(self.log_diagonal.sum(), x)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, len(self.b))
-        return torch.linalg.solve_triangular(self.lower, (y - self.b).mT, upper=False).mT
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """(L D⁻¹) (D x) + b, D the diagonal of L."""
-        d = self.log_diagonal.exp()
-        return unit_lower(grid, scaled(grid, i, d), self.below.tril(-1) / d) + grid.cells(self.b)
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        d = self.log_diagonal.exp()
-        j = unit_lower(grid, j - grid.cells(self.b), self.below.tril(-1) / d, undo=True)
-        return scaled(grid, j, d, undo=True)
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = torch.linalg.solve_triangular(self.lower, (y - self.b).mT, upper=False).mT
+        return x, _per_row(-self.log_diagonal.sum(), y)
 
     @torch.no_grad()
-    def _fit(self, mean: Tensor, covariance: Tensor) -> Self:
+    def _fit(self, mean: Tensor, covariance: Tensor) -> None:
         _check_rank(torch.linalg.eigvalsh(covariance))
         factor = torch.linalg.cholesky(covariance)
         identity = torch.eye(len(mean), dtype=torch.float64, device=mean.device)
@@ -164,7 +129,6 @@ class TriangularAffine(Whitening):
         self.below.copy_(lower.tril(-1))
         self.log_diagonal.copy_(lower.diagonal().log())
         self.b.copy_(-lower @ mean)
-        return self
 
 
 class ZCA(Whitening):
@@ -179,37 +143,30 @@ class ZCA(Whitening):
     log_det: Tensor
 
     def __init__(self, dim: int, *, shrinkage: float = 0.0) -> None:
-        super().__init__(shrinkage)
+        super().__init__(dim, shrinkage)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("whiten", torch.zeros(dim, dim).fill_diagonal_(1))
         self.register_buffer("colour", torch.zeros(dim, dim).fill_diagonal_(1))
         self.register_buffer("log_det", torch.zeros(()))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, len(self.mean))
-        return (x - self.mean) @ self.whiten, self.log_det.expand(x.shape[0]).clone()
+        return (x - self.mean) @ self.whiten, _per_row(self.log_det, x)
 
-    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        whiten = self.whiten.to(mean)
-        return (mean - self.mean.to(mean)) @ whiten, whiten.mT @ covariance @ whiten
-
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, len(self.mean))
-        return y @ self.colour + self.mean
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return y @ self.colour + self.mean, _per_row(-self.log_det, y)
 
     @torch.no_grad()
-    def _fit(self, mean: Tensor, covariance: Tensor) -> Self:
+    def _fit(self, mean: Tensor, covariance: Tensor) -> None:
         eigenvalues, vectors = torch.linalg.eigh(covariance)
         _check_rank(eigenvalues)
         self.mean.copy_(mean)
         self.whiten.copy_(vectors * eigenvalues.rsqrt() @ vectors.mT)
         self.colour.copy_(vectors * eigenvalues.sqrt() @ vectors.mT)
         self.log_det.copy_(-0.5 * eigenvalues.log().sum())
-        return self
 
 
 def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Tensor.double) -> tuple[Tensor, Tensor]:
-    """Mean and covariance (divided by N) of the rows of x, or of a function of them, in float64 without a copy."""
+    """Return the mean and covariance (divided by N) of the rows of x, or of a function of them, in float64."""
     mean = torch.stack([of(part).double().sum(0) for part in x.split(rows)]).sum(0) / len(x)
     scatter = torch.zeros(len(mean), len(mean)).to(mean)
     for part in x.split(rows):
@@ -219,15 +176,20 @@ def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Ten
 
 
 def mean_and_variance(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
-    """Mean and variance (divided by N) of every column of x, in float64 without a copy; NaN are left out."""
+    """Return the mean and variance (divided by N) of every column of x in float64, ignoring NaN."""
     parts = x.split(rows)
     count = torch.stack([(~part.isnan()).sum(0) for part in parts]).sum(0).clamp_min(1)
     mean = torch.stack([part.double().nansum(0) for part in parts]).sum(0) / count
     return mean, torch.stack([(part.double() - mean).square().nansum(0) for part in parts]).sum(0) / count
 
 
+def _per_row(value: Tensor, x: Tensor) -> Tensor:
+    """Repeat a scalar for every row of x."""
+    return value.expand(len(x)).clone()
+
+
 def _check_rank(eigenvalues: Tensor) -> None:
-    """Refuse a covariance some of whose eigenvalues, sorted, are rounding errors beside the largest."""
+    """Raise ValueError if some of the sorted eigenvalues are rounding errors next to the largest."""
     dim = len(eigenvalues)
     rank = int((eigenvalues > torch.finfo(torch.float64).eps * dim * eigenvalues[-1]).sum())
     if rank < dim:

@@ -1,23 +1,22 @@
-"""One dimension at a time: logit for pixels, sinh-arcsinh for the skew and the tails of columns."""
+"""Elementwise layers: logit for pixels, bounds, sinh-arcsinh for skew and tails, and learned laws."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows.bijection import Bijection, check_context, check_features
+from nicest.flows.bijection import Bijection, check_context
 from nicest.flows.laws import Law, Spline
 from nicest.flows.optimizer import LightLBFGS
 
-STEEPEST = 1.5  # largest |log δ|: no column is bent further, so that rows far out stay finite
-HARDLY, LEAST = 1e-6, 1e-30  # how far from a bound a number counts that is on it; the least distance of others
-CENTRE, TAIL = math.sqrt(math.tau) / 4, 0.13  # of the map from a logistic variable to a Gaussian one: see `Bounded`
-ENOUGH = 5_000  # rows that tell how columns are bent
+STEEPEST = 1.5  # largest |log δ|, so that rows far out stay finite
+ON_BOUND, LEAST = 1e-6, 1e-30  # the distance from its bound at which a value on the bound counts; the least of others
+CENTRE, TAIL = math.sqrt(math.tau) / 4, 0.13  # of the map from a logistic to a Gaussian variable: see `Bounded`
+ENOUGH = 5_000  # rows that skew and tails are fitted to
 NARROWEST = 3.0  # largest |log(scale / standard deviation)|
 
 
@@ -40,19 +39,20 @@ class Logit(Bijection):
         log_det = math.log1p(-2 * self.margin) + y.abs() + 2 * functional.softplus(-y.abs())
         return y, log_det.sum(-1)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        return (y.sigmoid() - self.margin) / (1 - 2 * self.margin)
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        log_det = -math.log1p(-2 * self.margin) - y.abs() - 2 * functional.softplus(-y.abs())
+        return (y.sigmoid() - self.margin) / (1 - 2 * self.margin), log_det.sum(-1)
 
     def extra_repr(self) -> str:
         return f"margin={self.margin}"
 
 
 class Bounded(Bijection):
-    """All real numbers y for x in [0, 1], `ends` = 2, or in [0, ∞), `ends` = 1; y = x in columns of `ends` = 0.
+    """Map [0, 1] (`ends` = 2) or [0, ∞) (`ends` = 1) to the real line, column by column; `ends` = 0 leaves a column.
 
-    y = c t / √(1 + k |t|), t = logit(x) or log(exp x - 1): about Gaussian where x is uniform, or exponential, since
-    t is logistic then. log dy/dt = log c - 3/2 log(1 + k |t|) + log(1 + k |t| / 2). What lies on a bound, or beyond it,
-    counts as 1e-6 from it.
+    y = c t / √(1 + k |t|), with t = logit(x) or log(exp x - 1): about Gaussian where x is uniform or exponential, since
+    t is logistic then. log dy/dt = log c - 3/2 log(1 + k |t|) + log(1 + k |t| / 2). A value on a bound counts as 1e-6
+    from it. The log-determinant is -inf beyond the bounds, where the density is 0.
     """
 
     elementwise = True
@@ -61,32 +61,42 @@ class Bounded(Bijection):
     def __init__(self, ends: Sequence[int] | Tensor) -> None:
         super().__init__()
         self.register_buffer("ends", torch.as_tensor(ends).to(torch.get_default_dtype()))
+        self.dim = len(self.ends)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, len(self.ends))
-        two = self.ends == 2
-        inside = torch.where(x > 0, x.clamp_min(LEAST), HARDLY)
-        between = torch.where(inside < 1, inside, 1 - HARDLY)
+        two, slack = self.ends == 2, 8 * torch.finfo(x.dtype).eps  # units may round a bound by this much
+        inside = torch.where(x > 0, x.clamp_min(LEAST), ON_BOUND)
+        between = torch.where(inside < 1, inside, 1 - ON_BOUND)
         t = torch.where(two, torch.logit(between), inside + torch.log(-torch.expm1(-inside)))
-        slope = functional.softplus(-t) + torch.where(two, functional.softplus(t), 0.0)
-        size = TAIL * t.abs()
-        bend = CENTRE * t * torch.rsqrt(1 + size)
-        slope = slope + math.log(CENTRE) - 1.5 * torch.log1p(size) + torch.log1p(size / 2)
-        y = torch.where(self.ends > 0, bend, x)
-        return y, torch.where(self.ends > 0, slope, 0.0).sum(-1)
+        y, log_slope = self._bend(t)
+        beyond = (self.ends > 0) & (x < -slack) | two & (x > 1 + slack)
+        log_slope = torch.where(beyond, -math.inf, log_slope - self._log_width(t))
+        return torch.where(self.ends > 0, y, x), torch.where(self.ends > 0, log_slope, 0.0).sum(-1)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, len(self.ends))
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         half = TAIL * y.abs() / (2 * CENTRE**2)  # |t| is the root of c² t² - k y² |t| - y² = 0
         t = y * (half + torch.sqrt(half.square() + 1 / CENTRE**2))
-        return torch.where(self.ends == 2, t.sigmoid(), torch.where(self.ends == 1, functional.softplus(t), y))
+        x = torch.where(self.ends == 2, t.sigmoid(), torch.where(self.ends == 1, functional.softplus(t), y))
+        log_slope = self._log_width(t) - self._bend(t)[1]
+        return x, torch.where(self.ends > 0, log_slope, 0.0).sum(-1)
+
+    def _bend(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return y and log dy/dt."""
+        size = TAIL * t.abs()
+        log_slope = math.log(CENTRE) - 1.5 * torch.log1p(size) + torch.log1p(size / 2)
+        return CENTRE * t * torch.rsqrt(1 + size), log_slope
+
+    def _log_width(self, t: Tensor) -> Tensor:
+        """Return log dx/dt."""
+        return -functional.softplus(-t) - torch.where(self.ends == 2, functional.softplus(t), 0.0)
 
 
 class SinhArcsinh(Bijection):
     """y = sinh(u), u = δ asinh(z) - ε, z = (x - loc) / scale, in every column (Jones and Pewsey 2009).
 
-    log det = Σ_d [log cosh u + log δ - ½ log(1 + z²) - log scale]. ε is the skew; δ < 1 draws long tails in, δ > 1
-    spreads short ones out. ε = 0, δ = 1, loc = 0, scale = 1 is the identity. All four are fitted, then held.
+    log det = Σ_d [log cosh u + log δ - ½ log(1 + z²) - log scale]. ε is the skew; δ < 1 shortens long tails, δ > 1
+    lengthens short ones. ε = 0, δ = 1, loc = 0, scale = 1 is the identity. All four are fitted by `initialise` and then
+    stay fixed.
     """
 
     elementwise = True
@@ -97,30 +107,31 @@ class SinhArcsinh(Bijection):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        self.dim = dim
         for name in ("loc", "log_scale", "skew", "log_tail"):
             self.register_buffer(name, torch.zeros(dim))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, len(self.loc))
         y, log_slope = bend(x, self.loc, self.log_scale, self.skew, self.log_tail)
         return y, log_slope.sum(-1)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, len(self.loc))
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         z = torch.sinh((torch.asinh(y) + self.skew) * torch.exp(-self.log_tail))
-        return self.loc + self.log_scale.exp() * z
+        x = self.loc + self.log_scale.exp() * z
+        return x, -bend(x, self.loc, self.log_scale, self.skew, self.log_tail)[1].sum(-1)
 
-    def fit(self, x: Tensor, steps: int = 60) -> Self:
-        """Make every column of x, (N, D), as Gaussian as can be: maximum likelihood, ε and log δ held near 0.
+    @torch.no_grad()
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Make every column of x as Gaussian as possible by maximum likelihood.
 
-        The prior N(0, 1) on both counts as much as one row: it decides where there are few rows. Of more than
-        5,000 rows, mean and spread are of all, the rest of as many from all parts of x.
+        A prior N(0, 1) on ε and log δ counts as much as one row and matters where there are few. Mean and standard
+        deviation are those of all rows, skew and tails those of at most 5,000.
         """
         x = x.detach().double()
         mean, spread = x.mean(0), x.std(0, correction=0).clamp_min(1e-12)
         x = x[:: -(-len(x) // ENOUGH)]
         free = torch.zeros(4, x.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
-        optimizer = LightLBFGS([free], max_iter=steps, history_size=20, line_search_fn="strong_wolfe")
+        optimizer = LightLBFGS([free], max_iter=60, history_size=20, line_search_fn="strong_wolfe")
 
         def shape() -> tuple[Tensor, ...]:
             loc, log_scale, skew, tail = free  # a scale that may vanish would find every value that occurs twice
@@ -139,11 +150,10 @@ class SinhArcsinh(Bijection):
         if bool(free.isfinite().all()):
             for name, values in zip(("loc", "log_scale", "skew", "log_tail"), shape(), strict=True):
                 getattr(self, name).copy_(values.detach())
-        return self
 
 
 def bend(x: Tensor, loc: Tensor, log_scale: Tensor, skew: Tensor, log_tail: Tensor) -> tuple[Tensor, Tensor]:
-    """sinh(δ asinh(z) - ε) and the logarithm of its slope, for each number by itself."""
+    """Return sinh(δ asinh(z) - ε) and the logarithm of its slope, elementwise."""
     z = (x - loc) * torch.exp(-log_scale)
     u = log_tail.exp() * torch.asinh(z) - skew
     log_cosh = u.abs() + functional.softplus(-2 * u.abs()) - math.log(2)
@@ -152,52 +162,63 @@ def bend(x: Tensor, loc: Tensor, log_scale: Tensor, skew: Tensor, log_tail: Tens
 
 
 def bounded(free: Tensor, most: float) -> Tensor:
+    """Return a smooth function of `free` whose absolute value is below `most`."""
     return most * torch.tanh(free / most)
 
 
 class Elementwise(Bijection):
-    """y_d = g(x_d; b_d): a coupling law in every dimension, whose b is learned and the same for all x.
+    """y_d = g(x_d; b_d): a law in every dimension with learned parameters.
 
-    With a `Spline` of many bins each dimension gets a marginal law of its own, as far as the bins resolve it; `fit`
-    starts it where the quantiles of the data are those of a Gaussian. With a context, of `context_dim` numbers, b is a
-    linear function of it: before the prior, an affine law of a label makes the prior one of each class.
+    With a `Spline` of many bins every dimension gets its own marginal law; `initialise` starts it where the quantiles
+    of the data are those of a Gaussian.
+
+    Parameters
+    ----------
+    law : Law
+    dim : int
+        Number of features.
+    context_dim : int
+        Size of the context. If positive, the parameters are an affine function of the context: in front of the prior,
+        an affine law of a label gives every class a prior of its own.
     """
 
     elementwise = True
 
     def __init__(self, law: Law, dim: int, context_dim: int = 0) -> None:
         super().__init__()
-        self.law, self.dim, self.context_dim = law, dim, context_dim
-        self.b = nn.Parameter(torch.zeros(law.size * dim))
+        self.law, self.context_dim = law, context_dim
+        self.dim: int = dim
+        self.b = nn.Parameter(torch.zeros(dim * law.size))
         if context_dim:
-            self.weight = nn.Parameter(torch.zeros(law.size * dim, context_dim))
+            self.weight = nn.Parameter(torch.zeros(dim * law.size, context_dim))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, self.dim)
-        return self.law.forward(x, self.parameters_of(x, context))
+        y, log_slope = self.law.forward(x, self.parameters_at(x, context))
+        return y, log_slope.sum(-1)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(y, self.dim)
-        return self.law.inverse(y, self.parameters_of(y, context))
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, log_slope = self.law.inverse(y, self.parameters_at(y, context))
+        return x, log_slope.sum(-1)
 
-    def parameters_of(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """b of every row, (B, size * dim)."""
-        if not self.context_dim:
-            return self.b.expand(len(x), -1)
-        check_context(context, self.context_dim)
-        assert context is not None
-        return functional.linear(context.to(x.dtype), self.weight, self.b)
+    def parameters_at(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """Return the parameters of every row, (B, dim, size)."""
+        check_context(context if self.context_dim else None, self.context_dim)
+        if not self.context_dim or context is None:
+            return self.b.view(self.dim, self.law.size).expand(len(x), -1, -1)
+        return functional.linear(context.to(x.dtype), self.weight, self.b).unflatten(1, (self.dim, self.law.size))
 
     @torch.no_grad()
-    def fit(self, x: Tensor) -> Self:
-        if isinstance(self.law, Spline):
-            y = torch.linspace(-self.law.bound, self.law.bound, self.law.bins + 1)[1:-1].to(x)
-            share = torch.special.ndtr(y).clamp(0.5 / len(x), 1 - 0.5 / len(x))
-            knots = torch.quantile(x, share, dim=0).mT.clamp(-self.law.bound, self.law.bound)
-            # beyond the data, where it has no quantiles, nothing is bent
-            knots = torch.where((share > 1 / len(x)) & (share < 1 - 1 / len(x)), knots, y)
-            self.b.copy_(self.law.through(knots.cummax(-1).values, y.expand_as(knots)))
-        return self
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Start a spline at the map from the quantiles of x to those of a Gaussian; other laws at the identity."""
+        if not isinstance(self.law, Spline):
+            return
+        x = x[:: -(-len(x) // ENOUGH)]
+        y = torch.linspace(-self.law.bound, self.law.bound, self.law.bins + 1)[1:-1].to(x)
+        fraction = torch.special.ndtr(y).clamp(0.5 / len(x), 1 - 0.5 / len(x))
+        knots = torch.quantile(x, fraction, dim=0).mT.clamp(-self.law.bound, self.law.bound)
+        # beyond the data, where it has no quantiles, the spline is the identity
+        knots = torch.where((fraction > 1 / len(x)) & (fraction < 1 - 1 / len(x)), knots, y)
+        self.b.copy_(self.law.through(knots.cummax(-1).values, y.expand_as(knots)).flatten())
 
     def extra_repr(self) -> str:
         return str(self.law)

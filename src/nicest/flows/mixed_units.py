@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn import functional
 
-from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.bijection import Bijection
 from nicest.flows.linear import mean_and_variance
 from nicest.flows.marginals import Bounded
 from nicest.flows.shares import own, whole
-from nicest.flows.units import Bounds, InSteps, Units
+from nicest.flows.units import Bounds, InSteps, Units, check_rows
 
 FIT_ROWS = 50_000  # rows that the widths of atoms are fitted to
 SMOOTHING = 0.5  # rows added to every category
@@ -73,9 +73,7 @@ class MixedUnits(Units):
             self.register_buffer(name, values.clone().to(torch.get_default_dtype()))
 
     def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
-        if x.ndim != 2:
-            raise ValueError(f"expected rows (B, {self.dim}), got shape {tuple(x.shape)}")
-        check_features(x, self.dim)
+        check_rows(x, self.dim)
         stored, x = x, x.to(self.scale.dtype)
         if noise is True:
             shape = (whole(len(x)), self.dim)
@@ -103,7 +101,7 @@ class MixedUnits(Units):
         return self._standard(self.line * x + self._found(x)[2])
 
     def leave(self, y: Tensor) -> Tensor:
-        check_features(y, self.dim)
+        check_rows(y, self.dim)
         starts, ends = self._edges()
         hits = (y[..., None] >= starts) & (y[..., None] < ends)
         passed = (y[..., None] >= ends) & (self.line[:, None] > 0)
@@ -140,8 +138,8 @@ class MixedUnits(Units):
     def values_of(self, column: int) -> Tensor | None:
         return None if bool(self.line[column]) else self.at[column][self.at[column].isfinite()]
 
-    def carry(self, mean: Tensor, covariance: Tensor) -> None:
-        """Nothing: it does not follow in closed form."""
+    def moments(self, rows: Tensor) -> None:
+        """Return None: atoms have no closed form."""
 
     def _found(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For every cell the place of the first atom not below it, whether it is that atom, and the room of those

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.bijection import Bijection
 from nicest.flows.flow import Flow
 from nicest.flows.priors import Prior
-from nicest.flows.units import Units
+from nicest.flows.units import Units, check_rows
 
 
 class Mixture(Flow):
@@ -76,7 +76,7 @@ class Mixture(Flow):
         return self.dim + 1
 
     def invert(self, h: Tensor, context: Tensor | None = None) -> Tensor:
-        check_features(h, self.code_dim)
+        check_rows(h, self.code_dim)
         return self.of_members(h[:, :-1], self.chosen(torch.special.ndtr(h[:, -1])), context)
 
     def chosen(self, u: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Mixture(Flow):
 
     def of_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
         """y = f_k⁻¹(h), with the k of each row."""
-        y = torch.stack([chain.inverse(h, context) for chain in self.chains], 1)
+        y = torch.stack([chain.inverse(h, context)[0] for chain in self.chains], 1)
         return y.gather(1, k[:, None, None].expand(-1, 1, self.dim))[:, 0]
 
     def code_log_prob(self, h: Tensor) -> Tensor:
@@ -112,9 +112,3 @@ class Mixture(Flow):
         y = self.enter(x)
         density = self.log_density(y, context)
         return self.units_of_ledger(y, density) | {"mixture": density}
-
-    def sample_and_log_prob(
-        self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        x: Any = self.rsample(n, context, generator=generator)
-        return x, self.log_prob(x, context)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows.bijection import check_features
 from nicest.flows.coupling import Partition
+from nicest.flows.units import check_rows
 
 
 class Prior(nn.Module, ABC):
@@ -46,6 +46,10 @@ class Prior(nn.Module, ABC):
         """P(E <= e) of each number, for E of the standard law; only predictions need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_cdf")
 
+    def standard_survival(self, e: Tensor) -> Tensor:
+        """Return P(E > e); override it where 1 - P(E <= e) would lose digits."""
+        return 1 - self.standard_cdf(e)
+
     def standard_quantile(self, share: Tensor) -> Tensor:
         """The inverse of `standard_cdf`; only predictions need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_quantile")
@@ -55,14 +59,11 @@ class Prior(nn.Module, ABC):
         return self.standard_cdf((h - self.loc) * torch.exp(-self.log_scale))
 
     def between(self, low: Tensor, high: Tensor) -> Tensor:
-        """P(low_d < H_d <= high_d) of each component, (..., D).
-
-        The standard laws are symmetric: what lies above 0 is mirrored to below it, where the difference is exact.
-        """
+        """Return P(low_d < H_d <= high_d) of every component, (..., D), as a difference of the smaller tails."""
         low, high = ((h - self.loc) * torch.exp(-self.log_scale) for h in (low, high))
-        above = low > 0
-        low, high = torch.where(above, -high, low), torch.where(above, -low, high)
-        return self.standard_cdf(high) - self.standard_cdf(low)
+        below = self.standard_cdf(high) - self.standard_cdf(low)
+        above = self.standard_survival(low) - self.standard_survival(high)
+        return torch.where(low > 0, above, below)
 
     def quantile(self, share: Tensor) -> Tensor:
         """The inverse of `cdf`: h, (..., D), of shares between 0 and 1."""
@@ -70,7 +71,7 @@ class Prior(nn.Module, ABC):
 
     def log_prob(self, h: Tensor) -> Tensor:
         """log p_H(h), (B,)."""
-        check_features(h, self.dim)
+        check_rows(h, self.dim)
         if not self.learned:
             return self.standard_log_prob(h)
         e = (h - self.loc) * torch.exp(-self.log_scale)
@@ -103,6 +104,9 @@ class Gaussian(Prior):
     def standard_cdf(self, e: Tensor) -> Tensor:
         return 0.5 * torch.special.erfc(-e / math.sqrt(2))  # torch's ndtr is 1 + erf, which rounds the tail away
 
+    def standard_survival(self, e: Tensor) -> Tensor:
+        return self.standard_cdf(-e)
+
     def standard_quantile(self, share: Tensor) -> Tensor:
         return torch.special.ndtri(share)
 
@@ -125,6 +129,9 @@ class Logistic(Prior):
 
     def standard_cdf(self, e: Tensor) -> Tensor:
         return torch.sigmoid(e)
+
+    def standard_survival(self, e: Tensor) -> Tensor:
+        return torch.sigmoid(-e)
 
     def standard_quantile(self, share: Tensor) -> Tensor:
         return torch.logit(share)

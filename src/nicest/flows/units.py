@@ -9,9 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.linear import mean_and_variance
+from nicest.flows.bijection import Bijection
+from nicest.flows.linear import mean_and_variance, moments
 from nicest.flows.shares import own, whole
+
+
+def check_rows(x: Tensor, dim: int) -> None:
+    """Raise ValueError unless x is (B, dim)."""
+    if x.ndim != 2:
+        raise ValueError(f"expected rows (B, {dim}), got shape {tuple(x.shape)}")
+    if x.shape[1] != dim:
+        raise ValueError(f"expected {dim} features, got {x.shape[1]}")
+
 
 Bounds = tuple[Tensor | float, Tensor | float]
 
@@ -86,9 +95,7 @@ class Units(nn.Module):
 
     def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
         """Stored rows (B, D) as real numbers: a draw of the noise, a given one, or without it the middle of a step."""
-        if x.ndim != 2:
-            raise ValueError(f"expected rows (B, {self.dim}), got shape {tuple(x.shape)}")
-        check_features(x, self.dim)
+        check_rows(x, self.dim)
         if not self.discrete:
             return self.place(x)
         stored, x = x, x.to(self.scale.dtype)
@@ -110,7 +117,7 @@ class Units(nn.Module):
 
     def leave(self, y: Tensor) -> Tensor:
         """Real numbers as stored rows; discrete dimensions hold whole steps, and pixels lie in 0..levels-1."""
-        check_features(y, self.dim)
+        check_rows(y, self.dim)
         x = y * self.scale + self.loc if self.levels or self.standardise else y
         if not self.discrete:
             return x
@@ -199,19 +206,21 @@ class Units(nn.Module):
             raise ValueError("expected every lower bound below its upper bound; one is not, or is not a number")
         return lower, upper
 
-    def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and covariance of y from those of x. The noise enters exactly, as its mean and variance.
+    def moments(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the exact mean and covariance of y over rows, with the dequantisation noise; None if unknown.
 
         DIFFERS: the paper whitens one draw of noisy data; the expectation has no draw to overfit, which is worth 6
         nats to a full Gaussian on CIFAR-10.
         """
+        mean, covariance = moments(rows)
         step, loc, scale = (each.to(mean) for each in (self.step, self.loc, self.scale))
-        spread = covariance + torch.diag(step**2 / 12)
-        return (mean + step / 2 - loc) / scale, spread / (scale[:, None] * scale)
+        noisy = covariance + torch.diag(step**2 / 12)
+        return (mean + step / 2 - loc) / scale, noisy / (scale[:, None] * scale)
 
     def fit_rows(self, rows: Tensor) -> None:
-        """Standardise rows of data."""
-        self.fit(*mean_and_variance(rows))
+        """Standardise rows of data, if these units standardise."""
+        if self.standardise:
+            self.fit(*mean_and_variance(rows))
 
     @torch.no_grad()
     def rescale(self, unit: Tensor) -> None:

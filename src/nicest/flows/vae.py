@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.chain import Chain
+from nicest.flows.chain import Chain, ledger
 from nicest.flows.coupling import Coupling, Partition
 from nicest.flows.flow import Flow
 from nicest.flows.laws import Affine, Law
@@ -41,13 +41,12 @@ class Standardise(Law):
             raise ValueError(f"expected a floor below 0, got {self.floor}")
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        b1, mean = b.chunk(2, dim=-1)
-        log_scale = self.log_scale(b1)
-        return (a - mean) * torch.exp(-log_scale), -log_scale.sum(-1)
+        log_scale = self.log_scale(b[..., 0])
+        return (a - b[..., 1]) * torch.exp(-log_scale), -log_scale
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
-        b1, mean = b.chunk(2, dim=-1)
-        return mean + y * self.log_scale(b1).exp()
+    def inverse(self, y: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        log_scale = self.log_scale(b[..., 0])
+        return b[..., 1] + y * log_scale.exp(), log_scale
 
     def log_scale(self, b1: Tensor) -> Tensor:
         return self.floor + functional.softplus(b1 + math.log(math.expm1(-self.floor)))
@@ -71,8 +70,9 @@ class VAE(Flow):
     and here nothing but a longer chain. f takes a `summary` m(x), because the same f for every x would be a prior,
     g = f before a decoder of f(z), and no richer posterior.
 
-    `encoder` maps x to (s, μ), 2 · latent_dim numbers; `decoder` maps z to (log σ, μ), 2 · dim numbers, log σ kept
-    above `floor` (see `Standardise`). The paper's one σ is a decoder that gives log σ as one parameter, repeated.
+    `encoder` maps x to 2 · latent_dim numbers, s and μ of each latent component in turn; `decoder` maps z to 2 · dim
+    numbers, log σ and μ of each component of x in turn, with log σ kept above `floor` (see `Standardise`). The paper's
+    one σ is a decoder that returns log σ as one parameter, repeated.
 
     It is a `Flow` whose `log_prob` is the bound, so that `nicest.fit` trains it like any other.
     """
@@ -116,9 +116,6 @@ class VAE(Flow):
         y = self.units.enter(x, noise=noise)
         return torch.cat((y, own(self.noise.rsample(whole(len(y))))), dim=-1)
 
-    def carried(self, rows: Tensor) -> None:
-        """Of the noise and of what the encoder makes of it the moments do not follow."""
-
     def bound(self, y: Tensor, noise: Tensor | None = None) -> Tensor:
         """log p(y, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a bound on log p(y) in mean (NICE App. C)."""
         noise = own(self.noise.rsample(whole(len(y)))) if noise is None else noise
@@ -135,12 +132,9 @@ class VAE(Flow):
     def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """The ledger of the bound; `noise` is -log p(ε)."""
         pair = self.enter(x)
-        h, terms = self.chain.walk(pair, context)
+        h, terms = ledger(self.chain, pair, context)
         units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms().items()}
         return units | terms | {"noise": -self.noise.log_prob(pair[:, self.dim :]), "prior": self.prior.log_prob(h)}
-
-    def sample_and_log_prob(self, *_: object, **options: object) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("a VAE has a bound and no log-likelihood: use sample, and log_prob for the bound")
 
     def importance_bound(self, y: Tensor, draws: int) -> Tensor:
         """log 1/k Σ_k p(y, ε_k) / p(ε_k), (B,): a bound that rises to log p(y) with the number of draws k."""
@@ -148,7 +142,7 @@ class VAE(Flow):
 
     def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
         """x from (ξ, h)."""
-        return self.units.leave(self.chain.inverse(h, context)[:, : self.dim])
+        return self.units.leave(self.chain.inverse(h, context)[0][:, : self.dim])
 
     def means(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """n draws of z, and the means of p(x|z), without its low-level noise."""

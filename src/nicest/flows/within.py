@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nicest.flows.bijection import Bijection, check_features
+from nicest.flows.bijection import Bijection
+from nicest.flows.chain import Ledger, ledger
 from nicest.flows.coupling import Partition
-from nicest.flows.grid import Grid
 
 
 class Within(Bijection):
@@ -20,52 +20,31 @@ class Within(Bijection):
 
     def __init__(self, partition: Partition, inner: Bijection, network: nn.Module | None = None) -> None:
         super().__init__()
-        self.partition, self.inner, self.network = partition, inner, network
+        self.dim, self.partition, self.inner, self.network = partition.dim, partition, inner, network
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x1, x2 = self.partition.split(x)
         y2, log_det = self.inner(x2, self.m(x1, context))
         return self.partition.merge(x1, y2), log_det
 
-    def inside(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What f is given: x_I2, and its context."""
-        x1, x2 = self.partition.split(x)
-        return x2, self.m(x1, context)
-
-    def inside_moments(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of x_I2 from those of x."""
-        part = list(self.partition.i2)
-        return mean[part], covariance[part][:, part]
-
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y1, y2 = self.partition.split(y)
-        return self.partition.merge(y1, self.inner.inverse(y2, self.m(y1, context)))
-
-    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y1, y2 = self.partition.split(y)
-        x2, log_det = self.inner.inverse_and_log_det(y2, self.m(y1, context))
+        x2, log_det = self.inner.inverse(y2, self.m(y1, context))
         return self.partition.merge(y1, x2), log_det
 
-    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        """Initialise f with x_I2 and its context."""
         x1, x2 = self.partition.split(x)
-        y2, terms = self.inner.walk(x2, self.m(x1, context))
+        self.inner.initialise(x2, self.m(x1, context))
+
+    def ledger(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
+        """Return the output and the log-determinant of every layer of f, by name."""
+        x1, x2 = self.partition.split(x)
+        y2, terms = ledger(self.inner, x2, self.m(x1, context))
         return self.partition.merge(x1, y2), terms
 
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        i1, i2 = self.partition.split(i)
-        return self.partition.merge(i1, self.inner.to_grid(i2, grid, self._context(i1, grid, context)))
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        j1, j2 = self.partition.split(j)
-        return self.partition.merge(j1, self.inner.from_grid(j2, grid, self._context(j1, grid, context)))
-
-    def _context(self, i1: Tensor, grid: Grid, context: Tensor | None) -> Tensor | None:
-        """What f is given beside the points of x_I2."""
-        if self.network is None:
-            return context
-        return grid.rounded(grid.network(self.network, i1, context))
-
     def m(self, x1: Tensor, context: Tensor | None) -> Tensor | None:
+        """Return the context of f at x_I1."""
         if self.network is None:
             return context
         found: Tensor = self.network(x1) if context is None else self.network(x1, context)
@@ -86,25 +65,24 @@ class At(Bijection):
         super().__init__()
         if given.shape != (len(partition.i1),):
             raise ValueError(f"expected {len(partition.i1)} numbers that are given, got shape {tuple(given.shape)}")
-        self.partition, self.inner = partition, inner
+        self.dim, self.partition, self.inner = len(partition.i2), partition, inner
         self.register_buffer("given", given)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y, log_det = self.inner(self.beside(x), context)
         return self.partition.split(y)[1], log_det
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.partition.split(self.inner.inverse(self.beside(y), context))[1]
-
-    def inverse_and_log_det(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, log_det = self.inner.inverse_and_log_det(self.beside(y), context)
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, log_det = self.inner.inverse(self.beside(y), context)
         return self.partition.split(x)[1], log_det
 
-    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        y, terms = self.inner.walk(self.beside(x), context)
+    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+        self.inner.initialise(self.beside(x), context)
+
+    def ledger(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
+        y, terms = ledger(self.inner, self.beside(x), context)
         return self.partition.split(y)[1], terms
 
     def beside(self, x: Tensor) -> Tensor:
         """Rows of which x is I2, beside c."""
-        check_features(x, len(self.partition.i2))
         return self.partition.merge(self.given.to(x).expand(len(x), -1), x)

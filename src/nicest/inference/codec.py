@@ -21,7 +21,6 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.flows.grid import Map
 from nicest.inference.coded_cells import MISSING, Cells, Grain, Levels, Table
 from nicest.inference.stack import BITS, Damaged, Exhausted, Stack, StackGrid, Unfit, constriction
 

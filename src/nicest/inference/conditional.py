@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nicest.errors import NicestError
+from nicest.fast import lower
 from nicest.flows import Flow, PartPrior, Units
 from nicest.inference.engine import frozen
 from nicest.inference.impute import MIXED, split_r_hat
 from nicest.inference.langevin import half_square
-from nicest.lowering import lower
 
 Range = tuple[tuple[float, int], tuple[float, int]]  # from one end to the other: see `data.where.End`
 

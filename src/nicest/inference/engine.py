@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nicest.fast import LoweredChain, capture, lower
 from nicest.flows import Flow
 from nicest.flows.shares import Share
-from nicest.lowering import LoweredChain, capture, lower
 
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
 

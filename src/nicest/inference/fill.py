@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.fast import LoweredChain, capture, lower
 from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import frozen
 from nicest.inference.langevin import corners
-from nicest.lowering import LoweredChain, capture, lower
 
 BATCH = 2000  # rows that climb at once, whatever their number
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.fast import lower
 from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
 from nicest.inference.langevin import SAMPLES, Chains
-from nicest.lowering import lower
 
 AT_ONCE = 500  # rows with missing cells
 STEPS = 1000  # of a chain, at most

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from nicest.errors import NicestError
+from nicest.fast import lower
 from nicest.flows import Flow, Units, moments
 from nicest.flows.units import Bounds
-from nicest.lowering import lower
 
 ROWS = 2000  # chains that walk at once, whatever the number of rows
 NUMBERS = 1 << 25  # in the factors of the rows that walk at once, D² for each

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from nicest.fast import lower
 from nicest.flows import Flow, Mixture
 from nicest.flows.repeated import Network, repeated
-from nicest.lowering import lower
 
 POINTS = 64  # quantiles of each member, that a mean is taken over
 HALVINGS = 40  # of the interval in which a quantile lies
@@ -129,7 +129,7 @@ class Predictive:
         chains = [each for k, each in enumerate(self.fast.chains) if who is None or k in who]
 
         def found(rows: Tensor) -> Tensor:
-            return torch.cat([self.part.split(chain.inverse(rows))[1] for chain in chains], 1)
+            return torch.cat([self.part.split(chain.inverse(rows)[0])[1] for chain in chains], 1)
 
         return self._each(h, found, stored=False).movedim(-1, 0)
 

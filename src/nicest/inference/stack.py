@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.flows.grid import Grid, Map
 
 BITS = 12  # bits after the point between layers
 EXTRA = 10  # bits more, to which `bend` resolves an increasing function

@@ -249,7 +249,7 @@ def _law(settings: LawSettings, where: str) -> Law:
     try:
         law: Law = of_kind(settings.table(), LAWS, f"{where}.")
         with torch.device("cpu"):  # where a flow is only sketched, on "meta", sums would import torch's compiler
-            law.forward(torch.zeros(1, 1), torch.zeros(1, law.size))
+            law.forward(torch.zeros(1, 1), torch.zeros(1, 1, law.size))
     except ValueError as error:
         raise NicestError(f"{where}: {error}") from error
     return law
@@ -305,7 +305,7 @@ def _conv(settings: ConvNetwork, inputs: int, changed: int, context: int, law: L
     area = math.prod(pixels)
     shape = (inputs // area, *pixels)
     options = {"context_dim": context, "dropout": settings.dropout}
-    return ConvNet(shape, changed // area, law, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
+    return ConvNet(shape, changed // area, law.size, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
 
 
 # coupling functions: of so many numbers, to what the law takes for those that are changed, with a context of so many

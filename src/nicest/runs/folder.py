@@ -27,10 +27,10 @@ from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.remote import place
 from nicest.runs.digests import ENVIRONMENT, expect, read_environment, settle, verify
+from nicest.runs.formats import FORMAT, convert
 from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
 
-FORMAT = 2
 MODEL, LAST = "model.safetensors", "last.safetensors"
 RECIPE, COLUMNS, METRICS = "recipe.toml", "columns.json", "metrics.jsonl"
 UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of values that they do not know
@@ -38,7 +38,7 @@ UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of va
 
 def write_tensors(path: Path, saved: Saved) -> None:
     """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
-    tensors, recipe, figures = saved
+    tensors, recipe, figures, _ = saved
     kept = kept_recipe(recipe, path.parent)
     metadata = {"format": f"nicest {FORMAT}", "recipe": kept.to_toml(), "figures": json.dumps(figures)}
     with replacing(path) as temporary:
@@ -92,7 +92,7 @@ def read_tensors(path: Path) -> Saved:
         raise
     if version == 1:
         tensors = upgraded(tensors, recipe)
-    return Saved(tensors, recipe, _figures(metadata["figures"], path))
+    return Saved(tensors, recipe, _figures(metadata["figures"], path), version)
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -299,17 +299,18 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> Flow:
-    """The flow of a recipe with these weights, in float64: fitted constants were stored in it."""
+def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT) -> Flow:
+    """Build the flow of a recipe with stored weights, in float64: fitted constants were stored in it."""
     _require_weights(recipe, tensors, source)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever trained it was warned then
-        return filled(build(recipe).double(), tensors, source)
+        return filled(build(recipe).double(), tensors, source, version)
 
 
-def filled(flow: Flow, tensors: Mapping[str, Tensor], source: str) -> Flow:
-    """A flow with stored weights."""
+def filled(flow: Flow, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT) -> Flow:
+    """Load stored weights, of any version of the format, into a flow."""
     own = flow.state_dict()
+    tensors = convert(tensors, flow) if version < FORMAT else tensors
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64) and (name not in own or tensor.dtype != own[name].dtype):
             raise NicestError(f"{source}: expected weights of float32 or float64, got {shown(name)} of {tensor.dtype}")

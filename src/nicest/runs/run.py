@@ -55,7 +55,7 @@ class Run:
     ) -> None:
         self.folder = RunFolder(fetched(path), verify=verify)
         self.path, self.dtype, self.device = self.folder.path, dtype, choose_device(str(device))
-        self.tensors, self.trained, self.figures = self.folder.read_model()
+        self.tensors, self.trained, self.figures, self.version = self.folder.read_model()
         if data is not None:
             self.trained = replace(self.trained, data=replace(self.trained.data, name=data))
         self.recipe, self.label = self.trained, label
@@ -73,9 +73,9 @@ class Run:
         """The trained flow in another dtype, from the numbers that were stored."""
         source = str(self.folder.asked)
         if self.own is None:
-            flow = restore_flow(self.trained, self.tensors, source)
+            flow = restore_flow(self.trained, self.tensors, source, self.version)
         else:
-            flow = filled(copy.deepcopy(self.own).double(), self.tensors, source)
+            flow = filled(copy.deepcopy(self.own).double(), self.tensors, source, self.version)
         if self.label is not None:
             prior = flow.conditional_prior
             chain = At(prior.partition, flow.chain, torch.tensor([float(self.label)]))

@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nicest.recipes import Recipe
+from nicest.runs.formats import FORMAT
 
 
 class Saved(NamedTuple):
-    """Tensors by name, the recipe they belong to, and the figures they were saved with."""
+    """Tensors by name, the recipe they belong to, the metrics they were saved with, and the version of the format."""
 
     tensors: dict[str, Tensor]
     recipe: Recipe
     figures: dict[str, Any]
+    version: int = FORMAT
 
 
 class Memory:

@@ -20,9 +20,9 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from nicest.data import Splits
 from nicest.errors import NicestError
+from nicest.fast import capture, lower
 from nicest.flows import ConvNet, Flow, Spline
 from nicest.inference.engine import Engine
-from nicest.lowering import capture, lower
 from nicest.plots import bench_figure, picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe

@@ -31,7 +31,7 @@ def baselines(
     for name in track(NAMES, "baselines", len(NAMES)):
         flow = linear_flow(name, data, splits).double()
         try:
-            flow.fit_constants(rows)
+            flow.initialise(rows)
             flow = flow.float().to(device)
             if flow.prior.learned:
                 fit_prior(flow, rows)

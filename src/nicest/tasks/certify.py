@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
+from nicest.fast import lower
 from nicest.files import require_writable, to_json, write_text
 from nicest.flows import Bijection, Flow
-from nicest.lowering import lower
 from nicest.progress import track
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.runs.folder import kept_recipe
@@ -51,7 +51,7 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     for precision, each in track(flows.items(), "certifying", len(flows)):
         points = y.to(each.units.scale.dtype)
         with torch.inference_mode():
-            trips = [chain.inverse(chain(points)[0]) - points for chain in each.chains]
+            trips = [chain.inverse(chain(points)[0])[0] - points for chain in each.chains]
             roundtrip = torch.cat(trips).abs() / width
         result["dtype"].append(precision)
         result["max_roundtrip"].append(float(roundtrip.max()))

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import nicest
 from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
+from nicest.fast import lower
 from nicest.files import to_json, write_bytes, write_text
 from nicest.flows import Bijection, Flow, Mixture
 from nicest.flows.priors import Prior
-from nicest.lowering import lower
 from nicest.messages import brief
 from nicest.runs.run import Run
 
@@ -226,7 +226,7 @@ class _Alone(nn.Module):
         self.layer, self.back = layer, back
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
-        return self.layer.inverse(x, context) if self.back else self.layer(x, context)[0]
+        return (self.layer.inverse if self.back else self.layer)(x, context)[0]
 
 
 def _layers(flow: Flow, *, back: bool) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:

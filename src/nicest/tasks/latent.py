@@ -79,8 +79,8 @@ class Model:
     @torch.no_grad()
     def code_nats(self, h: Tensor) -> Tensor:
         """log p of the points that codes stand for, (B,), before they are rounded to levels, in the recipe's unit."""
-        _, log_det = self.flow.chain.inverse_and_log_det(h)
-        return (self.flow.prior.log_prob(h) + log_det + self.flow.units_log_det).double() + self.units.interval_nats
+        _, log_det = self.flow.chain.inverse(h)
+        return (self.flow.prior.log_prob(h) - log_det + self.flow.units_log_det).double() + self.units.interval_nats
 
     def places(self, h: Tensor) -> Tensor:
         """Codes in standard deviations of the prior from its mode, the components of largest σ_d first."""
@@ -357,7 +357,7 @@ def principal(units: Units, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     In float64, dequantisation noise included.
     """
     noise = torch.Generator(rows.device).manual_seed(0)
-    mean, covariance = units.carry(*moments(rows)) or moments(units.enter(rows, generator=noise))
+    mean, covariance = units.moments(rows) or moments(units.enter(rows, generator=noise))
     variances, directions = torch.linalg.eigh(covariance)
     return mean, variances.clamp_min(0).sqrt().flip(0), directions.flip(1)
 

@@ -18,9 +18,9 @@ from nicest.data.cells import as_in_training, decode, encode, is_moment
 from nicest.data.columns import Column, require_columns
 from nicest.data.tables import SUFFIXES, TableFile, require_pyarrow, writing
 from nicest.errors import NicestError
+from nicest.fast import lower
 from nicest.flows import Flow
 from nicest.inference.predictive import Predictive, interval
-from nicest.lowering import lower
 from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.remote import place

@@ -64,7 +64,7 @@ def fit(
     """Train any flow on rows (N, ...), in place, by maximum likelihood; the best weights by validation are kept.
 
     `valid` are rows that tell when to stop and which weights are best; without them the training rows do. Cells that
-    are NaN are missing. With `initialise` the flow's constants are fitted to the rows first (`Flow.fit_constants`).
+    are NaN are missing. With `initialise` the flow's constants are fitted to the rows first (`Flow.initialise`).
     A `sink` keeps metrics, states and the best model: in memory by default; in a `RunFolder`, or the path of one, a
     training that was killed goes on exactly where it stopped, when the same call is made again, and
     `nicest.open(path, flow=flow)` opens it. Without `callbacks` a progress bar is shown. Under torchrun all processes
@@ -109,7 +109,7 @@ def fit_flow(
             flow.double()
             if saved:
                 recipe = _same_training(saved.recipe, recipe, sink)
-                filled(flow, under("flow.", saved.tensors), str(sink))
+                filled(flow, under("flow.", saved.tensors), str(sink), saved.version)
             else:
                 sink.refuse_existing()
                 prepare(flow, splits, device, world, fitted=initialise)
@@ -207,7 +207,7 @@ def weighed(ended: dict[str, Any], sink: Sink, splits: Splits, world: World) -> 
     """Where a training ended; if all of it is done, the forest in its best model, if there is one, has its weight."""
     best = sink.read_model() if ended["finished"] and world.rank == 0 else None
     if best is not None and best.recipe.model.trees:
-        flow = restore_flow(best.recipe, best.tensors, str(sink))
+        flow = restore_flow(best.recipe, best.tensors, str(sink), best.version)
         blended(flow, splits, best.recipe)
         share = flow.state_dict()["share"].to(best.tensors["share"])
         sink.save_model(best._replace(tensors={**best.tensors, "share": share}))
@@ -318,7 +318,7 @@ def prepare(
         try:
             # which draws noise: after it, this process draws what the others do
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                flow.fit_constants(rows_to(rows, device))
+                flow.initialise(rows_to(rows, device))
         except ValueError as error:  # such as columns that depend on each other
             raise NicestError(str(error)) from error
     if world.joined:
@@ -341,11 +341,11 @@ def columns_file(splits: Splits) -> dict[str, str]:
 
 def go_on(state: State, saved: Saved, splits: Splits, sink: Sink) -> None:
     """Take up a training where it was saved."""
-    if saved.figures.get("flow", state.fingerprint) != state.fingerprint:
+    if saved.version == FORMAT and saved.figures.get("flow", state.fingerprint) != state.fingerprint:
         raise NicestError(f"{sink} holds a run of another flow: other layers, or other weights that train")
     if unknown := saved.figures.keys() - {"flow", *asdict(state.counters)}:
         raise newer(f"{sink}: unknown counter {shown(min(unknown))}")
-    state.restore(saved.tensors, saved.figures, random=True)
+    state.restore(saved, random=True)
     counters, world = state.counters, state.world
     if world.broadcast(world.rank == 0 and counters.best_nats > -math.inf and not _has_best(sink, state)):
         if world.rank == 0:
@@ -395,7 +395,8 @@ def resumed(
     recipe = _same_training(saved.recipe, saved.recipe.override(*overrides), sink)
     splits = splits or load_splits(recipe)
     world.require_shares(min(recipe.train.batch, splits.n_training))
-    state = State(recipe, restore_flow(recipe, under("flow.", saved.tensors), str(folder.path / LAST)), device, world)
+    flow = restore_flow(recipe, under("flow.", saved.tensors), str(folder.path / LAST), saved.version)
+    state = State(recipe, flow, device, world)
     go_on(state, saved, splits, sink)
     return state, splits
 

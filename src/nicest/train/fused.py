@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nicest.fast import LoweredChain
+from nicest.fast.gpu import kernels_for
+from nicest.fast.rectified import Buffers
 from nicest.flows import Flow
-from nicest.lowering import LoweredChain
-from nicest.lowering.gpu import kernels_for
-from nicest.lowering.rectified import Buffers
 from nicest.train.optim import RMSProp, moment_names
 from nicest.train.state import State
 
@@ -101,7 +101,7 @@ class FusedUpdate:
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> None:
         """One step; `weight` is what the new weights count in their average."""
-        from nicest.lowering import kernels
+        from nicest.fast import kernels
 
         group = self.optimizer.param_groups[0]
         if self.recipe.clip:

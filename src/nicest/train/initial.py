@@ -118,7 +118,8 @@ def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Te
     """Rows after the marginals and a standardisation that were fitted to those seen, and the log-det of those left."""
     log_det = torch.zeros(())
     if marginals == "sinh-arcsinh":
-        layer = SinhArcsinh(seen.shape[1]).double().fit(seen)
+        layer = SinhArcsinh(seen.shape[1]).double()
+        layer.initialise(seen)
         left, log_dets = layer(left)
         seen, log_det = layer(seen)[0], log_dets.sum()
     mean, spread = seen.mean(0), seen.std(0, correction=0).clamp_min(1e-3)  # a fold may hold one value

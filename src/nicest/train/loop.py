@@ -222,7 +222,7 @@ class Training:
         saved = read_state(self.sink, self.world)
         if saved is None:
             raise NicestError(f"the last good state is gone from {self.sink}: train again")
-        state.restore(saved.tensors, saved.figures | {"rolled_back": True}, random=False)
+        state.restore(saved._replace(figures=saved.figures | {"rolled_back": True}), random=False)
         self.sink.drop_metrics_after(state.counters.step - state.counters.unscored)
         self.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
         self.cells.put()
@@ -274,7 +274,7 @@ class Saver:
 def read_state(sink: Sink, world: World) -> Saved | None:
     """The last state of a training, which the first process reads for all."""
     saved = sink.read_state() if world.rank == 0 else None
-    rest = world.broadcast(saved and (saved.recipe, saved.figures))
+    rest = world.broadcast(saved and saved[1:])
     return rest and Saved(world.sent(saved.tensors if saved else {}), *rest)
 
 

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import math
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from nicest.flows import Flow
 from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.runs.folder import Sink
+from nicest.runs.formats import FORMAT, convert_state
 from nicest.runs.runtime import training_precision
 from nicest.runs.sinks import Saved
 from nicest.train.distributed import World, placed, shard, whole
@@ -113,8 +113,12 @@ class State:
             tensors |= {f"flow.{name}": t for name, t in self.exact(under("flow.", tensors)).items()}
             sink.save_state(Saved(tensors, self.recipe, asdict(self.counters) | {"flow": self.fingerprint}))
 
-    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any], *, random: bool) -> None:
+    def restore(self, saved: Saved, *, random: bool) -> None:
         """Go back to a saved state; without `random`, the noise to come is new."""
+        tensors, _, counters, version = saved
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if version < FORMAT:
+            tensors = convert_state(tensors, self.flow, trained)
         weights = under("flow.", tensors)
         if self.sharded:
             weights = {name: placed(weights[name], like) for name, like in self.flow.state_dict().items()}
@@ -129,7 +133,6 @@ class State:
             i, _, name = key.partition(".")
             slots.setdefault(int(i), {})[name] = value
         if self.sharded:
-            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
             slots = {i: {name: placed(t, trained[i]) if t.ndim else t for name, t in slots[i].items()} for i in slots}
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from nicest.fast import LoweredChain, capture, lower
+from nicest.fast.conv import deterministic
 from nicest.flows.shares import own, whole
-from nicest.lowering import LoweredChain, capture, lower
-from nicest.lowering.conv import deterministic
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
 from nicest.train.fused import FusedUpdate

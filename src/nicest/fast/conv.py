@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nicest.fast.derivatives import first_only
+from nicest.fast.gpu import kernels_for
 from nicest.flows import ConvNet, Law, Partition
 from nicest.flows.images import GatedBlock, Shape
 from nicest.flows.shares import Dropout, own, whole
-from nicest.lowering.derivatives import first_only
-from nicest.lowering.gpu import kernels_for
 
 
 class FastConv:
@@ -50,10 +50,10 @@ class FastConv:
         """Whether it reads I1 and gives what the law takes for I2."""
         (channels, height, width), network = self.network.inputs, self.network
         read, given = channels * height * width, network.last.out_channels * height * width
-        return network.law == law and read == len(partition.i1) and given == law.size * len(partition.i2)
+        return network.size == law.size and read == len(partition.i1) and given == law.size * len(partition.i2)
 
     def planes(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        """m(x_I1) in `dtype`, (B, H · W, n): at every pixel what `Law.from_planes` takes, and zeros after it."""
+        """m(x_I1) in `dtype`, (B, H · W, n): at every pixel the parameters of each channel in turn, then zeros."""
         network, blocks = self.network, self.blocks
         of_context = network.place.new_zeros(0) if network.context is None else network.context.weight
         context = x1.new_zeros(len(x1), 0) if context is None else context
@@ -68,7 +68,7 @@ class FastConv:
         """m(x_I1) in the dtype of x_I1, as the network gives it."""
         planes = self.planes(x1, context)[..., : self.network.last.out_channels]
         images = planes.mT.unflatten(-1, self.network.inputs[1:])
-        return self.network.law.from_planes(images).to(x1.dtype)
+        return self.network.at_components(images).to(x1.dtype)
 
     @property
     def rate(self) -> float:

@@ -13,6 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nicest.fast.conv import FastConv
+from nicest.fast.derivatives import first_only
+from nicest.fast.gpu import kernels_for
+from nicest.fast.networks import by_hand, on_cpu
+from nicest.fast.rectified import Buffers, rectified, shifted
+from nicest.fast.spline import FastAffineSpline, FastSpline, fast_law
 from nicest.flows import (
     MLP,
     Additive,
@@ -31,15 +37,10 @@ from nicest.flows import (
     Units,
     Within,
 )
-from nicest.flows.bijection import check_features
+from nicest.flows.chain import Ledger, ledger
 from nicest.flows.repeated import once
 from nicest.flows.shares import Dropout, dropout, own, whole
-from nicest.lowering.conv import FastConv
-from nicest.lowering.derivatives import first_only
-from nicest.lowering.gpu import kernels_for
-from nicest.lowering.networks import by_hand, on_cpu
-from nicest.lowering.rectified import Buffers, rectified, shifted
-from nicest.lowering.spline import FastAffineSpline, FastSpline, fast_law
+from nicest.flows.units import check_rows
 
 
 def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
@@ -80,7 +81,7 @@ class LoweredUnits(nn.Module):
 
     def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
         units = self.plain
-        check_features(x, units.dim)
+        check_rows(x, units.dim)
         kernels = self._kernels(x)
         if not kernels or noise is not True:
             return units.enter(x, noise=noise, generator=generator)
@@ -89,7 +90,7 @@ class LoweredUnits(nn.Module):
 
     def leave(self, y: Tensor) -> Tensor:
         units = self.plain
-        check_features(y, units.dim)
+        check_rows(y, units.dim)
         kernels = self._kernels(y)
         return kernels.quantize(y.contiguous(), units.loc, units.scale, units.levels) if kernels else units.leave(y)
 
@@ -251,28 +252,33 @@ class FastCoupling:
         fits = context is None or not context.requires_grad
         return fits and x1.dtype == torch.float32 != self.dtype and kernels_for(x1) is not None
 
-    def couple(self, x1: Tensor, x2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """y_I1, y_I2 and the log-det, None where it is 0."""
-        if self.conv and isinstance(self.law, FastAffineSpline) and self.convolves(x1, context):
-            return x1, *self.law.at_pixels(x2, self.conv.planes(x1, context))
+    def couple(
+        self, x1: Tensor, x2: Tensor, context: Tensor | None, *, inverse: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return y_I1, y_I2 and the log-determinant (None where it is 0), or those of the inverse."""
+        if self.conv and isinstance(self.law, FastAffineSpline) and self.convolves(x1, context) and not inverse:
+            y2, log_slope = self.law.at_pixels(x2, self.conv.planes(x1, context))
+            return x1, y2, log_slope.sum(-1)
         x1, b = self.read(x1, context)
         if self.additive:
-            return x1, x2 + b, None
-        return x1, *self.law.forward(x2, b)
-
-    def uncouple(self, y1: Tensor, y2: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        y1, b = self.read(y1, context)
-        return y1, self.law.inverse(y2, b)
+            return x1, x2 - b if inverse else x2 + b, None
+        law = self.law.inverse if inverse else self.law.forward
+        y2, log_slope = law(x2, b.unflatten(1, (-1, self.law.size)))
+        return x1, y2, log_slope.sum(-1)
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x_I1 as the network reads it, and the network's output (B, |I2| · size)."""
         if self.network is not None and self.features is None:
             return self.network.read(x1, context)
         if self.conv is not None and self.convolves(x1, context):
-            return x1, self.layer.checked(x1, self.conv.read(x1, context))
-        if self.network is None and self.residual is None:
+            b = self.conv.read(x1, context)
+        elif self.network is None and self.residual is None:
             with reduced(x1, self.dtype):
-                return x1, self.layer.checked(x1, once(self.layer.network, x1, context))
-        return x1, self.layer.checked(x1, once(self._fast, x1, context))
+                b = once(self.layer.network, x1, context)
+        else:
+            b = once(self._fast, x1, context)
+        self.layer.parameters_from(x1, b)  # checks the shape
+        return x1, b.to(x1.dtype)
 
     def _fast(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         network = self.network or self.residual
@@ -334,26 +340,29 @@ class LoweredChain(Bijection):
             network.copy_weights()
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, terms = self._walk(x, context, ledger=False)
+        x, terms = self._walk(x, context, by_layer=False)
         counted = [term for term in terms.values() if term is not None]
         return x, reduce(torch.add, counted) if counted else x.new_zeros(len(x))
 
-    def walk(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        x, terms = self._walk(x, context, ledger=True)
+    def ledger(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
+        """Return f(x) and the log-determinant of every layer, by name."""
+        x, terms = self._walk(x, context, by_layer=True)
         return x, {name: x.new_zeros(len(x)) if term is None else term for name, term in terms.items()}
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        stream = _Stream(y)
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        stream, total = _Stream(y), y.new_zeros(len(y))
         for _, part in reversed(self.fast):
             if not isinstance(part, FastCoupling):
-                stream = _Stream(part.inverse(stream.whole(), context))
+                x, log_det = part.inverse(stream.whole(), context)
+                stream, total = _Stream(x), total + log_det
             elif part.network and part.at_once(y, context):
                 stream = _Stream(part.network.shift(stream.whole(), part.partition, -1))
             else:
-                stream.parts = part.uncouple(*stream.split(part.partition), context)
-        return stream.whole()
+                x1, x2, inner = part.couple(*stream.split(part.partition), context, inverse=True)
+                stream.parts, total = (x1, x2), total if inner is None else total + inner
+        return stream.whole(), total
 
-    def _walk(self, x: Tensor, context: Tensor | None, *, ledger: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def _walk(self, x: Tensor, context: Tensor | None, *, by_layer: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
         """f(x) and the terms, None where a layer keeps volume; between couplings x stays split in its two parts.
 
         A plain layer has one term, or, for the ledger, one for each layer inside it.
@@ -362,8 +371,8 @@ class LoweredChain(Bijection):
         stream = _Stream(x)
         for name, part in self.fast:
             if not isinstance(part, FastCoupling):
-                if ledger:
-                    x, inner = part.walk(stream.whole(), context)
+                if by_layer:
+                    x, inner = ledger(part, stream.whole(), context)
                     terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
                 else:
                     x, terms[name] = part(stream.whole(), context)
@@ -403,7 +412,6 @@ def _split(partition: Partition, x: Tensor) -> tuple[Tensor, Tensor]:
     """`partition.split`, with a fast backward pass where it takes an index."""
     if partition.regular:
         return partition.split(x)
-    check_features(x, partition.dim)
     x1, x2 = _Reordered.apply(x, partition.order, partition.back).split((len(partition.i1), len(partition.i2)), -1)
     return x1, x2
 
@@ -443,7 +451,7 @@ def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijectio
         return FastWithin(layer, dtype)
     if type(layer) is ChannelMixing and not _hooked(layer):
         return FastChannelMixing(layer)
-    if type(layer) is Elementwise and type(layer.law) is Spline and not layer.context_dim:
+    if type(layer) is Elementwise and type(layer.law) is Spline and not layer.context_dim and not _hooked(layer):
         return FastElementwise(layer)
     return layer
 
@@ -453,14 +461,14 @@ class FastElementwise(Bijection):
 
     def __init__(self, layer: Elementwise) -> None:
         super().__init__()
-        self.plain, self.law = layer, fast_law(layer.law)
+        self.dim, self.plain, self.law = layer.dim, layer, fast_law(layer.law)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, self.plain.dim)
-        b = self.plain.b[None]
-        return self.law.forward(x, b.expand(len(x), -1) if kernels_for(x) else b)
+        b = self.plain.b.view(1, self.plain.dim, -1)
+        y, log_slope = self.law.forward(x, b.expand(len(x), -1, -1) if kernels_for(x) else b)
+        return y, log_slope.sum(-1)
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.plain.inverse(y)
 
 
@@ -469,11 +477,10 @@ class FastChannelMixing(Bijection):
 
     def __init__(self, layer: ChannelMixing) -> None:
         super().__init__()
-        self.plain = layer
+        self.dim, self.plain = layer.dim, layer
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         layer, mixing = self.plain, self.plain.mixing
-        check_features(x, layer.dim)
         log_det = (layer.pixels * mixing.log_diagonal.sum()).expand(len(x))
         kernels = kernels_for(x)
         if kernels and len(mixing.b) <= kernels.MOST_CHANNELS:
@@ -481,7 +488,7 @@ class FastChannelMixing(Bijection):
         images, matrix = x.unflatten(-1, (-1, layer.pixels)), mixing.matrix.expand(len(x), -1, -1)
         return torch.baddbmm(mixing.b[:, None], matrix, images).flatten(1), log_det
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.plain.inverse(y)
 
 

@@ -460,12 +460,11 @@ def _affine_spline(
     a, a_rows, a_columns, b, out, log_slope, channels, pixels, size, total, log_scale, bound, least, steepest,
     bins: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    row, column, channel, at, inside = _of_pixel(channels, pixels, size, total)
+    row, column, at, inside = _of_pixel(channels, pixels, size, total, 3 * bins + 1)
     v = tl.load(a + row * a_rows + column * a_columns, mask=inside, other=0.0)
-    tanh, shift = _affine(b, at, channel, channels, inside, log_scale)
-    at += 2 * channels + channel * (3 * bins - 1)
+    tanh, shift = _affine(b, at, inside, log_scale)
     v = v * tl.exp(log_scale * tanh) + shift
-    y, log_y = _spline_at(v, b, at, inside, bound, least, steepest, bins, padded)
+    y, log_y = _spline_at(v, b, at + 2, inside, bound, least, steepest, bins, padded)
     i = row * channels * pixels + column
     tl.store(out + i, y, mask=inside)
     tl.store(log_slope + i, log_y + log_scale * tanh, mask=inside)
@@ -476,36 +475,35 @@ def _affine_spline_backward(
     a, a_rows, a_columns, b, gy, gy_rows, gy_columns, gl, gl_rows, gl_columns, ga, gb, channels, pixels, size, total,
     log_scale, bound, least, steepest, bins: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    row, column, channel, at, inside = _of_pixel(channels, pixels, size, total)
+    row, column, at, inside = _of_pixel(channels, pixels, size, total, 3 * bins + 1)
     v = tl.load(a + row * a_rows + column * a_columns, mask=inside, other=0.0)
     y_gradient = tl.load(gy + row * gy_rows + column * gy_columns, mask=inside, other=0.0)
     l_gradient = tl.load(gl + row * gl_rows + column * gl_columns, mask=inside, other=0.0)
-    tanh, shift = _affine(b, at, channel, channels, inside, log_scale)
+    tanh, shift = _affine(b, at, inside, log_scale)
     scaled = v * tl.exp(log_scale * tanh)
-    spline = at + 2 * channels + channel * (3 * bins - 1)
     g = _spline_back_at(
-        scaled + shift, b, gb, spline, inside, y_gradient, l_gradient, bound, least, steepest, bins, padded
+        scaled + shift, b, gb, at + 2, inside, y_gradient, l_gradient, bound, least, steepest, bins, padded
     )
     tl.store(ga + row * channels * pixels + column, g * tl.exp(log_scale * tanh), mask=inside)
     of_scale = (g * scaled + l_gradient) * (1.0 - tanh * tanh)
-    tl.store(gb + at + channel, of_scale.to(gb.dtype.element_ty), mask=inside)
-    tl.store(gb + at + channels + channel, g.to(gb.dtype.element_ty), mask=inside)
+    tl.store(gb + at, of_scale.to(gb.dtype.element_ty), mask=inside)
+    tl.store(gb + at + 1, g.to(gb.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _of_pixel(channels, pixels, size, total):
-    """Some numbers of a in the order of b: their rows, columns and channels, and where the b of their pixels starts."""
+def _of_pixel(channels, pixels, size, total, each):
+    """Return the rows and columns of some numbers of a, in the order of b, and where their `each` parameters start."""
     i = tl.program_id(0) * _SPLINES + tl.arange(0, _SPLINES)
     row, rest = i // (channels * pixels), i % (channels * pixels)
     pixel, channel = rest // channels, rest % channels
-    return row, channel * pixels + pixel, channel, (row * pixels + pixel).to(tl.int64) * size, i < total
+    return row, channel * pixels + pixel, (row * pixels + pixel).to(tl.int64) * size + channel * each, i < total
 
 
 @triton.jit
-def _affine(b, at, channel, channels, inside, log_scale):
-    """tanh of the bounded log-scale, and the shift."""
-    tanh = _tanh(tl.load(b + at + channel, mask=inside, other=0.0).to(tl.float32) / log_scale)
-    return tanh, tl.load(b + at + channels + channel, mask=inside, other=0.0).to(tl.float32)
+def _affine(b, at, inside, log_scale):
+    """Return tanh of the bounded log-scale, and the shift."""
+    tanh = _tanh(tl.load(b + at, mask=inside, other=0.0).to(tl.float32) / log_scale)
+    return tanh, tl.load(b + at + 1, mask=inside, other=0.0).to(tl.float32)
 
 
 Shape = tuple[int, int, int]  # of an image: channels, height, width

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
-    """`lowering.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None.
+    """`fast.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None.
 
     The kernels compute in float32: float64 has none.
     """
@@ -21,4 +21,4 @@ def kernels_for(x: Tensor) -> ModuleType | None:
 
 @cache
 def _kernels() -> ModuleType | None:
-    return importlib.import_module("nicest.lowering.kernels") if find_spec("triton") else None
+    return importlib.import_module("nicest.fast.kernels") if find_spec("triton") else None

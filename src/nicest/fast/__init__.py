@@ -1,6 +1,6 @@
 """Fast twins of flows: the same function, computed in fewer passes, in reduced precision, on a GPU in one graph."""
 
-from nicest.lowering.graphs import capture
-from nicest.lowering.lower import LoweredChain, lower
+from nicest.fast.graphs import capture
+from nicest.fast.lower import LoweredChain, lower
 
 __all__ = ["LoweredChain", "capture", "lower"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nicest.fast.derivatives import first_only
+from nicest.fast.gpu import kernels_for
 from nicest.flows import AffineSpline, Law, Spline
-from nicest.lowering.derivatives import first_only
-from nicest.lowering.gpu import kernels_for
 
 
 def fast_law(law: Law) -> Law:
@@ -26,12 +26,12 @@ class FastSpline(Law):
         self.size = plain.size
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """b is (B, n · size), or, on a CPU, (1, n · size) for all rows."""
+        """b is (B, n, size), or, on a CPU, (1, n, size) for all rows."""
         if a.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             return self.plain.forward(a, b)  # autocast would round the knots, which are a product here
         return _Spline.apply(a, b, self.plain)
 
-    def inverse(self, y: Tensor, b: Tensor) -> Tensor:
+    def inverse(self, y: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return self.plain.inverse(y, b)
 
 
@@ -42,23 +42,21 @@ class FastAffineSpline(AffineSpline):
 
     def at_pixels(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """`forward` on a GPU, with b in the order of `FastConv.planes`."""
-        y, log_slope = _AffineSpline.apply(a, b, self)
-        return y, log_slope.sum(-1)
+        return _AffineSpline.apply(a, b, self)
 
 
 class _Spline(torch.autograd.Function):
-    """g(a; b) of every number of a, (B, n), and Σ log g' of every row."""
+    """g(a; b) and log g' of every number of a, (B, n); b is (B, n, size) or (1, n, size)."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, law: Spline) -> tuple[Tensor, Tensor]:
         ctx.law, kernels = law, kernels_for(b)
         if kernels:
             ctx.save_for_backward(a, b)
-            y, log_slope = kernels.spline(a, b, law.bins, law.bound, law.LEAST, law.STEEPEST.bound)
-            return y, log_slope.sum(-1)
+            return kernels.spline(a, b, law.bins, law.bound, law.LEAST, law.STEEPEST.bound)
         y, log_slope, found = _forward(law, a.mT.contiguous(), b)
         ctx.save_for_backward(*found)
-        return y.mT, log_slope.sum(0)
+        return y.mT, log_slope.mT
 
     @staticmethod
     @first_only
@@ -67,9 +65,8 @@ class _Spline(torch.autograd.Function):
         kernels = kernels_for(gy)
         if kernels:
             a, b = ctx.saved_tensors
-            gl = gl[:, None].expand_as(gy)
             return *kernels.spline_backward(a, b, gy, gl, law.bins, law.bound, law.LEAST, law.STEEPEST.bound), None
-        ga, gb = _backward(law, _Found(*ctx.saved_tensors), gy.mT, gl)
+        ga, gb = _backward(law, _Found(*ctx.saved_tensors), gy.mT, gl.mT)
         return ga.mT, gb, None
 
 
@@ -125,10 +122,10 @@ class _Found(NamedTuple):
 
 
 def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]:
-    """g and log g' of numbers a (n, B); b is as the law has it, and best lies in memory column by column."""
+    """g and log g' of numbers a (n, B); b (B, n, size) best lies in memory with the rows last."""
     bins, bound, steepest = law.bins, law.bound, law.STEEPEST.bound
     least, room = _lengths(law)
-    b = b.mT.contiguous().view(len(a), law.size, -1)
+    b = b.permute(1, 2, 0).contiguous()
     rows = b.shape[2]
     shares = b[:, : 2 * bins].unflatten(1, (2, bins)).softmax(2)
     # where bins begin is a product with the shares; these add up to 1, so that constants may stand in the matrix
@@ -167,7 +164,7 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
 
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a (n, B) and b from those of g, (n, B), and Σ log g', (B)."""
+    """Gradients of a (n, B) and b (B, n, size) from those of g and log g', (n, B)."""
     inside, shares, past, ends, before, share, w, h, s, d, u, t, rest, *parts = found
     t_squared, rest_squared, middle, bend, risen, below, slopes, slope = parts
     bins, rows, n = law.bins, shares.shape[3], len(gy)
@@ -204,7 +201,7 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
         of_shares.flatten(2).scatter_(2, own.expand(-1, 2, -1), size.sub_(mean).mul_(share))
     knots = gy.new_zeros(n, (bins + 1) * rows).scatter_add_(1, ends.flatten(1), of_slopes)
     out[:, 2 * bins :] = knots.view(n, bins + 1, rows)[:, 1:-1]
-    return direct.add_(gt), out.flatten(0, 1).mT
+    return direct.add_(gt), out.permute(2, 0, 1)
 
 
 def _lengths(law: Spline) -> tuple[float, float]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nicest.fast.derivatives import first_only
+from nicest.fast.gpu import kernels_for
 from nicest.flows import shares
-from nicest.lowering.derivatives import first_only
-from nicest.lowering.gpu import kernels_for
 
 # Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
 # beyond 32). Sums of such numbers are exact in float32 up to 128, so x + m and y - m undo each other to the bit, and

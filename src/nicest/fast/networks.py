@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nicest.fast.derivatives import first_only
 from nicest.flows import shares
-from nicest.lowering.derivatives import first_only
 
 
 def on_cpu(x: Tensor, dropout: float, layers: Sequence[nn.Linear], *, residual: bool, by_columns: bool) -> Tensor:

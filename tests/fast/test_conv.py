@@ -7,10 +7,10 @@ from parity import gradients as of_criterion
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from nicest.fast import LoweredChain, conv
+from nicest.fast.conv import FastConv, deterministic
 from nicest.flows import Affine, AffineSpline, ChannelMixing, ConvNet, Coupling, Law, channels
 from nicest.flows.shares import Share
-from nicest.lowering import LoweredChain, conv
-from nicest.lowering.conv import FastConv, deterministic
 
 SHAPES = {"wide": (2, 3, 4), "one channel": (1, 2, 2), "one pixel": (3, 1, 1)}
 
@@ -18,7 +18,7 @@ SHAPES = {"wide": (2, 3, 4), "one channel": (1, 2, 2), "one pixel": (3, 1, 1)}
 def network(
     shape: tuple[int, int, int], law: Law, blocks: int = 2, dropout: float = 0.0, context_dim: int = 0
 ) -> ConvNet:
-    made = ConvNet(shape, 2, law, 5, blocks, dropout=dropout, context_dim=context_dim).double()
+    made = ConvNet(shape, 2, law.size, 5, blocks, dropout=dropout, context_dim=context_dim).double()
     for p in made.parameters():
         nn.init.normal_(p, std=0.3)
     return made
@@ -117,7 +117,7 @@ class TestOnAGPU:
         context_dim: int,
         monkeypatch: pytest.MonkeyPatch,
     ):
-        m = ConvNet(shape, 2, AffineSpline(), width, 2, dropout=dropout, context_dim=context_dim)
+        m = ConvNet(shape, 2, AffineSpline().size, width, 2, dropout=dropout, context_dim=context_dim)
         for p in m.parameters():
             nn.init.normal_(p, std=0.1)
         m, x = m.cuda(), torch.randn(7, 2 * m.place[0].numel() * shape[0], device="cuda")[:, ::2].requires_grad_()
@@ -132,7 +132,7 @@ class TestOnAGPU:
 
     def test_a_coupling_agrees_with_float32_and_learns_the_same_bits_twice(self):
         torch.manual_seed(0)
-        layer = Coupling(part := channels(6, 8, 8), AffineSpline(), ConvNet((3, 8, 8), 3, AffineSpline(), 64, 3))
+        layer = Coupling(part := channels(6, 8, 8), AffineSpline(), ConvNet((3, 8, 8), 3, AffineSpline().size, 64, 3))
         for p in layer.parameters():
             nn.init.normal_(p, std=0.05)
         layer, x = layer.cuda(), torch.randn(100, part.dim, device="cuda")
