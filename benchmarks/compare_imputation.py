@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.datasets import AS_STORED, Table
 from nicest.data.cells import codes_of
 from nicest.data.columns import Column
 from nicest.estimator import NICE, decoded
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.datasets import AS_STORED, Table
 from nicest.tasks.impute_table import draw_hidden
 
 HIDDEN = 0.2  # share of the test cells that is hidden, completely at random

@@ -13,13 +13,13 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.compare_density import TEST, best_mixture, standardised
+from benchmarks.datasets import TABLES, Table, read_mixed
 from nicest.data import copula
 from nicest.data.columns import Column
 from nicest.estimator import columns_of, encoded
 from nicest.inference.engine import Engine
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import TEST, best_mixture, standardised
-from nicest.studies.datasets import TABLES, Table, read_mixed
 from nicest.train.fit_table import fit_table
 
 Method = Callable[[np.ndarray, Sequence[Column], int, int], np.ndarray]  # training rows, columns, n, seed -> n rows
@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
     "training rows": real,
 }
 ABSENT = {} if find_spec("ctgan") else dict.fromkeys(["CTGAN", "TVAE"], "ctgan is not installed: pip install ctgan")
-SYNTHESIS = Comparison(
+COMPARISON = Comparison(
     name="synthesis",
     unit="ROC AUC of boosted trees that tell held-out rows from synthetic ones, 0.5 if they cannot",
     figures={"auc": 3, "outside": 3, "seconds": 1},

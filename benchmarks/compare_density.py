@@ -14,10 +14,10 @@ from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import KernelDensity
 from torch import nn
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.datasets import TABLES, Table
 from nicest.estimator import NICE
 from nicest.recipes.defaults import held_out
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.datasets import TABLES, Table
 
 Method = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # training rows, test rows, seed -> log-density of each
 TEST = 5  # one row in so many is tested
@@ -109,7 +109,7 @@ METHODS: dict[str, Method] = {
     "zuko MAF": partial(zuko_flow, "MAF"),
 }
 ABSENT = {} if find_spec("zuko") else dict.fromkeys(["zuko NSF", "zuko MAF"], "zuko is not installed: nicest[bench]")
-DENSITY = Comparison(
+COMPARISON = Comparison(
     name="density",
     unit="Mean log-density of held-out rows, in nats of standardised columns",
     figures={"nats": 2, "seconds": 1},

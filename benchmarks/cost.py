@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench import begin, measure, noise, our_runs, recipe_of, wait
+from benchmarks.report import cost_figure
 from nicest.inference.engine import Engine
-from nicest.plots import picture_kind, save_figure, study_figure
+from nicest.plots import picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.runs.runtime import choose_device, environment, rows_to
-from nicest.studies.bench import begin, measure, noise, our_runs, recipe_of, wait
 
 AXES = {
     "D": (98, 196, 392, 784, 1568, 3136, 6272),
@@ -49,7 +50,7 @@ def study(
     if small:
         points = [(axis, value) for axis, value in points if value <= (250 if axis in ("D", "width") else 800)]
     steps = []
-    for axis, value in track(points, "study", len(points)):
+    for axis, value in track(points, "cost", len(points)):
         recipe = varied(base, axis, value)
         took = step_microseconds(recipe, place, windows, seconds)
         flops = step_flops(recipe)
@@ -62,7 +63,7 @@ def study(
         "trainings": [] if small else [projected(name, place, windows, seconds) for name in PAPER],
     }
     if out:
-        save_figure(study_figure(result), Path(out))
+        save_figure(cost_figure(result), Path(out))
         result["out"] = str(out)
     return result
 

@@ -18,19 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from nicest.data import Splits
-from nicest.errors import NicestError
-from nicest.flows import ConvNet, Flow, Spline
-from nicest.inference.engine import Engine
-from nicest.lowering import capture, lower
-from nicest.plots import bench_figure, picture_kind, save_figure
-from nicest.progress import track
-from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
-from nicest.recipes.build import build
-from nicest.recipes.recipe import ModelSettings
-from nicest.runs.runtime import choose_device, environment, rows_to
-from nicest.studies.peers import (
+from benchmarks.peers import (
     BLOCKS,
     GLOWS,
     PEERS,
@@ -42,6 +30,19 @@ from nicest.studies.peers import (
     build_peer,
     installed,
 )
+from benchmarks.report import bench_figure
+from nicest.data import Splits
+from nicest.errors import NicestError
+from nicest.flows import ConvNet, Flow, Spline
+from nicest.inference.engine import Engine
+from nicest.lowering import capture, lower
+from nicest.plots import picture_kind, save_figure
+from nicest.progress import track
+from nicest.recipes import Recipe, load_recipe
+from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
+from nicest.recipes.build import build
+from nicest.recipes.recipe import ModelSettings
+from nicest.runs.runtime import choose_device, environment, rows_to
 from nicest.train.fit import start
 from nicest.train.state import State
 from nicest.train.step import TrainingStep

@@ -22,13 +22,14 @@ import torch
 from scipy.stats import rankdata
 from threadpoolctl import threadpool_limits
 
+from benchmarks.datasets import Read, Table, read_file, tables_in
+from benchmarks.report import header, line
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
 from nicest.inference.workers import end_with_parent
 from nicest.messages import nearest, one_line
 from nicest.progress import Bar
 from nicest.runs.runtime import choose_device, environment
-from nicest.studies.datasets import Read, Table, read_file, tables_in
 
 Figures = dict[str, float]
 Key = tuple[str, int, str]  # table, seed, method
@@ -37,7 +38,7 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 PRELOADED = (
     "torch._dynamo",
     *(
-        f"nicest.studies.compare_{name}"
+        f"benchmarks.compare_{name}"
         for name in ("density", "outliers", "imputation", "posteriors", "regression", "synthesis")
     ),
 )
@@ -282,7 +283,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     found = {(row["table"], row["method"]): row for row in result["rows"]}
     lines = [f"{result['unit']}. The best is in bold; ± is the standard deviation over the seeds."]
     for figure, digits in result["figures"].items():
-        lines += ["", *_header([figure, "rows x columns", *methods])]
+        lines += ["", *header([figure, "rows x columns", *methods])]
         for table in tables:
             cells = [found.get((table, method), {}) for method in methods]
             sizes = [f"{cell['n']} x {cell['dim']}" for cell in cells if cell]
@@ -292,15 +293,15 @@ def markdown(result: Mapping[str, Any]) -> str:
                 texts = [f"**{text}**" if text == f"{best:.{digits}f}" else text for text in texts]
                 spreads = [cell.get("sd") for cell in cells]
                 texts = [t if s is None else f"{t} ± {s:.{digits}f}" for t, s in zip(texts, spreads, strict=True)]
-            lines.append(_line([table, sizes[0] if sizes else "failed", *texts]))
+            lines.append(line([table, sizes[0] if sizes else "failed", *texts]))
     digits = result["figures"][first]
-    lines += ["", *_header(["over all tables", *methods])]
-    lines.append(_line(["mean rank", *(f"{each['mean_rank']:.2f}" for each in places)]))
-    lines.append(_line(["first places", *(f"{each['wins']} of {len(tables)}" for each in places)]))
+    lines += ["", *header(["over all tables", *methods])]
+    lines.append(line(["mean rank", *(f"{each['mean_rank']:.2f}" for each in places)]))
+    lines.append(line(["first places", *(f"{each['wins']} of {len(tables)}" for each in places)]))
     gaps = (f"{each['worst_gap']:.{digits}f} ({each['worst_table']})" for each in places)
-    lines.append(_line(["largest gap to the best", *gaps]))
+    lines.append(line(["largest gap to the best", *gaps]))
     lines.append(
-        _line([f"mean {first}", *(_cell({} if each["mean"] is None else each, "mean", digits) for each in places)])
+        line([f"mean {first}", *(_cell({} if each["mean"] is None else each, "mean", digits) for each in places)])
     )
     failures: dict[str, list[str]] = {}
     for trial in result["trials"]:
@@ -316,11 +317,3 @@ def _cell(cell: Mapping[str, Any], figure: str, digits: int) -> str:
     if figure not in cell:
         return "" if cell else "–"
     return f"{cell[figure]:.2g}" if figure == "seconds" and cell[figure] < 1 else f"{cell[figure]:.{digits}f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _header(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), "|---" * len(cells) + "|"]

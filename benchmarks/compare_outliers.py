@@ -12,13 +12,13 @@ from sklearn.ensemble import IsolationForest
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.compare_density import mixture, standardised
+from benchmarks.datasets import TABLES, Generator, Read, Table
 from nicest.detector import NICEDetector
 from nicest.errors import NicestError
 from nicest.estimator import NICE
 from nicest.messages import shown
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import mixture, standardised
-from nicest.studies.datasets import TABLES, Generator, Read, Table
 from nicest.tasks.score import CAVEAT
 
 Method = Callable[[np.ndarray, np.ndarray, int], Mapping[str, np.ndarray]]  # training rows, test rows, seed -> scores
@@ -132,7 +132,7 @@ METHODS: dict[str, Method] = {  # scores that are high for inliers
     "IsolationForest": partial(alone, isolation_forest),
     "mixture": partial(alone, mixture),
 }
-OUTLIERS = Comparison(
+COMPARISON = Comparison(
     name="outliers",
     unit="ROC AUC of the held-out half of the inliers and all outliers",
     figures={"auc": 3, "seconds": 1},

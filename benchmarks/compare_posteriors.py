@@ -16,9 +16,9 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.neural_network import MLPClassifier
 from torch.distributions import Distribution
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.simulators import OBSERVATIONS, TASKS, Task, files
 from nicest.errors import NicestError
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.simulators import OBSERVATIONS, TASKS, Task, files
 
 SIMULATIONS, DRAWS = 10_000, 10_000
 FOLDS = 5

@@ -12,11 +12,11 @@ import torch
 from scipy import stats
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.compare_density import TEST, standardised
+from benchmarks.datasets import TABLES, Table
 from nicest.inference.predictive import crps
 from nicest.predictors import NICERegressor
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import TEST, standardised
-from nicest.studies.datasets import TABLES, Table
 
 LEVEL = 0.9  # of the intervals
 SHARES = np.linspace(0.05, 0.95, 19)  # of the quantiles that boosting fits, one model for each
@@ -104,7 +104,7 @@ def ngboost(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray,
 
 METHODS: dict[str, Method] = {"NICE": nice, "NGBoost": ngboost, "quantile boosting": boosting, "forest": forest}
 ABSENT = {} if find_spec("ngboost") else {"NGBoost": "ngboost is not installed: pip install ngboost"}
-REGRESSION = Comparison(
+COMPARISON = Comparison(
     name="regression",
     unit="The last column predicted from the others on held-out rows: mean log-density in nats, standardised columns",
     figures={"nats": 3, "crps": 4, "rmse": 4, "coverage": 3, "seconds": 1},
