@@ -1,1 +1,1 @@
-"""Benchmarks, comparisons with other methods, and the paper's tables and figures."""
+"""Benchmarks: speed next to other flow libraries, and results next to other methods."""

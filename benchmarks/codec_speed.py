@@ -29,8 +29,8 @@ from benchmarks.scale_speed import cpu_seconds
 from nicest.flows import bits_per_dim
 from nicest.runs.run import Run
 
-WARM = 64  # rows of the call before the measured ones
-SCORED = 1000  # rows whose log-likelihood is computed at once
+WARM = 64  # rows of the warm-up call
+SCORED = 1000  # rows per batch when scoring
 
 
 def options(function: Any, asked: argparse.Namespace) -> dict[str, int]:
@@ -97,7 +97,7 @@ def main() -> None:
     result |= {"jobs": asked.jobs, "block": asked.block, "threads": torch.get_num_threads()}
     nicest.decompress(flow, nicest.compress(flow, rows[:WARM]))
     start = 0.0
-    if asked.jobs > 1:  # as many blocks of one row as there are workers
+    if asked.jobs > 1:  # one block of one row per worker
         for name in ("first_start_seconds", "start_seconds"):
             start = timed(nicest.compress, flow, rows[: asked.jobs], block=1, jobs=asked.jobs)[1][0]
             result[name] = round(start, 3)
