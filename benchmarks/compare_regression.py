@@ -19,7 +19,7 @@ from nicest.inference.predictive import crps
 from nicest.predictors import NICERegressor
 
 LEVEL = 0.9  # of the predicted intervals
-LEVELS = np.linspace(0.05, 0.95, 19)  # probabilities of the quantiles that boosting fits
+QUANTILES = np.linspace(0.05, 0.95, 19)  # levels of the quantiles that boosting fits
 POINTS = 200  # quantiles of a Gaussian from which its CRPS is computed
 NARROWEST = 1e-3  # least distance of two quantiles, in standard deviations of the column
 
@@ -85,15 +85,15 @@ def boosting(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray
     def fitted(**options: object) -> np.ndarray:
         return HistGradientBoostingRegressor(random_state=seed, **options).fit(X, y).predict(unseen)
 
-    knots = np.sort(np.stack([fitted(loss="quantile", quantile=share) for share in LEVELS], 1), axis=1)
-    knots = np.maximum.accumulate(knots + np.arange(len(LEVELS)) * NARROWEST * 1e-3, axis=1)
+    knots = np.sort(np.stack([fitted(loss="quantile", quantile=share) for share in QUANTILES], 1), axis=1)
+    knots = np.maximum.accumulate(knots + np.arange(len(QUANTILES)) * NARROWEST * 1e-3, axis=1)
     widths = np.maximum(np.diff(knots, axis=1), NARROWEST)
-    inside = np.diff(LEVELS) / widths
+    inside = np.diff(QUANTILES) / widths
     place = np.clip((knots <= truth[:, None]).sum(1) - 1, 0, widths.shape[1] - 1)
     nats = np.log(inside[np.arange(len(truth)), place])
     for end, density, share, sign in (
-        (0, inside[:, 0], LEVELS[0], -1),
-        (-1, inside[:, -1], 1 - LEVELS[-1], 1),
+        (0, inside[:, 0], QUANTILES[0], -1),
+        (-1, inside[:, -1], 1 - QUANTILES[-1], 1),
     ):
         away = sign * (truth - knots[:, end])
         nats = np.where(away > 0, np.log(density) - density / share * away, nats)
