@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CASES ?= 20000
 
-.PHONY: help demo test test-modes test-lowest test-browser screenshots load-test fuzz crash-test soak lint format types pictures docs dist lock clean
+.PHONY: help demo test test-modes test-lowest test-browser screenshots load-test fuzz crash-test soak bench compare lint format types pictures docs dist lock clean
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -44,6 +44,13 @@ soak: $(VENV)/.dev  ## the studio under load and trainings beside it for MINUTES
 
 fuzz: $(VENV)/.dev  ## feed every reader CASES (20,000) hostile files; stopped and started again, it goes on
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --out results/fuzz.json
+
+bench: $(VENV)/.dev  ## measure the speed of the MNIST net, next to other flow libraries and a lower bound
+	$(BIN)/python -m benchmarks bench
+
+WHAT ?= density
+compare: $(VENV)/.dev  ## compare NICE with other methods: WHAT=density, imputation, outliers, regression, synthesis or posteriors
+	$(BIN)/python -m benchmarks compare $(WHAT)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

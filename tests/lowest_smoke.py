@@ -171,18 +171,8 @@ def run_every_command() -> None:
     tried.add("predict")
     if importlib.util.find_spec("pyarrow"):
         nicest("predict", "sizes", "table.csv", "--out", "predicted.csv", *CPU)
-    nicest("bench", "--net", "small", "--batch", "50", "--windows", "1", "--seconds", "0.01", "--out", "b.png", *CPU)
     nicest("reproduce", "table", "--recipe", "digits", "--seeds", "1", *SMALL, "--out", "table.json", *CPU)
     nicest("reproduce", "figures", "--recipe", "digits", *SMALL, "--out", "figures", *CPU)
-    nicest("reproduce", "vae", "--recipe", "digits", "--seeds", "1", "--steps", "5", "--out", "vae.json", *CPU)
-    nicest("compare", "density", "iris", "--seeds", "1")
-    nicest("compare", "imputation", "wine", "--seeds", "1")
-    nicest("compare", "outliers", "iris", "--seeds", "1")
-    nicest("compare", "synthesis", "iris", "--seeds", "1")
-    nicest("compare", "regression", "iris", "--seeds", "1")
-    tried.add("compare posteriors")  # which takes an hour: tests/studies/test_compare_posteriors.py has its parts
-    if not importlib.util.find_spec("sbi"):
-        nicest("compare", "posteriors", "two_moons", "--method", "NICE", needs="sbi")
     subprocess.run([sys.executable, "-c", ESTIMATOR], check=True)
     for module, code in LIBRARIES.items():
         if importlib.util.find_spec(module):

@@ -76,7 +76,7 @@ _HOMES = {
     "open": "nicest.runs.run",
     "save": "nicest.runs.factory",
 }
-_ROOMS = ("flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots")
+_ROOMS = ("flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "plots")
 
 
 def __getattr__(name: str) -> Any:

@@ -210,53 +210,6 @@ def _whole_pixels(figure: Figure, dpi: float) -> float:
     return figure.dpi
 
 
-def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """Microseconds of every library, one panel for each kind of work at each net and batch, the floor as a line."""
-    panels = list(dict.fromkeys((row["what"], row["net"], row["batch"]) for row in rows))
-    columns = min(3, len(panels))
-    figure = _blank(figsize=(4.6 * columns, 2.9 * math.ceil(len(panels) / columns)))
-    figure.suptitle(title)
-    for ax, panel in zip(_panels(figure, len(panels), columns), panels, strict=True):
-        chosen = [row for row in rows if (row["what"], row["net"], row["batch"]) == panel]
-        floor = next(row["microseconds"] for row in chosen if row["lib"] == "floor")
-        bars = sorted((row for row in chosen if row["lib"] != "floor"), key=lambda row: -row["microseconds"])
-        colours = [ACCENT if row["lib"].startswith("nicest") else QUIET for row in bars]
-        drawn = ax.barh([row["lib"] for row in bars], [row["microseconds"] for row in bars], color=colours)
-        ax.bar_label(drawn, [f"{row['microseconds']:,.0f}" for row in bars], fontsize=8, padding=2)
-        ax.axvline(floor, color=INK, linewidth=1, linestyle=":")
-        ax.margins(x=0.18)
-        ax.set_title(f"{panel[0]}, {panel[1]} net, batch {panel[2]}; floor {floor:,.0f}", fontsize=9)
-    return figure
-
-
-def study_figure(result: Mapping[str, Any]) -> Figure:
-    """How the training step grows with each size, how scoring and sampling grow with rows, on logarithmic axes."""
-    axes_of = list(dict.fromkeys(row["axis"] for row in result["steps"]))
-    figure = _blank(figsize=(4.2 * (len(axes_of) + 1), 3.4))
-    figure.suptitle(f"{result['device']}: how cost grows")
-    panels = figure.subplots(1, len(axes_of) + 1)
-    for ax, axis in zip(panels, axes_of, strict=False):
-        rows = [row for row in result["steps"] if row["axis"] == axis]
-        values = [row["value"] for row in rows]
-        ax.loglog(values, [row["microseconds"] for row in rows], "o-", color=ACCENT, label="training step")
-        ideal = [row["flops"] / result["peak_flops"] * 1e6 for row in rows]
-        ax.loglog(values, ideal, ":", color=INK, label="its products at full speed")
-        for row in rows:
-            place = (row["value"], row["microseconds"])
-            ax.annotate(f"{row['utilisation']:.0%}", place, (0, 6), textcoords="offset points", fontsize=7, ha="center")
-        ax.set(xlabel=axis, title=f"by {axis}", ylabel="microseconds" if axis == axes_of[0] else "")
-        ax.set_xticks(values, [str(value) for value in values], fontsize=7)
-        ax.minorticks_off()
-        ax.margins(y=0.15)
-    panels[0].legend(fontsize=8)
-    for what, style in (("log_prob", "o-"), ("sample", "s--")):
-        rows = [row for row in result["rows"] if row["what"] == what]
-        panels[-1].loglog([row["n"] for row in rows], [row["seconds"] for row in rows], style, label=what)
-    panels[-1].set(xlabel="rows", title="scoring and sampling", ylabel="seconds")
-    panels[-1].legend(fontsize=8)
-    return figure
-
-
 def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, title: str) -> Figure:
     """Grids of images, each under its title, with the names of their rows at the left; flat ones in one column."""
     tall = max(grid.height / grid.width for grid in panels.values())

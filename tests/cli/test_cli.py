@@ -29,7 +29,7 @@ from nicest.tasks import latent
 from nicest.tasks.masks import FIGURE
 
 LATENT = [f"latent {look}" for look in ("spectrum", "sphere", "interpolate", "truncate")]
-COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "inpaint", "certify", "bench", *LATENT]
+COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "inpaint", "certify", *LATENT]
 EVALUATE = {
     *("dataset", "split", "n", "dim", "draws", "mean_nats", "stderr_nats", "bits_per_dim", "non_finite"),
     *("terms", "baselines", "paper_nats"),

@@ -54,13 +54,7 @@ class TestNumbers:
             "latent interpolate RUN --steps 99999999999",
             "latent interpolate RUN --from -1 --to 1",
             "latent truncate RUN -n 99999999999",
-            "bench --batch 99999999999",
-            "bench --windows 99999999999",
-            "bench --seconds inf",
-            "compare density --seeds 99999999999",
             "reproduce table --seeds 99999999999",
-            "reproduce vae --seeds 99999999999",
-            "reproduce vae --steps 99999999999",
             "studio RUN --port 99999999999",
         ],
     )
@@ -137,14 +131,8 @@ WRITERS = [
     "latent sphere RUN --out",
     "latent interpolate RUN --out",
     "latent truncate RUN --out",
-    "bench --out",
-    "compare density --out",
-    "compare imputation --out",
-    "compare outliers --out",
-    "compare posteriors --out",
     "reproduce table --out",
     "reproduce table --page",
-    "reproduce vae --out",
 ]
 FILLERS = [
     "calibrate RUN --out",
@@ -364,7 +352,7 @@ def test_a_row_that_failed_is_exit_code_1_though_the_others_are_made(nicest: Cal
         made = {"column": recipe, "reading": "ours", "recipe": recipe, "paper_nats": None, "augmented": False}
         return made | ({"failed": "out of luck"} if recipe == "digits" else {"missing": "needs its data"})
 
-    monkeypatch.setattr("nicest.studies.reproduce.make_row", row)
+    monkeypatch.setattr("nicest.tasks.reproduce.make_row", row)
     asked = ("reproduce", "table", "--out", "t.json", "--recipe", "mnist")
     assert nicest(*asked).code == 0
     done = nicest(*asked, "--recipe", "digits")

@@ -29,7 +29,7 @@ def test_public_names_are_the_things_themselves():
 
 def test_parts_are_reached_from_the_package():
     code = "import nicest; print(*(getattr(nicest, part).__name__ for part in %r))"
-    parts = ["flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "studies", "plots"]
+    parts = ["flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "plots"]
     done = subprocess.run([sys.executable, "-c", code % parts], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [f"nicest.{part}" for part in parts]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from inversions import worst_inversions
+from benchmarks.inversions import worst_inversions
 from nicest.flows import Flow, Gaussian, Spline, Units
 from nicest.flows.marginals import Elementwise
 
@@ -78,7 +78,7 @@ class TestShape:
 class TestExtremes:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_no_inversion_fails(self, dtype: torch.dtype):
-        """`tests/inversions.py` does the same a hundred million times."""
+        """`python -m benchmarks.inversions` does the same a hundred million times."""
         found = worst_inversions(400_000, dtype, torch.device("cpu"), seed=0)
         assert found["not_finite"] == 0
         assert found["failed"] == 0

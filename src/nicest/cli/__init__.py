@@ -30,12 +30,11 @@ EXTRAS = {  # by the module that is missing
     "tensorboard": "loggers",
     "uvicorn": "studio",
     "wandb": "wandb",
-    "zuko": "bench",
 }
 
 
-def main() -> None:
-    """Run the command line; an error is one line on standard error, and a traceback only with --debug."""
+def main(commands: typer.Typer = app, name: str = "nicest") -> None:
+    """Run a command line. An error is one line on standard error, with a traceback only if --debug is given."""
     debug = "--debug" in sys.argv
     warnings.showwarning = lambda message, *_: print(
         f"warning: {printable(with_options(str(message)))}", file=sys.stderr
@@ -44,9 +43,9 @@ def main() -> None:
     if not is_first("LOCAL_RANK"):  # one process speaks for all of a machine, unless another alone fails
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
-        code = app(arguments, prog_name="nicest", standalone_mode=False)
+        code = commands(arguments, prog_name=name, standalone_mode=False)
     except UsageError as error:
-        said, where = error.format_message(), error.ctx.command_path if error.ctx else "nicest"
+        said, where = error.format_message(), error.ctx.command_path if error.ctx else name
         if not said:  # no arguments at all: the help was printed
             sys.exit(2)
         if where == "nicest train" and said.startswith("Missing argument 'recipe'"):

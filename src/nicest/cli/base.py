@@ -53,8 +53,6 @@ latent_app = typer.Typer(
 app.add_typer(latent_app, name="latent")
 reproduce_app = typer.Typer(no_args_is_help=True, help="Reproduce the tables and figures of the paper from scratch.")
 app.add_typer(reproduce_app, name="reproduce")
-compare_app = typer.Typer(no_args_is_help=True, help="Compare NICE with other methods for tables.")
-app.add_typer(compare_app, name="compare")
 
 
 def outcome(result: Result) -> int:

@@ -122,25 +122,7 @@ Images = Annotated[
     Literal["train", "valid", "test", "samples"],
     typer.Option("--split", help="Which split of the data, or samples of the model, which need no data."),
 ]
-Tables = Annotated[list[str] | None, typer.Argument(help="Which tables.", show_default="all")]
-Splittings = Annotated[int, integer(1, 1000, "Random splits per table.")]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        parser=lambda text: Path(to_read(text)),
-        help="A folder of your own tables (.csv, .csv.gz, .parquet, .arrow, .npy, .npz).",
-    ),
-]
-Methods = Annotated[list[str] | None, typer.Option(help="Only this method; repeatable.", show_default="all")]
 Jobs = Annotated[int, integer(0, 1000, "How many processes to run at a time.", show_default="one per core")]
-Record = Annotated[
-    Path | None,
-    out_file(
-        "A JSON file, written after every job; run the command again to compute only what is missing.",
-        show_default=False,
-    ),
-]
 Runs = Annotated[Path, out_folder("The folder for the runs.")]
 DataSet = Annotated[str, typer.Argument(help="The name of a data set.")]
 

@@ -13,7 +13,6 @@ from nicest.messages import listed, printable
 
 NUMBERS = {"nats", "this model is ahead by", "D", "examples", "paper, nats", "measured, nats"}
 NUMBERS |= {"start, nats", "end, nats", "truth, nats", "gain, nats", "above truth", "kept", "NICE", "PCA"}
-NUMBERS |= {"batch", "microseconds", "times the floor", "seconds to the first step"}
 
 
 def _table(*columns: str) -> Any:
@@ -274,46 +273,8 @@ def demo(result: dict[str, Any]) -> None:
     return print(f"next: nicest studio {shlex.quote(result['training']['run'])} --open")
 
 
-def comparison(result: dict[str, Any]) -> None:
-    from nicest.studies.compare import markdown
-
-    print(markdown(result), *filter(None, [result.get("caveat")]), sep="\n\n")
-
-
-def bench(result: dict[str, Any]) -> None:
-    print(f"{result['device']}, {result['precision']}, torch {result['versions']['torch']}")
-    table = _table("net", "batch", "what", "library", "microseconds", "times the floor")
-    for row in result["rows"]:
-        figures = f"{row['microseconds']:,.0f}", f"{row['floor_ratio']:.2f}"
-        table.add_row(row["net"], str(row["batch"]), row["what"], row["lib"], *figures)
-    starts = _table("net", "batch", "library", "seconds to the first step")
-    for row in result["startup"]:
-        starts.add_row(row["net"], str(row["batch"]), row["lib"], f"{row['seconds']:.2f}")
-    _print("", table, "", starts)
-    print(f"`import nicest` adds {result['import_ms']:.1f} ms to importing torch")
-    if "out" in result:
-        print(f"figure in {result['out']}")
-
-
-def study(result: dict[str, Any]) -> None:
-    print(f"{result['device']}, large products at {result['peak_flops'] / 1e12:.3g} TFLOP/s")
-    steps = _table("size", "value", "microseconds a step", "of the device's speed")
-    for row in result["steps"]:
-        steps.add_row(row["axis"], f"{row['value']:,}", f"{row['microseconds']:,.0f}", f"{row['utilisation']:.1%}")
-    rows = _table("what", "rows", "seconds", "MiB beside them")
-    for row in result["rows"]:
-        memory = f"{row['bytes'] / 2**20:,.0f}" if "bytes" in row else "–"
-        rows.add_row(row["what"], f"{row['n']:,}", f"{row['seconds']:.4f}", memory)
-    trainings = _table("the paper's training", "steps", "microseconds a step", "hours")
-    for row in result["trainings"]:
-        trainings.add_row(row["recipe"], f"{row['steps']:,}", f"{row['microseconds']:,.0f}", f"{row['hours']:.2f}")
-    _print("", steps, "", rows, "", trainings)
-    if "out" in result:
-        print(f"figure in {result['out']}")
-
-
 def results(result: dict[str, Any]) -> None:
-    from nicest.studies.reproduce import why
+    from nicest.tasks.reproduce import why
 
     rows = _table("recipe", "settings", "paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
     for row in result["rows"]:
@@ -335,20 +296,6 @@ def results(result: dict[str, Any]) -> None:
 def figures(result: dict[str, Any]) -> None:
     for row in result["recipes"]:
         print(f"{row['recipe']}:", *row.get("figures", [row.get("missing") or row.get("unfinished")]), sep="\n  ")
-
-
-def _spread(sd: float | None) -> str:
-    return "" if sd is None else f" ± {sd:.1f}"
-
-
-def vae(result: dict[str, Any]) -> None:
-    rows = _table("model", "parameters", "test bound, nats", "gain over plain", "seconds")
-    for row in result["rows"]:
-        gain = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{_spread(row['gain_sd'])}"
-        bound = f"{row['test_nats']:.1f}{_spread(row['test_sd'])}"
-        rows.add_row(row["model"], f"{row['parameters']:,}", bound, gain, f"{row['seconds']:.0f}")
-    _print(rows)
-    print(f"results in {result['out']}")
 
 
 def recipes(result: dict[str, Any]) -> None:

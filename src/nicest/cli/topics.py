@@ -1,16 +1,14 @@
-"""Grouped commands (latent, compare, reproduce, data) and the benchmark."""
+"""The grouped commands: latent, reproduce, data."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from nicest.cli import options, show
-from nicest.cli.base import Result, app, command, compare_app, data_app, latent_app, reproduce_app
+from nicest.cli.base import Result, command, data_app, latent_app, reproduce_app
 from nicest.errors import NicestError
 
 
@@ -115,164 +113,6 @@ def truncate(
     return run_truncation(run, n=n, kept=keep, split=split, out=out)
 
 
-@command(app, lambda result: show.study(result) if "trainings" in result else show.bench(result))
-def bench(
-    net: Annotated[
-        list[str] | None, typer.Option(help="mnist (default), cifar10, small, spline or glow; repeatable.")
-    ] = None,
-    batch: Annotated[
-        list[int] | None, options.integer(1, 100_000, "Batch size; repeatable.", show_default="200")
-    ] = None,
-    windows: Annotated[int, options.integer(1, 1000, "Number of time windows; the median is reported.")] = 5,
-    seconds: Annotated[float, options.real(0, 60, "Length of a window in seconds.")] = 0.3,
-    study: Annotated[bool, typer.Option("--study", help="Measure how cost grows with each size instead.")] = False,
-    out: Annotated[Path | None, options.out_file("A figure of the results.")] = None,
-    device: options.Device = "auto",
-) -> Result:
-    """Benchmark nicest against installed flow libraries and a hardware lower bound.
-
-    Example: nicest bench --net mnist --batch 200 --batch 2048
-    """
-    from nicest.studies.bench import bench as run_bench
-    from nicest.studies.cost import study as run_study
-
-    asked: dict[str, Any] = {"windows": windows, "seconds": seconds, "device": device, "out": out}
-    if study:
-        return run_study(**asked, small=net == ["small"])
-    return run_bench(net or ["mnist"], batch or [200], **asked)
-
-
-@command(compare_app, show.comparison, "density")
-def compare_density(
-    tables: options.Tables = None,
-    data: options.Folder = None,
-    method: options.Methods = None,
-    seeds: options.Splittings = 2,
-    jobs: options.Jobs = 0,
-    out: options.Record = None,
-) -> Result:
-    """Compare the log-density of held-out rows: NICE, a mixture, kernels, and zuko's NSF and MAF if installed.
-
-    Nats are in units of columns standardised by the training rows.
-
-    Example: nicest compare density --data my-tables --out density.json
-    """
-    from nicest.studies.compare import compare
-    from nicest.studies.compare_density import DENSITY
-
-    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
-    return compare(DENSITY, **asked)  # type: ignore[arg-type]
-
-
-@command(compare_app, show.comparison, "imputation")
-def compare_imputation(
-    tables: options.Tables = None,
-    data: options.Folder = None,
-    method: options.Methods = None,
-    seeds: options.Splittings = 2,
-    holes: Annotated[bool, typer.Option("--holes", help="Remove cells from the training rows, too.")] = False,
-    jobs: options.Jobs = 0,
-    out: options.Record = None,
-) -> Result:
-    """Compare imputation errors: NICE, column means, KNN, chained regressions and forests. Takes minutes.
-
-    Example: nicest compare imputation wine --seeds 1 --holes
-    """
-    from nicest.studies.compare import compare
-    from nicest.studies.compare_imputation import imputation
-
-    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
-    return compare(imputation(holes=holes), **asked)  # type: ignore[arg-type]
-
-
-@command(compare_app, show.comparison, "outliers")
-def compare_outliers(
-    tables: options.Tables = None,
-    data: options.Folder = None,
-    method: options.Methods = None,
-    seeds: options.Splittings = 2,
-    jobs: options.Jobs = 0,
-    out: options.Record = None,
-) -> Result:
-    """Compare outlier detection by ROC AUC: NICE, KNN, LOF, IsolationForest and a mixture.
-
-    Every method is trained on half of the inliers. Your tables hold labels: `y` in a .npz file, or a column
-    `outlier` or `y`; 1 is an outlier.
-
-    Example: nicest compare outliers wine moons
-    """
-    from nicest.studies.compare import compare
-    from nicest.studies.compare_outliers import OUTLIERS
-
-    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
-    return compare(OUTLIERS, **asked)  # type: ignore[arg-type]
-
-
-@command(compare_app, show.comparison, "posteriors")
-def compare_posteriors(
-    tasks: Annotated[list[str] | None, typer.Argument(help="Which simulators.", show_default="all")] = None,
-    method: options.Methods = None,
-    seeds: Annotated[int, options.integer(1, 1000, "Trainings per simulator, each on its own simulations.")] = 1,
-    jobs: options.Jobs = 0,
-    out: options.Record = None,
-) -> Result:
-    """Compare posteriors of simulators: NICE and sbi's own estimators, trained by its NPE. Takes an hour.
-
-    Every method gets 10,000 simulations. The figure is the accuracy of a classifier that separates its draws from
-    those of the true posterior, averaged over ten observations; 0.5 is perfect. Needs the packages sbi and sbibm.
-
-    Example: nicest compare posteriors two_moons --method NICE --out posteriors.json
-    """
-    from nicest.studies.compare import compare
-    from nicest.studies.compare_posteriors import posteriors
-
-    return compare(posteriors(), tables=tasks or (), methods=method or (), seeds=seeds, jobs=jobs, out=out)
-
-
-@command(compare_app, show.comparison, "regression")
-def compare_regression(
-    tables: options.Tables = None,
-    data: options.Folder = None,
-    method: options.Methods = None,
-    seeds: options.Splittings = 2,
-    jobs: options.Jobs = 0,
-    out: options.Record = None,
-) -> Result:
-    """Compare predictive distributions of the last column: NICE, NGBoost, quantile boosting and a forest.
-
-    Log-density, CRPS, RMSE and the coverage of 90% intervals on held-out rows. NGBoost needs the package ngboost.
-
-    Example: nicest compare regression --data my-tables --out regression.json
-    """
-    from nicest.studies.compare import compare
-    from nicest.studies.compare_regression import REGRESSION
-
-    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
-    return compare(REGRESSION, **asked)  # type: ignore[arg-type]
-
-
-@command(compare_app, show.comparison, "synthesis")
-def compare_synthesis(
-    tables: options.Tables = None,
-    data: options.Folder = None,
-    method: options.Methods = None,
-    seeds: options.Splittings = 2,
-    jobs: options.Jobs = 0,
-    out: options.Record = None,
-) -> Result:
-    """Compare synthetic rows by how well trees tell them from real ones: NICE, a mixture, a copula, CTGAN, TVAE.
-
-    The figure is the ROC AUC of the trees; 0.5 is perfect. CTGAN and TVAE need the package ctgan.
-
-    Example: nicest compare synthesis --data my-tables --out synthesis.json
-    """
-    from nicest.studies.compare import compare
-    from nicest.studies.compare_synthesis import SYNTHESIS
-
-    asked = {"tables": tables or (), "data": data, "methods": method or (), "seeds": seeds, "jobs": jobs, "out": out}
-    return compare(SYNTHESIS, **asked)  # type: ignore[arg-type]
-
-
 @command(reproduce_app, show.results, "table")
 def reproduce_table(
     recipe: Annotated[
@@ -292,9 +132,9 @@ def reproduce_table(
     Example: nicest reproduce table --recipe mnist-best --page docs/results.md
     """
     from nicest.runs.runtime import choose_device
-    from nicest.studies.reproduce import table
+    from nicest.tasks.reproduce import table
 
-    choose_device(device)  # else every row would fail by it
+    choose_device(device)  # otherwise every row would fail
     asked: dict[str, Any] = {"seeds": seeds, "runs": runs, "out": out, "page": page, "device": device}
     return table(recipe or [], overrides=tuple(overrides or ()), **asked)
 
@@ -313,29 +153,9 @@ def reproduce_figures(
 
     Example: nicest reproduce figures --recipe digits
     """
-    from nicest.studies.reproduce import figures
+    from nicest.tasks.reproduce import figures
 
     return figures(recipe or [], overrides=tuple(overrides or ()), runs=runs, out=out, device=device)
-
-
-@command(reproduce_app, show.vae, "vae")
-def reproduce_vae(
-    recipe: Annotated[str, typer.Option(help="The recipe whose data to use.")] = "mnist",
-    seeds: Annotated[int, options.integer(1, 100, "Seeds per model.")] = 3,
-    steps: Annotated[int, options.integer(1, 10_000_000, "Training steps.")] = 10_000,
-    out: Annotated[Path, options.out_file("The results, as JSON.")] = Path("results/vae.json"),
-    device: options.Device = "auto",
-) -> Result:
-    """Compare VAEs (App. C): plain, with a NICE posterior, with a NICE prior.
-
-    Example: nicest reproduce vae --recipe digits --seeds 1
-    """
-    from nicest.files import to_json, write_text
-    from nicest.studies.vae import study
-
-    result = study(recipe, seeds=range(seeds), steps=steps, device=device)
-    write_text(out, to_json({"command": shlex.join(["nicest", *sys.argv[1:]])} | result))
-    return result | {"out": str(out)}
 
 
 @command(data_app, show.sets, "list")

@@ -1,6 +1,6 @@
 """Simulators with known posteriors: five tasks of Lueckmann et al. (2021), "Benchmarking simulation-based inference".
 
-Their observations, and draws of the posteriors of these, are files of the package sbibm.
+The package sbibm has files with their observations, and with draws from the posteriors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nicest.errors import NicestError
 
 Generator = np.random.Generator
 OBSERVATIONS = range(1, 11)
-PEOPLE, TESTED = 1e6, 1000  # of the epidemic: how many there are, and are tested on a day
-DAYS, STEPS = range(0, 160, 17), 20  # of the tests; steps of the solver in a day
+PEOPLE, TESTED = 1e6, 1000  # of the epidemic: population, and tests per day
+DAYS, STEPS = range(0, 160, 17), 20  # days of the tests; solver steps per day
 
 
 class Task(NamedTuple):
@@ -31,28 +31,28 @@ class Task(NamedTuple):
     simulate: Callable[[np.ndarray, Generator], np.ndarray]
 
     def draw(self, n: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
-        """n parameters of the prior, and the data that they give."""
+        """Draw n parameters from the prior, and simulate their data."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(1 << 31)))
             theta = self.prior().sample(torch.Size((n,))).double().numpy()
         return theta, self.simulate(theta, rng)
 
     def outside(self, theta: Tensor) -> Tensor:
-        """Whether the prior has no such parameters, (N,)."""
+        """Return which parameters lie outside of the support of the prior, (N,)."""
         return ~self.prior().support.check(theta)  # type: ignore[union-attr]
 
     def observation(self, i: int) -> np.ndarray:
-        """What is observed, (1, C)."""
+        """Read an observation, (1, C)."""
         return np.loadtxt(files(self.name) / f"num_observation_{i}/observation.csv", delimiter=",", skiprows=1, ndmin=2)
 
     def posterior(self, i: int) -> np.ndarray:
-        """10,000 draws of the parameters given that, (10000, P)."""
+        """Read 10,000 draws from the posterior of an observation, (10000, P)."""
         path = files(self.name) / f"num_observation_{i}/reference_posterior_samples.csv.bz2"
         return np.loadtxt(path, delimiter=",", skiprows=1)
 
 
 def files(task: str) -> Path:
-    """Of a task, in the package sbibm. It is not imported: it wants Julia, and an old sbi."""
+    """Return the folder of a task in the package sbibm, which is not imported: it needs Julia and an old sbi."""
     found = find_spec("sbibm")
     if found is None or found.origin is None:
         raise NicestError("sbibm is not installed, which has the posteriors: pip install --no-deps sbibm")
@@ -60,19 +60,19 @@ def files(task: str) -> Path:
 
 
 def box(size: float, dim: int) -> Distribution:
-    """Uniform from -size to size."""
+    """Return the uniform distribution on [-size, size]^dim."""
     return Independent(Uniform(torch.full((dim,), -size), torch.full((dim,), size)), 1)
 
 
 def two_moons(theta: np.ndarray, rng: Generator) -> np.ndarray:
-    """A point of a crescent, which the parameters move; one of them by its absolute value."""
+    """Draw a point of a crescent that the parameters shift, one of them by its absolute value."""
     angle, radius = rng.uniform(-np.pi / 2, np.pi / 2, len(theta)), rng.normal(0.1, 0.01, len(theta))
     moon = np.column_stack([radius * np.cos(angle) + 0.25, radius * np.sin(angle)])
     return moon + np.column_stack([-np.abs(theta.sum(1)), theta[:, 1] - theta[:, 0]]) / np.sqrt(2)
 
 
 def slcp(theta: np.ndarray, rng: Generator) -> np.ndarray:
-    """Four points of a Gaussian in the plane, whose mean, deviations and correlation are θ1 θ2, θ3² θ4², tanh θ5."""
+    """Draw four points of a Gaussian in the plane with mean θ1 θ2, deviations θ3² θ4² and correlation tanh θ5."""
     (m1, m2, s1, s2, r), noise = theta.T[..., None], rng.normal(size=(2, len(theta), 4))
     s1, s2, r = s1**2, s2**2, np.tanh(r)
     x1, x2 = m1 + s1 * noise[0], m2 + s2 * (r * noise[0] + np.sqrt(1 - r**2) * noise[1])
@@ -80,7 +80,7 @@ def slcp(theta: np.ndarray, rng: Generator) -> np.ndarray:
 
 
 def gaussian_mixture(theta: np.ndarray, rng: Generator) -> np.ndarray:
-    """A point around the parameters, of a wide or a narrow Gaussian."""
+    """Draw a point around the parameters, from a wide or a narrow Gaussian."""
     return theta + np.where(rng.random((len(theta), 1)) < 0.5, 1.0, 0.1) * rng.normal(size=theta.shape)
 
 
@@ -89,12 +89,15 @@ def rates() -> Distribution:
 
 
 def sir(theta: np.ndarray, rng: Generator) -> np.ndarray:
-    """Of an epidemic with a contact rate β and a recovery rate γ, how many of 1,000 people are ill on ten days."""
+    """Draw how many of 1,000 tested people are infected on ten days, for a contact rate β and a recovery rate γ."""
     return rng.binomial(TESTED, infected(theta) / PEOPLE).astype(float)
 
 
 def infected(theta: np.ndarray) -> np.ndarray:
-    """I on the days: dS/dt = -β S I / N, dI/dt = β S I / N - γ I, from one who is ill; by Runge and Kutta's rule."""
+    """Solve dS/dt = -β S I / N, dI/dt = β S I / N - γ I by the Runge-Kutta method, from one infected person.
+
+    Return I on the days of the tests, (N, 10).
+    """
     beta, gamma = theta.T
     state, found = np.array([np.full(len(theta), PEOPLE - 1), np.ones(len(theta))]), []
 
@@ -114,7 +117,7 @@ def infected(theta: np.ndarray) -> np.ndarray:
 
 
 def smooth_filter() -> Distribution:
-    """An offset, and a filter of nine numbers whose second differences are small."""
+    """Return the prior of an offset and of a filter of nine numbers with small second differences."""
     difference = torch.eye(9) - torch.ones(8).diag(-1)
     filtered = difference @ difference + (torch.arange(9) / 9).sqrt().diag()
     precision = torch.block_diag(torch.tensor([[0.5]]), filtered.mT @ filtered)
@@ -122,7 +125,7 @@ def smooth_filter() -> Distribution:
 
 
 def bernoulli_glm(theta: np.ndarray, rng: Generator) -> np.ndarray:
-    """Spikes of a neuron over 100 steps of a stimulus, y ~ Bernoulli(sigmoid(X θ)), by their sufficient sums Xᵀy."""
+    """Draw spikes of a neuron over 100 steps, y ~ Bernoulli(sigmoid(X θ)); return the sufficient sums Xᵀy."""
     design = torch.load(files("bernoulli_glm") / "design_matrix.pt", weights_only=True).double().numpy()
     chance = 1 / (1 + np.exp(-theta @ design.T))
     return (rng.random(chance.shape) < chance) @ design

@@ -1,4 +1,4 @@
-"""Missing cells found again: NICE, column means, nearest neighbours, chained regressions and chained forests."""
+"""Compare imputation: NICE, column means, nearest neighbours, chained regressions and chained forests."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.datasets import AS_STORED, Table
 from nicest.data.cells import codes_of
 from nicest.data.columns import Column
 from nicest.estimator import NICE, decoded
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.datasets import AS_STORED, Table
 from nicest.tasks.impute_table import draw_hidden
 
-HIDDEN = 0.2  # share of the test cells that is hidden, completely at random
-TEST = 0.2  # share of the rows that is tested
+HIDDEN = 0.2  # fraction of the test cells that are hidden, completely at random
+TEST = 0.2  # fraction of the rows in the test set
 INTERVAL = 0.9
-POSTERIOR_DRAWS = 20  # of the chained regressions
+POSTERIOR_DRAWS = 20  # per cell, of the chained regressions
 ASCENT = 500  # steps from the likeliest draw to the mode
 TREES, ROUNDS = 50, 5  # of the chained forests
-DATASETS = 5  # of miceforest, whose mean is taken
+DATASETS = 5  # imputed tables of miceforest, which are averaged
 
 
 class Guess(NamedTuple):
-    """What a method says of the test rows: one table, the ends of the intervals where it knows them, and more."""
+    """Imputed test rows, the ends of their intervals if the method has some, and further metrics."""
 
     values: np.ndarray
     low: np.ndarray | None = None
@@ -41,7 +41,7 @@ Method = Callable[[np.ndarray, np.ndarray, int], Mapping[str, Guess]]  # trainin
 
 
 def trial(method: Method, table: Table, seed: int, *, holes: bool) -> Mapping[str, Figures]:
-    """The error of a fifth of the cells of a fifth of the rows, which are hidden; with `holes`, in training too."""
+    """Return the error of a fifth of the cells in a fifth of the rows; with `holes`, also in training."""
     rng = np.random.default_rng(seed)
     test, fitted = np.split(rng.permutation(len(table.rows)), [round(TEST * len(table.rows))])
     train_rows, truth = table.rows[fitted], table.rows[test]
@@ -55,7 +55,7 @@ def trial(method: Method, table: Table, seed: int, *, holes: bool) -> Mapping[st
 
 
 def measures(guess: Guess, truth: np.ndarray, missing: np.ndarray, scale: np.ndarray) -> Figures:
-    """Of the hidden cells, in units of `scale`: the error, and of intervals the share that holds the truth."""
+    """Return the error of the hidden cells in units of `scale`, and the coverage and width of the intervals."""
     error = ((guess.values - truth) / scale)[missing]
     found = {"rmse": float(np.sqrt(np.mean(error**2)))}
     if guess.low is not None and guess.high is not None:
@@ -66,8 +66,10 @@ def measures(guess: Guess, truth: np.ndarray, missing: np.ndarray, scale: np.nda
 
 
 def nice(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> Mapping[str, Guess]:
-    """`nicest.NICE` as it comes: the mean of the draws of its `impute` with their interval, the mode, and how the
-    chains went. A value of a discrete column that training never saw counts as missing."""
+    """Impute with `nicest.NICE`: the mean of the draws and their interval, the mode, and diagnostics of the chains.
+
+    A value of a discrete column that is not in the training rows counts as missing.
+    """
     began = time.perf_counter()
     model = NICE(discrete="values", random_state=seed).fit(train_rows)
     about = {"fit_seconds": time.perf_counter() - began}
@@ -82,18 +84,18 @@ def nice(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> Mapping[str, Gu
 
 
 def encoded_cells(rows: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """The model's numbers, NaN where a cell is missing or new."""
+    """Encode cells as the model does; missing and unknown cells are NaN."""
     pairs = [codes_of(cells, column) for cells, column in zip(rows.T, columns, strict=True)]
     return np.column_stack([np.where(new, np.nan, codes) for codes, new in pairs])
 
 
 def ends(draws: np.ndarray) -> np.ndarray:
-    """The interval of draws (draws, ...), (2, ...), by the quantiles of `impute_rows`: fair to few draws."""
+    """Return the interval of draws (n, ...) as (2, ...), by quantiles whose coverage is exact for few draws."""
     return np.asarray(np.quantile(draws, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0, method="weibull"))
 
 
 def of_sklearn(kind: str, train_rows: np.ndarray, rows: np.ndarray, seed: int, **options: Any) -> Mapping[str, Guess]:
-    """An imputer of scikit-learn on standardised columns, fitted to the training rows."""
+    """Fit an imputer of scikit-learn to the standardised training rows."""
     from sklearn import impute
     from sklearn.preprocessing import StandardScaler
 
@@ -105,9 +107,10 @@ def of_sklearn(kind: str, train_rows: np.ndarray, rows: np.ndarray, seed: int, *
 def chained(
     train_rows: np.ndarray, rows: np.ndarray, seed: int, *, draws: int = 1, trees: int = 0
 ) -> Mapping[str, Guess]:
-    """Chained regressions, or forests of so many trees, as missForest does; several draws have an interval.
+    """Impute with chained regressions, or with forests of `trees` trees as missForest does.
 
-    They are fitted to training and test rows together: on complete rows alone they would stop after one round.
+    Several draws give an interval. The model is fitted to training and test rows together: on complete rows it would
+    stop after one round.
     """
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401
@@ -120,14 +123,14 @@ def chained(
     how = {"max_iter": ROUNDS} if trees else {"sample_posterior": draws > 1}
     imputer = IterativeImputer(forest, random_state=seed, **how)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that these rounds did not converge
+        warnings.simplefilter("ignore")  # not converged
         imputer.fit(np.concatenate([known, unknown]))
         found = np.stack([scaler.inverse_transform(imputer.transform(unknown)) for _ in range(draws)])
     return {"": Guess(found.mean(0), *(ends(found) if draws > 1 else ()))}
 
 
 def miceforest(train_rows: np.ndarray, rows: np.ndarray, seed: int) -> Mapping[str, Guess]:
-    """The mean of its imputed tables, of training and test rows together."""
+    """Return the mean of the tables that miceforest imputes, for training and test rows together."""
     import pandas  # type: ignore[import-untyped]
     from miceforest import ImputationKernel
 
@@ -151,7 +154,7 @@ ABSENT = {} if find_spec("miceforest") else {"miceforest": "it is not installed:
 
 
 def imputation(*, holes: bool = False) -> Comparison:
-    """The comparison, with cells missing in the training rows too where there are `holes`."""
+    """Return the comparison; with `holes`, cells of the training rows are missing, too."""
     return Comparison(
         name="imputation",
         unit="Root mean square error of hidden cells, in standard deviations of their columns",

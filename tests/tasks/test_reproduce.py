@@ -1,4 +1,4 @@
-"""Tables and figures from recipes and data: trained if missing, kept if there, named if they cannot be made."""
+"""Tables and figures of the paper: missing runs are trained, finished ones reused, missing data is reported."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from PIL import Image
 import nicest
 from nicest import cli
 from nicest.errors import NicestError
-from nicest.studies import reproduce
-from nicest.studies.reproduce import PLAN, Entry, figures, results_page, table
+from nicest.tasks import reproduce
 from nicest.tasks.evaluate import evaluate
+from nicest.tasks.reproduce import Entry, figures, results_page, table
 from nicest.train import loop
 
 QUICK = ("model.width=16", "model.hidden_layers=1", "train.epochs=4", "train.evaluate_every=2")
@@ -50,7 +50,9 @@ def test_a_row_is_the_mean_of_its_seeds_as_evaluate_gives_them(made: Path):
     assert [each["seed"] for each in digits["runs"]] == [0, 1]
     assert digits["epochs"] == 4
     assert digits["baselines"]["zca_logistic"] > digits["test_mean_nats"]  # it was trained for a moment
-    assert digits["command"].startswith("nicest reproduce table --recipe digits --set")
+    assert digits["changed"] == list(QUICK)
+    assert digits["command"].startswith("nicest reproduce table --recipe digits --set model.width=16")
+    assert "`digits` was run with `model.width=16`" in (made / "docs" / "results.md").read_text()
 
 
 def test_what_is_there_is_not_trained_again(made: Path, monkeypatch: pytest.MonkeyPatch):
@@ -134,13 +136,6 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(made: Path, tmp_pat
         figures(["digits"], runs=tmp_path / "runs", out=tmp_path / "figures", device="cpu")
 
 
-def test_what_was_changed_is_said(made: Path):
-    digits = row(made)
-    assert digits["changed"] == list(QUICK)
-    assert "--set model.width=16" in digits["command"]
-    assert "`digits` was run with `model.width=16`" in (made / "docs" / "results.md").read_text()
-
-
 def test_the_plans_own_changes_reach_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reproduce, "PLAN", (Entry("digits", overrides=("train.patience=7",)),))
     table(["digits"], runs=tmp_path / "runs", overrides=QUICK, out=tmp_path / "table.json", device="cpu")
@@ -191,9 +186,6 @@ def test_the_page_shows_every_row_and_what_belongs_to_it(made: Path, tmp_path: P
     for name in ("samples.png", "inpaint.gif"):
         Path("results/figures/cifar10-best").mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8)).save(Path("results/figures/cifar10-best") / name)
-    vae = {"model": "prior", "parameters": 1000, "test_nats": 5.0, "test_sd": None, "gain_nats": 2.0, "gain_sd": 0.5}
-    study = {"command": "nicest reproduce vae", "dataset": "mnist", "steps": 10, "batch": 5, "device": "a GPU"}
-    Path("results/vae.json").write_text(json.dumps(study | {"rows": [vae]}))
     page = results_page({"rows": [digits, best, missing], "out": "results/table.json"}, Path("docs"))
     nats = f"**{digits['test_mean_nats']:.1f}** ± {digits['test_sd']:.1f}"
     assert f"| digits | ours | – | {nats} |" in page
@@ -201,7 +193,6 @@ def test_the_page_shows_every_row_and_what_belongs_to_it(made: Path, tmp_path: P
     assert "| tfd | text | 5514.71 | ask / them | | | | | | |" in page
     assert "| Deep MFA | 5250 | 3622 |" in page
     assert f"| cifar10-best, ours | – | {digits['test_mean_nats']:.2f} |" in page
-    assert "| prior | 1,000 | 5.0 | +2.0 ± 0.5 |" in page
     assert page.index("cifar10-best: samples") < page.index("cifar10-best: inpainting, the ascent")
     assert "(../results/figures/cifar10-best/samples.png)" in page
     assert "`../results/table.json`" in page
@@ -230,72 +221,18 @@ def test_every_figure_is_drawn(made: Path, tmp_path: Path):
     assert top != random
 
 
-def test_the_plan_has_every_column_in_every_reading():
-    assert {entry.recipe for entry in PLAN} >= {
-        *(f"{name}{reading}" for name in ("mnist", "tfd", "svhn", "cifar10") for reading in ("", "-released")),
-        "mnist-best",
-        "mnist-plain",
-        "mnist-affine",
-        "cifar10-best",
-        "fer2013",
-    }
-
-
-@pytest.mark.parametrize("as_json", [True, False])
 def test_on_the_command_line(
-    made: Path, as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     asked = ["--recipe", "digits", "--seeds", "2", "--runs", str(made / "runs"), "--out", str(tmp_path / "t.json")]
     asked += [word for each in QUICK for word in ("--set", each)]
-    monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "table", *asked, *(["--json"] if as_json else [])])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert not exit.value.code
-    out = capsys.readouterr().out
-    if as_json:
-        assert json.loads(out)["rows"][0]["recipe"] == "digits"
-    else:
-        assert f"{row(made)['test_mean_nats']:.1f} ±" in out
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), NicestError("the plain VAE diverged")], ids=["^C", "failure"])
-def test_a_vae_study_that_does_not_end_leaves_the_file_of_the_last(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    def study(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("nicest.studies.vae.study", study)
-    (tmp_path / "vae.json").write_text('{"rows": []}')
-    monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "vae", "--out", str(tmp_path / "vae.json")])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert exit.value.code
-    assert (tmp_path / "vae.json").read_text() == '{"rows": []}'
-    assert [file.name for file in tmp_path.iterdir()] == ["vae.json"]
-
-
-def test_a_vae_study_that_cannot_be_written_is_refused_before_it_trains(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
-    monkeypatch.setattr("nicest.studies.vae.study", lambda *_, **__: pytest.fail("trained before it looked"))
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path, tmp_path / "file" / "vae.json"):
-        monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "vae", "--out", str(out)])
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "table", *asked, *more])
         with pytest.raises(SystemExit) as exit:
             cli.main()
-        assert exit.value.code == 1
-        assert f"cannot write {out}" in capsys.readouterr().err
-
-
-def test_the_vae_study_on_the_command_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    asked = ["--recipe", "digits", "--seeds", "1", "--steps", "3", "--out", str(tmp_path / "vae.json")]
-    monkeypatch.setattr("sys.argv", ["nicest", "reproduce", "vae", *asked, "--device", "cpu"])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    assert not exit.value.code
-    kept = json.loads((tmp_path / "vae.json").read_text())
-    assert [each["model"] for each in kept["rows"]] == ["plain", "wider", "posterior", "prior"]
-    assert "gain over plain" in capsys.readouterr().out
+        assert not exit.value.code
+        out = capsys.readouterr().out
+        if more:
+            assert json.loads(out)["rows"] == [row(made)]
+        else:
+            assert f"{row(made)['test_mean_nats']:.1f} ±" in out

@@ -1,4 +1,4 @@
-"""Log-densities of held-out rows: NICE, mixtures of Gaussians, kernels, and zuko's flows where it is installed."""
+"""Compare the log-density of held-out rows: NICE, mixtures of Gaussians, kernels, and zuko's flows."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import KernelDensity
 from torch import nn
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.datasets import TABLES, Table
 from nicest.estimator import NICE
 from nicest.recipes.defaults import held_out
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.datasets import TABLES, Table
 
 Method = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # training rows, test rows, seed -> log-density of each
-TEST = 5  # one row in so many is tested
+TEST = 5  # one row in TEST is in the test set
 COMPONENTS, COVARIANCES = (1, 2, 3, 5, 8, 12, 20, 40), ("full", "tied", "diag", "spherical")
 BANDWIDTHS = np.geomspace(0.05, 2, 15)
-MOST_VALIDATING = 2_000  # rows that choose a bandwidth: each is compared with every training row
-STEPS, BATCH, LOOK = 3_000, 512, 50  # of zuko's flows: steps, rows of a batch, steps between two validations
+MOST_VALIDATING = 2_000  # validation rows for the bandwidth; each is compared with every training row
+STEPS, BATCH, LOOK = 3_000, 512, 50  # zuko's flows: steps, batch size, steps between validations
 
 
 def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
-    """The mean log-density of a fifth of the rows, in nats of columns standardised by the others."""
+    """Return the mean log-density of a fifth of the rows, in nats of columns standardised by the others."""
     test, train = np.split(np.random.default_rng(seed).permutation(table.rows), [len(table.rows) // TEST])
     return {"": {"nats": float(np.mean(method(*standardised(train, test), seed)))}}
 
 
 def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both with mean 0 and deviation 1 in training; a column that is constant there keeps its unit."""
+    """Standardise both by the training rows; columns that are constant in training keep their unit."""
     mean, spread = train.mean(0), train.std(0)
     spread[spread == 0] = 1
     return (train - mean) / spread, (test - mean) / spread
 
 
 def validation(train: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training rows without those that a method chooses by, and those: as many as NICE holds out."""
+    """Split the training rows into fitting and validation rows, as many as NICE holds out."""
     count = max(1, round(len(train) * (held_out(len(train)) or 0.25)))
     valid, rest = np.split(np.random.default_rng(seed).permutation(train), [count])
     return rest, valid
@@ -56,12 +56,12 @@ def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
 
 
 def best_mixture(train: np.ndarray, seed: int) -> GaussianMixture:
-    """Components and kind of covariance by validation, then fitted to all training rows."""
+    """Choose the number of components and the covariance type by validation, then fit to all training rows."""
     rest, valid = validation(train, seed)
 
     def fitted(k: int, kind: str, rows: np.ndarray) -> GaussianMixture:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that 200 rounds did not converge
+            warnings.simplefilter("ignore")  # not converged in 200 rounds
             return GaussianMixture(k, covariance_type=kind, reg_covar=1e-4, max_iter=200, random_state=seed).fit(rows)
 
     choices = [(k, kind) for k in COMPONENTS for kind in COVARIANCES if k < len(rest)]
@@ -70,7 +70,7 @@ def best_mixture(train: np.ndarray, seed: int) -> GaussianMixture:
 
 
 def kernels(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Gaussian kernels, their bandwidth by validation."""
+    """Score by Gaussian kernels whose bandwidth is chosen by validation."""
     rest, valid = validation(train, seed)
     valid = valid[:MOST_VALIDATING]
     best = max(BANDWIDTHS, key=lambda width: KernelDensity(bandwidth=width).fit(rest).score(valid))
@@ -78,7 +78,7 @@ def kernels(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
 
 
 def zuko_flow(kind: str, train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """Four autoregressive transforms of two layers of 128; the weights that are best by validation."""
+    """Train four autoregressive transforms with two layers of 128, and keep the best weights by validation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import zuko
@@ -109,7 +109,7 @@ METHODS: dict[str, Method] = {
     "zuko MAF": partial(zuko_flow, "MAF"),
 }
 ABSENT = {} if find_spec("zuko") else dict.fromkeys(["zuko NSF", "zuko MAF"], "zuko is not installed: nicest[bench]")
-DENSITY = Comparison(
+COMPARISON = Comparison(
     name="density",
     unit="Mean log-density of held-out rows, in nats of standardised columns",
     figures={"nats": 2, "seconds": 1},

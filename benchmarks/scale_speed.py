@@ -1,9 +1,9 @@
-"""CPU seconds to score a table of numbers: with `nicest score`, Ray and Spark, on two cores.
+"""CPU seconds that `nicest score`, Ray and Spark take to score a table of numbers, on two cores.
 
-    python tests/scale_speed.py FOLDER 10000000 score     # or ray, or spark: the extras `ray` and `spark`
+    python -m benchmarks.scale_speed FOLDER 10000000 score     # or ray, or spark: the extras `ray` and `spark`
 
-FOLDER gets a Parquet data set and a model of 8 columns, if they are not there, and the scores. Printed are the seconds
-and the CPU seconds of this process and of all that it started, start-up included.
+The first call writes a Parquet data set and a model of 8 columns into FOLDER. Each later call writes the scores there
+and prints the wall-clock seconds, and the CPU seconds of this process and its descendants, start-up included.
 """
 
 import json
@@ -24,6 +24,7 @@ SETTINGS = ("model.law=additive", "model.width=64", "model.hidden_layers=2", "mo
 
 
 def make(folder: Path, rows: int) -> None:
+    """Write rows of eight correlated columns as Parquet files."""
     mixing = np.random.default_rng(0).normal(size=(8, 8))
     for i in range(max(1, rows // (10 * GROUP))):
         values = np.random.default_rng(i).normal(size=(min(rows, 10 * GROUP), 8)) @ mixing
@@ -32,7 +33,7 @@ def make(folder: Path, rows: int) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of all that it started, those that ended included."""
+    """Return the CPU seconds of this process and all its descendants, finished ones included."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -47,6 +48,7 @@ def cpu_seconds() -> float:
 
 
 def main(folder: Path, rows: int, engine: str) -> None:
+    """Make the data and the model if they are missing; otherwise score the data and print the time."""
     files, run, out = folder / f"rows-{rows}", folder / "run", folder / f"scores-{engine}"
     if not files.exists():
         files.mkdir(parents=True)
@@ -66,22 +68,22 @@ def main(folder: Path, rows: int, engine: str) -> None:
     elif engine == "ray":
         import ray
 
-        from nicest.integrations.ray import score, write
+        from nicest.integrations import ray as on_ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        write(score(run, files, workers=2), out)
+        on_ray.write(on_ray.score(run, files, workers=2), out)
     else:
         from pyspark.sql import SparkSession
 
-        from nicest.integrations.spark import score
+        from nicest.integrations import spark
 
         os.environ["PYSPARK_PYTHON"] = sys.executable
         builder = SparkSession.builder.master("local[2,4]").config("spark.driver.host", "127.0.0.1")
         session = builder.config("spark.ui.enabled", "false").getOrCreate()
-        score(session, run, files).write.parquet(str(out))
+        spark.score(session, run, files).write.parquet(str(out))
     seconds = time.monotonic() - start
-    figures = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds(), 1)}
-    print(json.dumps({"engine": engine, "rows": rows, **figures}))
+    times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds(), 1)}
+    print(json.dumps({"engine": engine, "rows": rows, **times}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast: this library, the peers that are installed, and the floor of the hardware, in one run."""
+"""Speed of nicest, of the installed flow libraries, and of the matrix products alone."""
 
 from __future__ import annotations
 
@@ -18,19 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from nicest.data import Splits
-from nicest.errors import NicestError
-from nicest.fast import capture, lower
-from nicest.flows import ConvNet, Flow, Spline
-from nicest.inference.engine import Engine
-from nicest.plots import bench_figure, picture_kind, save_figure
-from nicest.progress import track
-from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
-from nicest.recipes.build import build
-from nicest.recipes.recipe import ModelSettings
-from nicest.runs.runtime import choose_device, environment, rows_to
-from nicest.studies.peers import (
+from benchmarks.peers import (
     BLOCKS,
     GLOWS,
     PEERS,
@@ -42,11 +30,24 @@ from nicest.studies.peers import (
     build_peer,
     installed,
 )
+from benchmarks.report import bench_figure
+from nicest.data import Splits
+from nicest.errors import NicestError
+from nicest.flows import ConvNet, Flow, Spline
+from nicest.inference.engine import Engine
+from nicest.fast import capture, lower
+from nicest.plots import picture_kind, save_figure
+from nicest.progress import track
+from nicest.recipes import Recipe, load_recipe
+from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
+from nicest.recipes.build import build
+from nicest.recipes.recipe import ModelSettings
+from nicest.runs.runtime import choose_device, environment, rows_to
 from nicest.train.fit import start
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
 
-NETS: dict[str, tuple[str, ...]] = {  # by what they differ from the paper's recipe of that name, or of MNIST
+NETS: dict[str, tuple[str, ...]] = {  # changes to the paper's recipe of that name, or to MNIST's
     "mnist": (),
     "cifar10": (),
     "small": ("model.hidden_layers=2", "model.width=64"),
@@ -57,7 +58,7 @@ SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32), "small": (8,), "spline": (1
 WARPS = ("share=0.8", "rotation=0.1", "scale=0.08", "shear=0.1", "shift=0.5", "elastic=0.5", "contrast=1.2")
 Runs = dict[str, Callable[[], object]]  # "training step", "log_prob", "sample"
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-Group = list[tuple[str, str, Callable[[], object]]]  # what is done, by which library
+Group = list[tuple[str, str, Callable[[], object]]]  # work, library, function
 
 
 def bench(
@@ -69,12 +70,12 @@ def bench(
     device: str = "auto",
     out: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Microseconds of a training step, of log_prob and of sample, and how many times the floor each takes.
+    """Measure a training step, log_prob and sample, in microseconds and relative to a lower bound, the floor.
 
-    The floor is the matrix products of the work alone, in the precision this library trains in, and for the training
-    step a fused Adam alone. Peers run as their users run them: eager, float32. Each figure is the median of `windows`
-    windows of `seconds` after a warm-up, which all libraries take in turn on a CPU; what starting costs is on lines of
-    its own.
+    The floor consists of the matrix products alone, in the precision that nicest trains in, and a fused Adam for the
+    training step. The other libraries run eagerly in float32, as their users run them. Each number is the median of
+    `windows` windows of `seconds` after a warm-up. On a CPU the libraries take turns. The time to the first step is
+    reported separately.
     """
     place = choose_device(device)
     unknown = [net for net in nets if net not in NETS]
@@ -91,7 +92,7 @@ def bench(
         products, training, adam = measure(list(floor.values()), place, windows, seconds)
         floors = {"training step": training + adam, "log_prob": products, "sample": products}
         groups = contestants(recipe, place, startup)
-        if place.type == "cpu":  # its speed varies with what else it does: all in turn
+        if place.type == "cpu":  # its speed varies with other load, so all take turns
             groups = iter([[run for group in groups for run in group]])
         for group in chain(groups, variants(recipe, place)):
             took_each = measure([run for *_, run in group], place, windows, seconds)
@@ -113,7 +114,7 @@ def bench(
 
 
 def recipe_of(net: str, batch: int) -> Recipe:
-    """The recipe of a net, at this batch; whitening is left out for all."""
+    """Return the recipe of a net with this batch size, without whitening."""
     recipe = load_recipe(net if net == "cifar10" else "mnist")
     recipe = recipe.override(*NETS[net], "model.preprocess=none", f"train.batch={batch}")
     if net == "glow":
@@ -122,14 +123,13 @@ def recipe_of(net: str, batch: int) -> Recipe:
 
 
 def glow() -> tuple[Block, ...]:
-    """The blocks of what `build_glow` builds of peers."""
+    """Return the blocks of the same Glow that `build_glow` builds with other libraries."""
     couplings = CouplingBlock(STEPS, "channels", LawSettings("affine"), ConvNetwork(BLOCKS, WIDTH), mixing=True)
     return (SqueezeBlock(), couplings, FactorOutBlock()) * (SCALES - 1) + (SqueezeBlock(), couplings)
 
 
 def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, Any]]) -> Iterator[Group]:
-    """Each library's runs, one at a time, to spare a GPU's memory; `startup` gets the seconds to its first training
-    step."""
+    """Yield the runs of one library at a time, to save GPU memory; append the time of its first step to `startup`."""
     peers = GLOWS if recipe.model.blocks else SPLINES if recipe.model.law == "spline" else PEERS
     for library in ("nicest", *installed(peers)):
         began = time.perf_counter()
@@ -142,18 +142,18 @@ def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, An
 
 
 def noise(recipe: Recipe, rows: int = 0) -> np.ndarray:
-    """Grey levels at random, four batches of them or so many rows."""
+    """Return random grey levels: `rows` rows, or four batches."""
     size = rows or 4 * recipe.train.batch, recipe.data.dim
     return np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
 
 
 def begin(recipe: Recipe, levels: np.ndarray, device: torch.device) -> State:
-    """A training at its start."""
+    """Return the state at the start of a training."""
     return start(recipe, Splits("noise", levels, levels, levels, recipe.data.shape, 256), device)
 
 
 def our_runs(recipe: Recipe, device: torch.device, *, precision: torch.dtype | None = None) -> Runs:
-    """A training step as the loop takes it, and the engine, in training precision unless another is given."""
+    """Return a training step of the loop, and log_prob and sample of the engine, by default in training precision."""
     batch, levels = recipe.train.batch, noise(recipe)
     state, rows = begin(recipe, levels, device), rows_to(levels, device)
     step, index = TrainingStep(state, rows, batch), torch.arange(batch, device=device)
@@ -166,9 +166,9 @@ def our_runs(recipe: Recipe, device: torch.device, *, precision: torch.dtype | N
 
 
 def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
-    """What more a step may do and what it costs; scoring in full precision; a small flow beside the same by hand.
+    """Yield variants of nicest: with weight averages and warps, in float32, and a small flow written by hand.
 
-    Each group is measured in turn, so that its figures compare where the speed of the machine varies.
+    The runs of a group take turns, so that they can be compared on a machine whose speed varies.
     """
     averaged = recipe.override("train.ema=0.999")
     yield [("training step", "nicest + average", our_runs(averaged, device)["training step"])]
@@ -190,7 +190,7 @@ def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
 
 
 def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
-    """log_prob of additive couplings over odd and even components, a scaling and a logistic prior, in a plain loop."""
+    """Return log_prob of additive couplings, a scaling and a logistic prior, written as a plain loop."""
     layers = flow.chain.layers.values()  # type: ignore[operator]
     networks = [torch.nn.Sequential(*layer.network.layers) for layer in layers if hasattr(layer, "network")]
     (s,) = (layer.s for layer in layers if hasattr(layer, "s"))
@@ -209,7 +209,7 @@ def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
 
 
 def import_milliseconds(processes: int = 5) -> float:
-    """What `import nicest` adds to importing torch, the median of some fresh processes."""
+    """Return the time that `import nicest` adds to importing torch, the median over fresh processes."""
     code = "import torch, time; a = time.perf_counter(); import nicest; print(time.perf_counter() - a)"
     command = [sys.executable, "-c", code]
     done = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(processes)]
@@ -217,7 +217,7 @@ def import_milliseconds(processes: int = 5) -> float:
 
 
 def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
-    """The same work in a peer: dequantise, forward, backward, Adam; in inference without gradients."""
+    """Return the same work in another library: dequantise, forward, backward, Adam; inference without gradients."""
     batch, model = recipe.train.batch, recipe.model
     bins = model.bins if model.law == "spline" else 0
     hidden = (model.width,) * model.hidden_layers[0]
@@ -245,7 +245,7 @@ def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
 
 
 def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
-    """The products, of matrices or by convolutions, of a step and of a pass, and a fused Adam of as many weights."""
+    """Return the matrix products or convolutions of a step and of a forward pass, and a fused Adam of the same size."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     batch = recipe.train.batch
     layers = list(convolutions(recipe) if recipe.model.blocks else products(recipe))
@@ -271,7 +271,7 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
                 conv2d_input(a.shape, w, g, padding=pad)
                 continue
             g.t() @ a
-            if k:  # nothing needs the gradient of the data
+            if k:  # the data needs no gradient
                 g @ w
 
     parameters = [torch.randn(w.numel() + len(w), device=device, requires_grad=True) for w in weights]
@@ -283,7 +283,7 @@ def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
 
 
 def products(recipe: Recipe) -> Iterator[Shapes]:
-    """The matrix products of all coupling functions: shapes of weights, of a row that goes in and of what comes out."""
+    """Yield the shapes of the weight, input and output of every matrix product in the conditioners."""
     half, model = recipe.data.dim // 2, recipe.model
     outputs = half * (Spline(model.bins).size if model.law == "spline" else 1)
     for _ in range(model.couplings):
@@ -292,7 +292,7 @@ def products(recipe: Recipe) -> Iterator[Shapes]:
 
 
 def convolutions(recipe: Recipe) -> Iterator[Shapes]:
-    """The same of convolutions."""
+    """Yield the shapes of the weight, input and output of every convolution."""
     for network in build(recipe).modules():
         if isinstance(network, ConvNet):
             for each in network.modules():
@@ -302,9 +302,9 @@ def convolutions(recipe: Recipe) -> Iterator[Shapes]:
 
 
 def measure(runs: Sequence[Callable[[], object]], device: torch.device, windows: int, seconds: float) -> list[float]:
-    """Microseconds of each run: the median of some windows, which the runs take in turn.
+    """Return the microseconds of each run: the median over windows, in which the runs take turns.
 
-    A warm-up says how many times a run fills a window.
+    A warm-up determines how many calls fill a window.
     """
     repeats = []
     for run in runs:

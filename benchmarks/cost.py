@@ -1,4 +1,4 @@
-"""How cost grows: a training step by dimension, width, depth and batch, scoring by rows, and the paper's trainings."""
+"""How cost grows: a training step by dimension, width, depth and batch size, scoring by rows, the paper's trainings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench import begin, measure, noise, our_runs, recipe_of, wait
+from benchmarks.report import cost_figure
 from nicest.inference.engine import Engine
-from nicest.plots import picture_kind, save_figure, study_figure
+from nicest.plots import picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.runs.runtime import choose_device, environment, rows_to
-from nicest.studies.bench import begin, measure, noise, our_runs, recipe_of, wait
 
 AXES = {
     "D": (98, 196, 392, 784, 1568, 3136, 6272),
@@ -35,10 +36,10 @@ PAPER |= {"cifar10": (40_000, (3, 32, 32))}
 def study(
     *, windows: int = 5, seconds: float = 0.3, device: str = "auto", out: str | Path | None = None, small: bool = False
 ) -> dict[str, Any]:
-    """Vary one size of the MNIST net at a time; `small` starts from a net that a CPU trains in a millisecond.
+    """Vary one size of the MNIST net at a time; with `small`, of a net that a CPU trains in a millisecond.
 
-    `utilisation` is the share of the device's own speed at large matrix products, measured here, that the step's
-    products would need alone.
+    `utilisation` is the time that the step's matrix products would take at the measured speed of one large product,
+    divided by the time of the step.
     """
     place = choose_device(device)
     if out:
@@ -49,7 +50,7 @@ def study(
     if small:
         points = [(axis, value) for axis, value in points if value <= (250 if axis in ("D", "width") else 800)]
     steps = []
-    for axis, value in track(points, "study", len(points)):
+    for axis, value in track(points, "cost", len(points)):
         recipe = varied(base, axis, value)
         took = step_microseconds(recipe, place, windows, seconds)
         flops = step_flops(recipe)
@@ -62,13 +63,13 @@ def study(
         "trainings": [] if small else [projected(name, place, windows, seconds) for name in PAPER],
     }
     if out:
-        save_figure(study_figure(result), Path(out))
+        save_figure(cost_figure(result), Path(out))
         result["out"] = str(out)
     return result
 
 
 def varied(base: Recipe, axis: str, value: int) -> Recipe:
-    """The base with one size changed."""
+    """Return the base recipe with one size changed."""
     if axis == "D":
         return replace(base, data=replace(base.data, shape=(value,)))
     name = {"width": "model.width", "depth": "model.hidden_layers", "batch": "train.batch"}[axis]
@@ -76,14 +77,14 @@ def varied(base: Recipe, axis: str, value: int) -> Recipe:
 
 
 def step_flops(recipe: Recipe) -> int:
-    """Of the matrix products in one step: forward, gradient in the weights, gradient in the inputs but for the data."""
+    """Return the operations of a step's matrix products: forward, and gradients of weights and inputs, not of data."""
     half, model = recipe.data.dim // 2, recipe.model
     sizes = [a * b for a, b in pairwise([half, *[model.width] * model.hidden_layers[0], half])]
     return 2 * recipe.train.batch * (3 * model.couplings * sum(sizes) - sizes[0])
 
 
 def peak(device: torch.device, windows: int, seconds: float) -> float:
-    """Operations a second at one large matrix product, in the precision that networks train in here."""
+    """Return the operations per second of one large matrix product, in training precision."""
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     return 2 * n**3 / (measure([lambda: a @ b], device, windows, seconds)[0] * 1e-6)
@@ -94,7 +95,7 @@ def step_microseconds(recipe: Recipe, device: torch.device, windows: int, second
 
 
 def scoring(recipe: Recipe, device: torch.device, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Seconds and memory to score and to sample so many rows through the engine, beside what the rows take."""
+    """Yield the seconds, and the memory on a GPU, to score and to sample n rows, for each n."""
     levels = noise(recipe, 1000)
     state = begin(recipe, levels, device)
     engine = Engine(state.flow, precision=state.precision)
@@ -118,7 +119,7 @@ def scoring(recipe: Recipe, device: torch.device, sizes: tuple[int, ...]) -> Ite
 
 
 def projected(name: str, device: torch.device, windows: int, seconds: float) -> dict[str, Any]:
-    """What all of a training of the paper would take at the speed of its step here, whitening included."""
+    """Return the duration of a training of the paper at the speed of its step here, whitening included."""
     (rows, shape), recipe = PAPER[name], load_recipe(name)
     recipe = replace(recipe, data=replace(recipe.data, shape=shape, levels=256))
     took = step_microseconds(recipe, device, windows, seconds)

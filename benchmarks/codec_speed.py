@@ -1,13 +1,13 @@
 """Speed, size and equality of lossless compression, as one line of JSON.
 
-    python tests/codec_speed.py mnist images.npy --device cuda --jobs 4 --out packed.nicest
-    python tests/codec_speed.py mnist --decode packed.nicest --expect images.npy --device cpu
+    python -m benchmarks.codec_speed mnist images.npy --device cuda --jobs 4 --out packed.nicest
+    python -m benchmarks.codec_speed mnist --decode packed.nicest --expect images.npy --device cpu
 
-FILE.npy holds images of grey levels, (n, ...). The first form compresses and decompresses them in memory; `--out` keeps
-what was packed. The second decodes a file that was packed elsewhere, perhaps on another device. Rates are MB (10^6
-bytes of pixels) per second of wall-clock time, of whole calls: they include the copy of the model and the start of
-worker processes, `start_seconds`; rates `after_start` leave that out. CPU seconds are of all processes. Some rows are
-coded before, so that the device is warm and the modules of the workers are imported (`first_start_seconds`).
+The .npy file holds images of grey levels, (n, ...). The first form compresses and decompresses them in memory; `--out`
+keeps the compressed stream. The second form decodes a stream that may come from another device. Rates are MB (10^6
+bytes of pixels) per second of wall-clock time. They include copying the model and starting the worker processes
+(`start_seconds`); the rates `after_start` do not. CPU seconds are those of all processes. A few rows are compressed
+before the measurement, to warm up the device and to import the modules of the workers (`first_start_seconds`).
 """
 
 import argparse
@@ -25,22 +25,22 @@ import numpy as np
 import torch
 
 import nicest
+from benchmarks.scale_speed import cpu_seconds
 from nicest.flows import bits_per_dim
 from nicest.runs.run import Run
-from scale_speed import cpu_seconds
 
-WARM = 64  # rows of the call before the measured ones
-SCORED = 1000  # rows whose log-likelihood is computed at once
+WARM = 64  # rows of the warm-up call
+SCORED = 1000  # rows per batch when scoring
 
 
 def options(function: Any, asked: argparse.Namespace) -> dict[str, int]:
-    """Those of the options that this version knows and that were given."""
+    """Return the given options that the function of this version accepts."""
     known = inspect.signature(function).parameters
     return {name: getattr(asked, name) for name in ("jobs", "block") if name in known and getattr(asked, name)}
 
 
 def timed(function: Any, *inputs: Any, **options: Any) -> tuple[Any, tuple[float, float]]:
-    """What a function gives, its seconds, and its CPU seconds, with those of processes that it started."""
+    """Call a function; return its result, and the wall-clock and CPU seconds that it took."""
     start, before = time.perf_counter(), cpu_seconds()
     found = function(*inputs, **options)
     return found, (time.perf_counter() - start, cpu_seconds() - before)
@@ -48,7 +48,7 @@ def timed(function: Any, *inputs: Any, **options: Any) -> tuple[Any, tuple[float
 
 @torch.no_grad()
 def own_bits(run: Run, rows: np.ndarray) -> float:
-    """Bits per dimension that the model says: the mean of -log2 P, over one draw of the dequantisation noise."""
+    """Return the model's own bits per dimension: the mean of -log2 P, with one draw of the dequantisation noise."""
     torch.manual_seed(0)
     flat, total = rows.reshape(len(rows), -1), 0.0
     for start in range(0, len(flat), SCORED):
@@ -58,6 +58,7 @@ def own_bits(run: Run, rows: np.ndarray) -> float:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
+    """Describe the machine and the versions."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -80,8 +81,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0: the default of the library")
     parser.add_argument("--block", type=int, default=0, help="rows of a block; 0: the default of the library")
-    parser.add_argument("--first", type=int, default=None, help="only so many rows")
-    parser.add_argument("--repeat", type=int, default=1, help="measure so often; the best counts")
+    parser.add_argument("--first", type=int, default=None, help="use only the first FIRST rows")
+    parser.add_argument("--repeat", type=int, default=1, help="number of measurements; the fastest is reported")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--decode", type=Path, default=None)
     parser.add_argument("--expect", type=Path, default=None)
@@ -96,7 +97,7 @@ def main() -> None:
     result |= {"jobs": asked.jobs, "block": asked.block, "threads": torch.get_num_threads()}
     nicest.decompress(flow, nicest.compress(flow, rows[:WARM]))
     start = 0.0
-    if asked.jobs > 1:  # as many blocks of one row as there are workers
+    if asked.jobs > 1:  # one block of one row per worker
         for name in ("first_start_seconds", "start_seconds"):
             start = timed(nicest.compress, flow, rows[: asked.jobs], block=1, jobs=asked.jobs)[1][0]
             result[name] = round(start, 3)

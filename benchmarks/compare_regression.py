@@ -1,4 +1,4 @@
-"""The last column of tables predicted from the others, as a distribution: NICE, boosting and forests."""
+"""Compare predictive distributions of the last column: NICE, boosting and forests."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from scipy import stats
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.compare_density import TEST, standardised
+from benchmarks.datasets import TABLES, Table
 from nicest.inference.predictive import crps
 from nicest.predictors import NICERegressor
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import TEST, standardised
-from nicest.studies.datasets import TABLES, Table
 
-LEVEL = 0.9  # of the intervals
-SHARES = np.linspace(0.05, 0.95, 19)  # of the quantiles that boosting fits, one model for each
-POINTS = 200  # of a Gaussian, that its score is taken over
-NARROWEST = 1e-3  # between two quantiles, in standard deviations of the column
+LEVEL = 0.9  # of the predicted intervals
+QUANTILES = np.linspace(0.05, 0.95, 19)  # levels of the quantiles that boosting fits
+POINTS = 200  # quantiles of a Gaussian from which its CRPS is computed
+NARROWEST = 1e-3  # least distance of two quantiles, in standard deviations of the column
 
 
 class Predicted(NamedTuple):
-    """Predictions for the test rows: log-density of what was observed, means, ends of intervals, points (N, M)."""
+    """Predictions for the test rows: log-density of the truth, means, interval ends, and quantiles (N, M)."""
 
     nats: np.ndarray
     mean: np.ndarray
@@ -38,7 +38,7 @@ Method = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int], Predict
 
 
 def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
-    """Log-density, CRPS, RMSE and coverage of 90% intervals on a fifth of the rows, the last column standardised."""
+    """Return log-density, CRPS, RMSE and coverage of 90% intervals on a fifth of the rows, standardised."""
     test, train = np.split(np.random.default_rng(seed).permutation(table.rows), [len(table.rows) // TEST])
     train, test = standardised(train, test)
     y = test[:, -1]
@@ -67,9 +67,9 @@ def gaussian(mean: np.ndarray, deviation: np.ndarray, truth: np.ndarray) -> Pred
 
 
 def forest(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray, seed: int) -> Predicted:
-    """A Gaussian about the mean of 300 trees, as wide as their errors on rows that each tree did not see."""
+    """Predict a Gaussian around the mean of 300 trees, with the standard deviation of their out-of-bag errors."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a row was seen by all trees
+        warnings.simplefilter("ignore")  # rows without out-of-bag predictions
         trees = RandomForestRegressor(300, oob_score=True, random_state=seed).fit(X, y)
     mean = trees.predict(unseen)
     spread = float(np.sqrt(np.nanmean((trees.oob_prediction_ - y) ** 2)))
@@ -77,19 +77,24 @@ def forest(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray, 
 
 
 def boosting(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray, seed: int) -> Predicted:
-    """A boosted model for each of 19 quantiles, and one for the mean; between quantiles the density is constant, beyond
-    them it falls off exponentially."""
+    """Predict by boosted models for 19 quantiles and for the mean.
+
+    The density is constant between quantiles and has exponential tails.
+    """
 
     def fitted(**options: object) -> np.ndarray:
         return HistGradientBoostingRegressor(random_state=seed, **options).fit(X, y).predict(unseen)
 
-    knots = np.sort(np.stack([fitted(loss="quantile", quantile=share) for share in SHARES], 1), axis=1)
-    knots = np.maximum.accumulate(knots + np.arange(len(SHARES)) * NARROWEST * 1e-3, axis=1)
+    knots = np.sort(np.stack([fitted(loss="quantile", quantile=share) for share in QUANTILES], 1), axis=1)
+    knots = np.maximum.accumulate(knots + np.arange(len(QUANTILES)) * NARROWEST * 1e-3, axis=1)
     widths = np.maximum(np.diff(knots, axis=1), NARROWEST)
-    inside = np.diff(SHARES) / widths
+    inside = np.diff(QUANTILES) / widths
     place = np.clip((knots <= truth[:, None]).sum(1) - 1, 0, widths.shape[1] - 1)
     nats = np.log(inside[np.arange(len(truth)), place])
-    for end, density, share, sign in ((0, inside[:, 0], SHARES[0], -1), (-1, inside[:, -1], 1 - SHARES[-1], 1)):
+    for end, density, share, sign in (
+        (0, inside[:, 0], QUANTILES[0], -1),
+        (-1, inside[:, -1], 1 - QUANTILES[-1], 1),
+    ):
         away = sign * (truth - knots[:, end])
         nats = np.where(away > 0, np.log(density) - density / share * away, nats)
     return Predicted(nats, fitted(), knots[:, 0], knots[:, -1], knots)
@@ -104,7 +109,7 @@ def ngboost(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray,
 
 METHODS: dict[str, Method] = {"NICE": nice, "NGBoost": ngboost, "quantile boosting": boosting, "forest": forest}
 ABSENT = {} if find_spec("ngboost") else {"NGBoost": "ngboost is not installed: pip install ngboost"}
-REGRESSION = Comparison(
+COMPARISON = Comparison(
     name="regression",
     unit="The last column predicted from the others on held-out rows: mean log-density in nats, standardised columns",
     figures={"nats": 3, "crps": 4, "rmse": 4, "coverage": 3, "seconds": 1},

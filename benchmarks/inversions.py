@@ -1,6 +1,6 @@
-"""Random inversions of the spline law, with parameters from tame to absurd: how many fail, and by how much.
+"""Count the failures of random inversions of the spline law, with parameters from ordinary to absurd.
 
-python tests/inversions.py 100000000 --out results/spline-inversions.json
+python -m benchmarks.inversions 100000000 --out results/spline-inversions.json
 """
 
 import argparse
@@ -15,13 +15,13 @@ from nicest.flows import Spline
 
 SIZES = (0.1, 1.0, 3.0, 10.0, 100.0, 1e4, 1e30)
 LAWS = (Spline(), Spline(bins=2), Spline(bins=32, bound=3.0))
-STEPS = 64  # roundings of y, and of what a rounding of x does to y, that an inversion may be off by
+STEPS = 64  # tolerance, in roundings of y plus the change of y from one rounding of x
 
 
 def worst_inversions(count: int, dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, float]:
-    """y -> g⁻¹(y) -> g for `count` draws of y and of parameters: an inversion fails if it does not lead back to y.
+    """Compute g(g⁻¹(y)) for `count` draws of y and of parameters, and count how often it is not y.
 
-    x is a number of `dtype`, so that y can be met only up to what the next such number would give.
+    x = g⁻¹(y) is rounded to `dtype`, so the tolerance covers the change of g(x) from one rounding of x.
     """
     generator = torch.Generator(device).manual_seed(seed)
     done = failed = not_finite = 0
@@ -31,7 +31,7 @@ def worst_inversions(count: int, dtype: torch.dtype, device: torch.device, seed:
         law, size = LAWS[done % len(LAWS)], SIZES[(done // 7) % len(SIZES)]
         n = min(count - done, 100_003)
         b = size * torch.randn(n, law.size, generator=generator, device=device, dtype=dtype)
-        if size > 3:  # tame and absurd parameters side by side
+        if size > 3:  # ordinary and absurd parameters in the same row
             b *= torch.rand(b.shape, generator=generator, device=device, dtype=dtype) ** 8
         y = law.bound * 1.1 * (2 * torch.rand(n, 1, generator=generator, device=device, dtype=dtype) - 1)
         x = law.inverse(y, b[:, None])[0]

@@ -1,4 +1,4 @@
-"""The same flows in other libraries, as their users would build them: the company `bench` keeps."""
+"""The same flows in other libraries, as their users would build them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCALES, STEPS, BLOCKS, WIDTH = 3, 8, 2, 128  # a Glow's scales, couplings on eac
 
 
 class Peer(NamedTuple):
-    """Couplings over halves of D numbers or of channels, under a Gaussian, of a library's own blocks."""
+    """A flow of couplings with a Gaussian prior, made of a library's own blocks."""
 
     flow: nn.Module
     log_prob: Callable[[Tensor], Tensor]
@@ -27,32 +27,34 @@ class Peer(NamedTuple):
 
 
 def build_peer(library: str, dim: int, hidden: tuple[int, ...], *, bins: int = 0) -> Peer:
-    """The flow of a library, with networks of so many hidden units: four additive couplings and a scaling, or, with
-    `bins`, eight couplings with splines."""
+    """Build a flow of a library with these hidden layers: four additive couplings and a scaling.
+
+    With `bins`, it has eight couplings with splines instead.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peer = (SPLINES if bins else PEERS)[library](dim, hidden, *([bins] if bins else []))
-    Distribution.set_default_validate_args(__debug__)  # zuko turns it off for everybody
+    Distribution.set_default_validate_args(__debug__)  # zuko disables it globally
     return peer
 
 
 class Network(nn.Module):
-    """One half to the other, or to what a spline takes for it; peers hand networks a context, which this one leaves."""
+    """A conditioner, from one half to the parameters of the other; it ignores the context that libraries pass."""
 
     def __init__(self, dim: int, hidden: tuple[int, ...], size: int = 1) -> None:
         super().__init__()
         self.network = MLP(dim // 2, size * (dim // 2), hidden)
-        self.hidden_features = hidden[-1]  # by whose root nflows and normflows divide what goes into a softmax
+        self.hidden_features = hidden[-1]  # nflows and normflows divide the logits of the bins by its root
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return self.network(x)
 
 
 def build_glow(library: str, shape: tuple[int, ...]) -> Peer:
-    """A Glow of a library (Kingma and Dhariwal 2018) for square images (C, H, W).
+    """Build a Glow of a library (Kingma and Dhariwal 2018) for square images (C, H, W).
 
-    On each of three scales eight affine couplings of halves of the channels, each with a mixing and a scaling of
-    channels; after the first two scales half of the channels leave.
+    Each of three scales has eight affine couplings of channels, each with a mixing and a scaling of channels. Half of
+    the channels are factored out after the first two scales.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +62,7 @@ def build_glow(library: str, shape: tuple[int, ...]) -> Peer:
 
 
 class Planes(nn.Module):
-    """A network of images, from so many channels to so many others, on a square."""
+    """A convolutional network for square images."""
 
     def __init__(self, inputs: int, outputs: int, side: int) -> None:
         super().__init__()
@@ -208,7 +210,7 @@ def _tails(bins: int) -> dict[str, Any]:
 
 
 def _masks(dim: int) -> list[Tensor]:
-    """1 for the half that a coupling changes, of eight in turn."""
+    """Return eight alternating masks: 1 for the half that a coupling changes."""
     mask = (torch.arange(dim) >= dim // 2).float()
     return [mask, 1 - mask] * 4
 
@@ -220,5 +222,5 @@ GLOWS = {"normflows": _normflows_glow, "FrEIA": _freia_glow}
 
 
 def installed(among: Mapping[str, Any] = PEERS) -> list[str]:
-    """The peers that are here, all or those of SPLINES or GLOWS."""
+    """Return the installed libraries of PEERS, SPLINES or GLOWS."""
     return [name for name in among if find_spec(name)]

@@ -1,4 +1,4 @@
-"""Rows that do not belong: NICE and scikit-learn's detectors, all trained on inliers alone."""
+"""Compare outlier detection: NICE and scikit-learn's detectors, trained on inliers only."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sklearn.ensemble import IsolationForest
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.compare_density import mixture, standardised
+from benchmarks.datasets import TABLES, Generator, Read, Table
 from nicest.detector import NICEDetector
 from nicest.errors import NicestError
 from nicest.estimator import NICE
 from nicest.messages import shown
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import mixture, standardised
-from nicest.studies.datasets import TABLES, Generator, Read, Table
 from nicest.tasks.score import CAVEAT
 
 Method = Callable[[np.ndarray, np.ndarray, int], Mapping[str, np.ndarray]]  # training rows, test rows, seed -> scores
-LABELS = ("outlier", "y")  # columns of a table that may say it
+LABELS = ("outlier", "y")  # columns that may hold the labels
 
 
 def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
-    """ROC AUC of outliers and the half of the inliers that is not trained on; columns standardised by the other."""
+    """Return the ROC AUC of all outliers and half of the inliers, after training on the other half."""
     rows, is_outlier = labelled(table)
     held, train = np.array_split(np.random.default_rng(seed).permutation(rows[~is_outlier]), 2)
     train, test = standardised(train, np.concatenate([held, rows[is_outlier]]))
@@ -35,7 +35,7 @@ def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
 
 
 def labelled(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """The rows, and which of them are outliers: by the labels of the table, or its column `outlier` or `y`."""
+    """Return the rows and which are outliers, by the labels of the table or its column `outlier` or `y`."""
     rows, labels = table.rows, table.labels
     if labels is None:
         own = [name for name in LABELS if name in table.names]
@@ -49,24 +49,24 @@ def labelled(table: Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def area(is_inlier: np.ndarray, scores: np.ndarray) -> float:
-    """The chance that an inlier scores above an outlier, ties counted half; scores may be -inf."""
+    """Return the probability that an inlier scores above an outlier; ties count half, and scores may be -inf."""
     return float(roc_auc_score(is_inlier, np.maximum(scores, -1e300)))
 
 
 def nice(train: np.ndarray, test: np.ndarray, seed: int) -> Mapping[str, np.ndarray]:
-    """By `NICEDetector`, by the log-density of its `NICE`, and by how near that is to the typical one."""
+    """Score by `NICEDetector`, by the log-density, and by the typicality."""
     detector = NICEDetector(NICE(random_state=seed)).fit(train)
     scores = {"": -detector.decision_function(test), "density": detector.model_.score_samples(test)}
     return scores | {"typicality": detector.model_.typicality(test)}
 
 
 def alone(method: Callable[..., np.ndarray], *given: Any) -> Mapping[str, np.ndarray]:
-    """The only score of a method."""
+    """Wrap the scores of a method with a single score."""
     return {"": method(*given)}
 
 
 def neighbours(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    """By the distance to the fifth nearest training row."""
+    """Score by the distance to the fifth nearest training row."""
     return -NearestNeighbors(n_neighbors=min(5, len(train))).fit(train).kneighbors(test)[0][:, -1]
 
 
@@ -83,13 +83,13 @@ def _against(inliers: np.ndarray, outliers: np.ndarray) -> Table:
 
 
 def _class(table: str, outlying: int, rng: Generator) -> Table:
-    """One class of a table of scikit-learn against the others."""
+    """Return a table of scikit-learn with one class as the outliers."""
     found = TABLES[table](rng)
     return found._replace(labels=np.asarray(found.labels == outlying, dtype=int))
 
 
 def _scattered(inliers: np.ndarray, rng: Generator) -> Table:
-    """300 outliers drawn evenly from the box of the inliers; some fall among them."""
+    """Add 300 outliers, uniform in the bounding box of the inliers; some fall among them."""
     return _against(inliers, rng.uniform(inliers.min(0), inliers.max(0), (300, inliers.shape[1])))
 
 
@@ -98,20 +98,20 @@ def _moons(rng: Generator) -> Table:
 
 
 def _blobs(rng: Generator) -> Table:
-    """Three round Gaussians in five columns."""
+    """Return three round Gaussians in five columns."""
     blobs = datasets.make_blobs(900, n_features=5, centers=3, random_state=int(rng.integers(1 << 31)))
     return _scattered(blobs[0], rng)
 
 
 def _copula(rng: Generator) -> Table:
-    """Outliers whose columns were shuffled one by one: each is as it should be, their dependence is gone."""
+    """Return outliers whose columns were shuffled independently: the marginals remain, the dependence is gone."""
     x = TABLES["copula"](rng).rows
     inliers, others = np.split(x, [len(x) * 3 // 4])
     return _against(inliers, rng.permuted(others, axis=0))
 
 
 def _inside(rng: Generator) -> Table:
-    """A Gaussian in 20 columns, and outliers at half its radius: denser than any inlier."""
+    """Return a Gaussian in 20 columns, and outliers at half its radius, where the density is higher."""
     return _against(rng.normal(size=(900, 20)), rng.normal(size=(300, 20)) / 2)
 
 
@@ -125,14 +125,14 @@ SETS: dict[str, Read] = {
     "copula": _copula,
     "inside": _inside,
 }
-METHODS: dict[str, Method] = {  # scores that are high for inliers
+METHODS: dict[str, Method] = {  # scores are high for inliers
     "NICE": nice,
     "KNN": partial(alone, neighbours),
     "LOF": partial(alone, local_outlier_factor),
     "IsolationForest": partial(alone, isolation_forest),
     "mixture": partial(alone, mixture),
 }
-OUTLIERS = Comparison(
+COMPARISON = Comparison(
     name="outliers",
     unit="ROC AUC of the held-out half of the inliers and all outliers",
     figures={"auc": 3, "seconds": 1},

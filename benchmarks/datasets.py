@@ -1,4 +1,4 @@
-"""Tables to compare methods on: files in a folder, tables of scikit-learn, and draws from formulas."""
+"""Tables for the comparisons: files in a folder, tables of scikit-learn, and draws from formulas."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from nicest.messages import listed
 
 Generator = np.random.Generator
 SUFFIXES = (*tables.SUFFIXES, ".csv.gz", ".npy", ".npz")
-FEWEST = 20  # rows
+FEWEST = 20  # complete rows that a table needs
 
 
 class Table(NamedTuple):
-    """Complete rows of numbers (N, D) with the names of their columns, and labels where the file holds them apart.
+    """Complete rows of numbers (N, D), their column names, and labels if the file has them separately.
 
-    In a table of `one_unit` errors of different columns compare as they are, as those of pixels do. Where there are
-    `columns`, the rows are the numbers that a model of those has for their cells.
+    Errors of different columns share a unit if `one_unit` is true, as for pixels. If `columns` is not empty, the rows
+    hold the encoded values of those columns.
     """
 
     rows: np.ndarray
@@ -47,7 +47,7 @@ Read = Callable[[Generator], Table]
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """The table files of a folder by name: that of the file without its ending, or all of it where two are alike."""
+    """Return the table files of a folder by their stem, or by their full name if two have the same stem."""
     if folder.is_file():
         raise NicestError(f"expected a folder of tables, got the file {folder}: put it into a separate folder")
     if not folder.is_dir():
@@ -61,9 +61,9 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 
 def read_file(path: Path) -> Table:
-    """The columns of numbers of a file. Text, constant columns and incomplete rows are left out.
+    """Read the numeric columns of a file. Strings, constant columns and incomplete rows are left out.
 
-    A .npz file holds the array X, and labels y where there are some.
+    A .npz file holds the array X, and optionally labels y.
     """
     if path.suffix.lower() in (".npy", ".npz"):
         parts = {"X": read_npy(path)} if path.suffix.lower() == ".npy" else read_members(path, _keys)
@@ -88,7 +88,7 @@ def read_file(path: Path) -> Table:
 
 
 def read_mixed(path: Path) -> Table:
-    """All columns of a file, strings included, as `nicest train table` reads them; incomplete rows are left out."""
+    """Read all columns of a file, as `nicest train table` does; incomplete rows are left out."""
     if path.suffix.lower() in (".npy", ".npz"):
         return read_file(path)
     with unpacked(path) as file:
@@ -100,7 +100,7 @@ def read_mixed(path: Path) -> Table:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """The file, or what a .gz file holds, for a while."""
+    """Yield the file itself, or a temporary copy of the content of a .gz file."""
     if path.suffix.lower() != ".gz":
         yield path
         return
@@ -122,7 +122,7 @@ def _keys(keys: list[str], path: Path) -> dict[str, str]:
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a table as numbers; those of text are all NaN."""
+    """Read the columns of a table as numbers; columns of strings become NaN."""
     file = tables.TableFile(path)
     parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in file.names}
     texts = {f.name for f in file.schema if not family(f.type)}
@@ -139,9 +139,9 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 def _of_sklearn(
     name: str, rng: Generator, *, step: float | tuple[float, ...] = 0, without: tuple[int, ...] = ()
 ) -> Table:
-    """A table of scikit-learn, its classes as labels.
+    """Load a table of scikit-learn, with its classes as labels.
 
-    Values that were rounded to multiples of `step` are spread over it evenly: else their density is infinite.
+    Values that were rounded to multiples of `step` get uniform noise: otherwise their density would be infinite.
     """
     found = getattr(datasets, f"load_{name}")(**({"scaled": False} if name == "diabetes" else {}))
     x = np.delete(np.asarray(found.data, dtype=np.float64), without, axis=1)
@@ -154,7 +154,7 @@ def _moons(rng: Generator) -> Table:
 
 
 def _copula(rng: Generator, n: int = 2_000, dim: int = 8) -> Table:
-    """A Gaussian copula under Student's t of 2.5 degrees of freedom, in columns of different units."""
+    """Draw a Gaussian copula with Student's t marginals (2.5 degrees of freedom), in columns of different units."""
     mixing = rng.normal(size=(dim, dim + 2))
     covariance = mixing @ mixing.T
     spread = np.sqrt(covariance.diagonal())
@@ -163,7 +163,7 @@ def _copula(rng: Generator, n: int = 2_000, dim: int = 8) -> Table:
 
 
 def _houses(rng: Generator, n: int = 4_000) -> Table:
-    """In the manner of California's districts: incomes, ages, rooms, people, two coasts, values that hang on them."""
+    """Draw rows like California's districts: income, age, rooms, people, location, and values that depend on them."""
     latitude = np.where(rng.random(n) < 0.55, rng.normal(34, 0.6, n), rng.normal(37.8, 0.7, n))
     longitude = -119.5 - 0.85 * (latitude - 36) + rng.normal(0, 0.5, n)
     income = rng.lognormal(1.2, 0.45, n)

@@ -1,4 +1,4 @@
-"""Synthetic rows that a classifier tries to tell from real ones: NICE, mixtures, a copula, and ctgan's models."""
+"""Compare synthetic rows by a classifier: NICE, mixtures, a copula, and the models of ctgan."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.compare_density import TEST, best_mixture, standardised
+from benchmarks.datasets import TABLES, Table, read_mixed
 from nicest.data import copula
 from nicest.data.columns import Column
 from nicest.estimator import columns_of, encoded
 from nicest.inference.engine import Engine
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.compare_density import TEST, best_mixture, standardised
-from nicest.studies.datasets import TABLES, Table, read_mixed
 from nicest.train.fit_table import fit_table
 
 Method = Callable[[np.ndarray, Sequence[Column], int, int], np.ndarray]  # training rows, columns, n, seed -> n rows
 FOLDS = 5
-CATEGORIES = 255  # of a column, at most, for the classifier
+CATEGORIES = 255  # most categories of a column that the classifier accepts
 
 
 def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
-    """ROC AUC of real against synthetic rows, as many of each, and the share of rows beyond the range of training.
+    """Return the ROC AUC of real against synthetic rows, and the fraction of rows outside of the training range.
 
-    The real rows are a fifth of the table; the methods see the others.
+    The real rows are a fifth of the table, which the methods do not see. There are as many synthetic rows.
     """
     rows, columns = numbers(table)
     test, train = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // TEST])
@@ -40,7 +40,7 @@ def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
 
 
 def numbers(table: Table) -> tuple[np.ndarray, tuple[Column, ...]]:
-    """The numbers of a model for all cells, and the columns."""
+    """Encode all cells of a table as numbers; return them with the columns."""
     if table.columns:
         return table.rows, table.columns
     dim = table.rows.shape[1]
@@ -49,7 +49,7 @@ def numbers(table: Table) -> tuple[np.ndarray, tuple[Column, ...]]:
 
 
 def told_apart(real: np.ndarray, drawn: np.ndarray, columns: Sequence[Column], seed: int) -> float:
-    """ROC AUC of boosted trees in five folds: 0.5, and not less, where they see no difference."""
+    """Return the cross-validated ROC AUC of boosted trees; at least 0.5, which means no difference."""
     categories = [bool(column.values) and len(column.values) <= CATEGORIES for column in columns]
     trees = HistGradientBoostingClassifier(categorical_features=categories, random_state=seed)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
@@ -59,7 +59,7 @@ def told_apart(real: np.ndarray, drawn: np.ndarray, columns: Sequence[Column], s
 
 
 def snapped(drawn: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """Discrete cells as whole steps within those of training."""
+    """Round discrete cells, and clip them to the range of training."""
     ends = np.array([column.most if column.discrete else np.inf for column in columns])
     discrete = np.isfinite(ends)
     return np.where(discrete, drawn.round().clip(0, ends), drawn).astype(np.float32)
@@ -72,22 +72,22 @@ def nice(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.
 
 
 def mixture(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    """Gaussians, of standardised numbers, in which categories have places by the alphabet."""
+    """Draw from Gaussians of standardised numbers, in which categories are numbered alphabetically."""
     mean, spread = train.mean(0), np.where(train.std(0) > 0, train.std(0), 1)
     fitted = best_mixture(standardised(train, train)[0], seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a covariance is hardly positive
+        warnings.simplefilter("ignore")  # nearly singular covariances
         drawn, _ = fitted.sample(n)
     return snapped(np.random.default_rng(seed).permutation(drawn) * spread + mean, columns)
 
 
 def gaussian_copula(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    """Normal scores of every column, with their correlations; it always draws the same rows."""
+    """Draw from the normal scores of the columns with their correlations; always the same rows."""
     return copula.fill(train, np.full((n, len(columns)), np.nan, np.float32), np.array([c.discrete for c in columns]))
 
 
 def of_ctgan(kind: str, train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    """A model of the package ctgan, with its own settings; steps are continuous to it, and rounded."""
+    """Draw from a model of the package ctgan with default settings; discrete numbers are rounded."""
     import ctgan
     import pandas  # type: ignore[import-untyped]
 
@@ -102,7 +102,7 @@ def of_ctgan(kind: str, train: np.ndarray, columns: Sequence[Column], n: int, se
 
 
 def real(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    """Rows of training, which no method can better."""
+    """Return training rows, which no method can beat."""
     return train[np.random.default_rng(seed).choice(len(train), n, replace=False)]
 
 
@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
     "training rows": real,
 }
 ABSENT = {} if find_spec("ctgan") else dict.fromkeys(["CTGAN", "TVAE"], "ctgan is not installed: pip install ctgan")
-SYNTHESIS = Comparison(
+COMPARISON = Comparison(
     name="synthesis",
     unit="ROC AUC of boosted trees that tell held-out rows from synthetic ones, 0.5 if they cannot",
     figures={"auc": 3, "outside": 3, "seconds": 1},

@@ -1,6 +1,8 @@
-"""CPU time of exported graphs beside the flow, on one thread: python tests/export_speed.py wine digits-conv mnist
+"""CPU time of exported graphs and of the flow itself, on one thread.
 
-Names are of runs, or of recipes, whose untrained flow is timed for images of 28 x 28. The least of five windows counts.
+    python -m benchmarks.export_speed wine digits-conv mnist
+
+A name is that of a run, or of a recipe, whose untrained flow is timed for images of 28 x 28.
 """
 
 import os
@@ -8,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -22,6 +25,7 @@ from nicest.tasks.export import examples, graphs, quiet, written
 
 
 def milliseconds(function: Callable[[], object]) -> float:
+    """Return the CPU time of a call: the mean of the calls in a window, for the fastest of five windows."""
     function()  # onnxruntime plans its memory in the first call
     windows = []
     for _ in range(5):
@@ -34,6 +38,7 @@ def milliseconds(function: Callable[[], object]) -> float:
 
 
 def flow_of(name: str) -> nicest.Flow:
+    """Load the flow of a run, or build the untrained flow of a recipe."""
     if name not in names():
         return nicest.load(name)
     recipe = load_recipe(name)
@@ -56,9 +61,9 @@ def main() -> None:
                 many = {each: torch.cat([value] * 16)[:n].contiguous() for each, value in inputs.items()}
                 arrays = {each: value.numpy() for each, value in many.items()}
                 times = {
-                    "onnxruntime": milliseconds(lambda s=session, a=arrays: s.run(None, a)),
-                    "flow": milliseconds(lambda f=plain[graph], m=many: f(**m)),
-                    "lowered flow": milliseconds(lambda f=fast, m=many: f(**m)),
+                    "onnxruntime": milliseconds(partial(session.run, None, arrays)),
+                    "flow": milliseconds(partial(plain[graph], **many)),
+                    "lowered flow": milliseconds(partial(fast, **many)),
                 }
                 print(name, graph, n, {each: round(value, 2) for each, value in times.items()}, flush=True)
 

@@ -1,4 +1,4 @@
-"""Posteriors of simulators, told from the true ones by a classifier: NICE and sbi's own estimators, trained by NPE."""
+"""Compare posteriors of simulators by a classifier: NICE and sbi's own estimators, trained by NPE."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.neural_network import MLPClassifier
 from torch.distributions import Distribution
 
+from benchmarks.compare import Comparison, Figures
+from benchmarks.simulators import OBSERVATIONS, TASKS, Task, files
 from nicest.errors import NicestError
-from nicest.studies.compare import Comparison, Figures
-from nicest.studies.simulators import OBSERVATIONS, TASKS, Task, files
 
 SIMULATIONS, DRAWS = 10_000, 10_000
 FOLDS = 5
@@ -26,7 +26,7 @@ Method = Callable[[Distribution], Any]  # the density estimator for a prior
 
 
 class Simulations(NamedTuple):
-    """Parameters and data of a task side by side, (N, P + C)."""
+    """Parameters and data of a task, concatenated: (N, P + C)."""
 
     rows: np.ndarray
     task: Task
@@ -38,7 +38,7 @@ def simulated(task: Task, rng: np.random.Generator) -> Simulations:
 
 
 def trial(method: Method, table: Simulations, seed: int) -> Mapping[str, Figures]:
-    """C2ST in the mean over ten observations, and of each; the share of draws outside of the prior, left out by NPE."""
+    """Return the C2ST of each observation and their mean, and the fraction of draws outside of the prior."""
     task, prior = table.task, table.task.prior()
     theta, x = torch.from_numpy(table.rows).float().tensor_split(prior.event_shape, 1)
     scores, outside = [], []
@@ -61,14 +61,14 @@ def trial(method: Method, table: Simulations, seed: int) -> Mapping[str, Figures
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what sbi prints, warns of, and writes into the folder that it is in."""
+    """Suppress what sbi prints, its warnings, and the files that it writes into the working directory."""
     with TemporaryDirectory() as folder, chdir(folder), redirect_stdout(None), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def c2st(real: np.ndarray, drawn: np.ndarray) -> float:
-    """The accuracy, in five folds, of a network that tells draws from real ones, as sbibm defines it: 0.5 is best."""
+    """Return the cross-validated accuracy of a network that separates the two, as in sbibm; 0.5 is best."""
     mean, spread, dim = real.mean(0), real.std(0, ddof=1), real.shape[1]
     rows = ((np.concatenate([real, drawn]) - mean) / spread).astype(np.float32)
     network = MLPClassifier((10 * dim, 10 * dim), max_iter=10_000, random_state=1)
@@ -92,7 +92,7 @@ METHODS: dict[str, Method] = {"NICE": nice, "NSF": partial(of_sbi, "nsf"), "MAF"
 def posteriors() -> Comparison:
     if find_spec("sbi") is None:
         raise NicestError("sbi is not installed, which trains the estimators: pip install 'nicest[sbi]'")
-    files("two_moons")  # or what is missing
+    files("two_moons")  # raises an error if sbibm is missing
     return Comparison(
         name="posteriors",
         unit="Accuracy of a network that tells draws of a posterior from true ones (C2ST), 0.5 if it cannot",

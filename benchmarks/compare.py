@@ -1,4 +1,4 @@
-"""What every comparison shares: jobs in worker processes, results kept as they come, and tables of who is best."""
+"""The common part of the comparisons: jobs in worker processes, results written as they arrive, rankings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ import torch
 from scipy.stats import rankdata
 from threadpoolctl import threadpool_limits
 
+from benchmarks.datasets import Read, Table, read_file, tables_in
+from benchmarks.report import header, line
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
 from nicest.inference.workers import end_with_parent
 from nicest.messages import nearest, one_line
 from nicest.progress import Bar
 from nicest.runs.runtime import choose_device, environment
-from nicest.studies.datasets import Read, Table, read_file, tables_in
 
 Figures = dict[str, float]
 Key = tuple[str, int, str]  # table, seed, method
@@ -37,25 +38,26 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 PRELOADED = (
     "torch._dynamo",
     *(
-        f"nicest.studies.compare_{name}"
+        f"benchmarks.compare_{name}"
         for name in ("density", "outliers", "imputation", "posteriors", "regression", "synthesis")
     ),
 )
-QUIET = 30  # seconds between two lines of progress off a terminal
+QUIET = 30  # seconds between two lines of progress if there is no terminal
 
 
 class Comparison(NamedTuple):
-    """Methods, tables, and `trial(method, table, seed)`, which gives the figures of each score of a method.
+    """Methods, tables, and `trial(method, table, seed)`, which returns the metrics of each score of a method.
 
-    `figures` are their names and digits; the first decides who is best. `absent` are methods that cannot run here, and
-    why; `about` goes into the results; `read` reads a file. Everything can be pickled: trials run in other processes.
+    `figures` maps the metrics to their digits; the first one decides which method is best. `absent` maps methods that
+    cannot run here to the reason. `about` goes into the results. `read` reads a file. Everything must be picklable,
+    because trials run in other processes.
     """
 
     name: str
     unit: str
     figures: Mapping[str, int]
     highest: bool
-    tables: Mapping[str, Callable[[np.random.Generator], Any]]  # a `Table`, or what else has `rows` and `left_out`
+    tables: Mapping[str, Callable[[np.random.Generator], Any]]  # their results have `rows` and `left_out`
     methods: Mapping[str, Any]
     trial: Callable[[Any, Any, int], Mapping[str, Figures]]
     absent: Mapping[str, str] = NONE
@@ -73,10 +75,10 @@ def compare(
     jobs: int = 0,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Run every method on `seeds` splits of every table, `jobs` at a time, and say which is best where.
+    """Run every method on `seeds` splits of every table, `jobs` at a time, and rank the methods.
 
-    `data` is a folder of tables. `out` is written after every job; a later run with the same `out` keeps the trials
-    in it and runs the rest. A job that fails is a trial with its reason.
+    `data` is a folder of tables. `out` is written after every job; a later run with the same `out` keeps its trials
+    and runs the rest. A failed job is recorded as a trial with the reason.
     """
     files = tables_in(data) if data else {}
     names = _chosen(tables, files or comparison.tables, "table")
@@ -156,7 +158,7 @@ def _chosen(asked: Sequence[str], known: Mapping[str, Any], what: str) -> list[s
 
 
 def _known(out: Path, comparison: Comparison, digests: Mapping[str, str]) -> dict[Key, list[dict[str, Any]]]:
-    """The trials in a file, by job, except those that failed and those of tables that have changed since."""
+    """Read the trials in a file, by job, without failed ones and those of tables that have changed."""
     if not out.exists():
         return {}
     found: dict[Key, list[dict[str, Any]]] = {}
@@ -175,9 +177,9 @@ def _known(out: Path, comparison: Comparison, digests: Mapping[str, str]) -> dic
 
 
 def run_jobs(jobs: Mapping[Key, tuple[Read, Run]], workers: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
-    """The trials of each job as it ends. Every job has its own process, so that a crash there ends nothing else."""
+    """Run each job in its own process, so that a crash affects no other, and yield its trials when it ends."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))  # so that a process starts in milliseconds
+    context.set_forkserver_preload(list(PRELOADED))  # then a process starts in milliseconds
     queue, running = list(jobs)[::-1], dict[Any, tuple[Key, Any]]()
     try:
         while queue or running:
@@ -186,7 +188,7 @@ def run_jobs(jobs: Mapping[Key, tuple[Read, Run]], workers: int) -> Iterator[tup
                 receive, send = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(*jobs[key], key[1], send))
                 process.start()
-                send.close()  # so that the pipe ends with the process
+                send.close()  # then the pipe closes when the process ends
                 running[receive] = key, process
             ready: Any
             for ready in connection.wait(list(running)):
@@ -208,7 +210,7 @@ def run_jobs(jobs: Mapping[Key, tuple[Read, Run]], workers: int) -> Iterator[tup
 
 
 def _work(read: Read, run: Run, seed: int, send: Any) -> None:
-    """Run a job on one thread and send its trials; end early if nobody is left to receive them."""
+    """Run a job on one thread and send its trials; exit if the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -233,7 +235,7 @@ def _trial(score: str, about: Mapping[str, Any], figures: Figures) -> dict[str, 
 
 
 def summary(trials: Sequence[Mapping[str, Any]], figures: Mapping[str, int], highest: bool) -> dict[str, Any]:
-    """Means over the seeds, for each table and method (`rows`), and each method over all tables (`standings`)."""
+    """Return the means over the seeds for each table and method (`rows`), and the ranking (`standings`)."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for trial in trials:
         if "failed" not in trial:
@@ -249,10 +251,10 @@ def summary(trials: Sequence[Mapping[str, Any]], figures: Mapping[str, int], hig
 
 
 def standings(rows: Sequence[Mapping[str, Any]], figure: str, digits: int, highest: bool) -> list[dict[str, Any]]:
-    """Each method over all tables: mean rank, first places, largest gap to the best, and mean.
+    """Return the mean rank, wins, largest gap to the best and mean of each method over all tables.
 
-    What prints alike is a tie. A method that failed on a table has the last rank there and no gap; the mean is over
-    the tables that no method failed on.
+    Values that are printed alike are ties. A method that failed on a table ranks last there and has no gap. The mean
+    is over the tables on which no method failed.
     """
     tables, methods = (list(dict.fromkeys(row[key] for row in rows)) for key in ("table", "method"))
     values, sign = np.full((len(tables), len(methods)), -np.inf), 1 if highest else -1
@@ -275,14 +277,14 @@ def standings(rows: Sequence[Mapping[str, Any]], figure: str, digits: int, highe
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Every figure by table and method, the best of the first in bold; how each method does over all; what failed."""
+    """Return Markdown tables of every metric, with the best of the first in bold, the ranking, and the failures."""
     places = result["standings"]
     methods, first = [each["method"] for each in places], next(iter(result["figures"]))
     tables = dict.fromkeys(trial["table"] for trial in result["trials"])
     found = {(row["table"], row["method"]): row for row in result["rows"]}
     lines = [f"{result['unit']}. The best is in bold; ± is the standard deviation over the seeds."]
     for figure, digits in result["figures"].items():
-        lines += ["", *_header([figure, "rows x columns", *methods])]
+        lines += ["", *header([figure, "rows x columns", *methods])]
         for table in tables:
             cells = [found.get((table, method), {}) for method in methods]
             sizes = [f"{cell['n']} x {cell['dim']}" for cell in cells if cell]
@@ -292,15 +294,15 @@ def markdown(result: Mapping[str, Any]) -> str:
                 texts = [f"**{text}**" if text == f"{best:.{digits}f}" else text for text in texts]
                 spreads = [cell.get("sd") for cell in cells]
                 texts = [t if s is None else f"{t} ± {s:.{digits}f}" for t, s in zip(texts, spreads, strict=True)]
-            lines.append(_line([table, sizes[0] if sizes else "failed", *texts]))
+            lines.append(line([table, sizes[0] if sizes else "failed", *texts]))
     digits = result["figures"][first]
-    lines += ["", *_header(["over all tables", *methods])]
-    lines.append(_line(["mean rank", *(f"{each['mean_rank']:.2f}" for each in places)]))
-    lines.append(_line(["first places", *(f"{each['wins']} of {len(tables)}" for each in places)]))
+    lines += ["", *header(["over all tables", *methods])]
+    lines.append(line(["mean rank", *(f"{each['mean_rank']:.2f}" for each in places)]))
+    lines.append(line(["first places", *(f"{each['wins']} of {len(tables)}" for each in places)]))
     gaps = (f"{each['worst_gap']:.{digits}f} ({each['worst_table']})" for each in places)
-    lines.append(_line(["largest gap to the best", *gaps]))
+    lines.append(line(["largest gap to the best", *gaps]))
     lines.append(
-        _line([f"mean {first}", *(_cell({} if each["mean"] is None else each, "mean", digits) for each in places)])
+        line([f"mean {first}", *(_cell({} if each["mean"] is None else each, "mean", digits) for each in places)])
     )
     failures: dict[str, list[str]] = {}
     for trial in result["trials"]:
@@ -316,11 +318,3 @@ def _cell(cell: Mapping[str, Any], figure: str, digits: int) -> str:
     if figure not in cell:
         return "" if cell else "–"
     return f"{cell[figure]:.2g}" if figure == "seconds" and cell[figure] < 1 else f"{cell[figure]:.{digits}f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _header(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), "|---" * len(cells) + "|"]

@@ -1,4 +1,4 @@
-"""NICE couplings inside a VAE, beside the plain one: as its posterior and as its prior (NICE App. C and §6)."""
+"""NICE inside a VAE, as its posterior or its prior, and the plain VAE (NICE App. C and §6)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from nicest.train.callbacks import Callback
 from nicest.train.fit import fit
 
 Model = Literal["plain", "wider", "posterior", "prior"]
-CONTEXT = 64  # numbers about x that the couplings of the posterior see
-ROWS = 2000  # that are scored at once
-FLOOR = -2.0  # of the log-scale of a pixel, on the interval of the recipe
+CONTEXT = 64  # size of the summary of x that conditions the posterior
+ROWS = 2000  # per batch when scoring
+FLOOR = -2.0  # lower bound of the log-scale of a pixel, on the interval of the recipe
 
 
 def study(
@@ -42,12 +42,12 @@ def study(
     importance_draws: int = 64,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Train a plain VAE, one with a NICE posterior and one with a NICE prior, alike, and score their bounds.
+    """Train a plain VAE, one with a NICE posterior and one with a NICE prior, and compare their bounds.
 
-    Alike: the data of the recipe, steps, batches, rates, encoder and decoder. What more parameters alone are worth is
-    told by `wider`, a plain VAE of which encoder and decoder are so wide that it has as many as the richest. Nats are
-    on the recipe's interval, the means over `draws` of both noises; `importance_nats` is the bound of
-    `importance_draws`, nearer to the log-likelihood. `gain_nats` are over the plain VAE of the same seed.
+    All have the same data, steps, batches, learning rates, encoder and decoder. `wider` is a plain VAE with as many
+    parameters as the largest model, to show what parameters alone gain. Nats are on the recipe's interval of pixel
+    values, means over `draws` draws of both noises. `importance_nats` is the bound with `importance_draws` draws, which
+    is closer to the log-likelihood. `gain_nats` is the difference to the plain VAE of the same seed.
     """
     place = choose_device(device)
     chosen = load_recipe(recipe)
@@ -75,7 +75,7 @@ def study(
                 schedule="cosine",
                 warmup=min(100, steps - 1),
                 precision="float32",
-                evaluate_every=epochs,  # the last weights are kept, as they are alike for all
+                evaluate_every=epochs,  # keep the last weights of every model
                 seed=seed,
             )
             for model in models:
@@ -114,12 +114,12 @@ def study(
 
 
 def build(model: Model, units: Units, latent_dim: int, width: int) -> VAE:
-    """A VAE of two hidden layers of `width` each way; NICE inside it starts as the identity."""
+    """Build a VAE whose encoder and decoder have two hidden layers of `width`; NICE starts as the identity."""
     return VAE(units, latent_dim, **parts(model, units.dim, latent_dim, width), floor=FLOOR)
 
 
 def parts(model: Model, dim: int, latent_dim: int, width: int) -> dict[str, Any]:
-    """The modules of a VAE, which hold all its parameters."""
+    """Build the modules of a VAE, which hold all its parameters."""
     found: dict[str, Any] = {
         "encoder": MLP(dim, 2 * latent_dim, (width, width)),
         "decoder": MLP(latent_dim, 2 * dim, (width, width)),
@@ -132,7 +132,7 @@ def parts(model: Model, dim: int, latent_dim: int, width: int) -> dict[str, Any]
 
 
 def nice(dim: int, context_dim: int = 0, couplings: int = 4, width: int = 128) -> Chain:
-    """Additive couplings that exchange their roles (NICE §3.2)."""
+    """Build additive couplings that alternate between the two halves (NICE §3.2)."""
     parts = [odd_even(dim), odd_even(dim).swap()] * couplings
     networks = [
         MLP(len(part.i1), len(part.i2), (width,), context_dim=context_dim, initialisation="zero-last")
@@ -142,23 +142,23 @@ def nice(dim: int, context_dim: int = 0, couplings: int = 4, width: int = 128) -
 
 
 def size(model: Model, dim: int, latent_dim: int, width: int) -> int:
-    """The number of parameters of a VAE, without allocating them."""
+    """Return the number of parameters of a VAE, without allocating them."""
     with torch.device("meta"):
         return sum(count(part) for part in parts(model, dim, latent_dim, width).values())
 
 
 def widest(dim: int, latent_dim: int, parameters: int) -> int:
-    """The width of the widest plain VAE with at most so many parameters."""
+    """Return the width of the widest plain VAE with at most this many parameters."""
     return bisect_right(range(1, 100_000), parameters, key=lambda width: size("plain", dim, latent_dim, width))
 
 
 def count(module: nn.Module) -> int:
-    """The number of its parameters."""
+    """Return the number of parameters of a module."""
     return sum(p.numel() for p in module.parameters())
 
 
 class Watch(Callback):
-    """Moves the bar of the whole study by what one training has done."""
+    """A callback that advances the progress bar of the whole study."""
 
     def __init__(self, bar: Bar, before: int, what: str) -> None:
         self.bar, self.before, self.what = bar, before, what
@@ -169,14 +169,14 @@ class Watch(Callback):
 
 @torch.inference_mode()
 def mean_nats(vae: VAE, rows: Tensor, draws: int, importance_draws: int = 1) -> float:
-    """Mean over rows and draws of the bound, of one or more importance draws, on the interval of the pixels."""
+    """Return the bound, averaged over rows and draws, on the interval of the pixels."""
     parts = [part for _ in range(draws) for part in rows.split(ROWS)]
     total = sum(vae.importance_bound(vae.units.enter(part), importance_draws).double().sum() for part in parts)
     return float(total) / (draws * len(rows))
 
 
 def summary(model: Model, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and spread over the seeds of one model, and its gain over the plain VAE seed by seed."""
+    """Return the mean and standard deviation of a model over its seeds, and its gain over the plain VAE."""
     own = [run for run in runs if run["model"] == model]
     plain = {run["seed"]: run["test_nats"] for run in runs if run["model"] == "plain"}
     gains = [run["test_nats"] - plain[run["seed"]] for run in own if plain]

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, from recipes and data: trains what is missing, goes on with what was cut off."""
+"""Reproduce the tables and figures of the paper: train the missing runs, resume the interrupted ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nicest.train.fit import train
 
 
 class Entry(NamedTuple):
-    """A row of the table: a recipe, with how many seeds, and what is changed for the table."""
+    """A row of the table: a recipe, the number of seeds, and settings that override those of the recipe."""
 
     recipe: str
     seeds: int = 1
@@ -56,7 +56,7 @@ PLAN = (
     Entry("svhn-best", 3),
     Entry("svhn-conv"),
 )
-DONE = "evaluation.json"  # in a run folder: trained to its end, and this is what it scores on the test split
+DONE = "evaluation.json"  # test metrics in a run folder; written once training has finished
 FIGURES = ("mnist-best", "mnist-conv", "cifar10-best", "cifar10-conv", "fer2013", "tfd", "svhn-best", "svhn-conv")
 PUBLISHED = {"tfd": {"Deep MFA": 5250.0, "GRBM": 2413.0}, "cifar10": {"Deep MFA": 3622.0, "GRBM": 2365.0}}
 
@@ -71,11 +71,35 @@ def table(
     page: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Every row of the plan, or of the recipes asked for, trained, evaluated and written; `seeds` overrides the plan's.
+    """Train and evaluate every row of the table, and write the results after each row.
 
-    The file is written after every row. A row whose data is not here, or that fails, says so and the rest is made;
-    `failed` says why, by recipe.
-    What is in the file already and not asked for stays.
+    Parameters
+    ----------
+    recipes
+        The rows, by recipe; all rows of `PLAN` by default.
+    runs
+        The folder of the runs. Finished runs are reused, interrupted ones resumed.
+    seeds
+        The number of seeds per row, or 0 for the number in `PLAN`.
+    overrides
+        Settings such as "train.epochs=4", for all rows.
+    out
+        The JSON file of the results. Rows in it that are not in `recipes` are kept.
+    page
+        The results as a Markdown page, or None.
+    device
+        Where to train: "auto", "cpu", "cuda" or "cuda:1".
+
+    Returns
+    -------
+    dict
+        The content of `out`. Rows without data have the reason under `missing`. `failed` maps the recipes that failed
+        to the reason; `unfinished` is present if training was interrupted.
+
+    Raises
+    ------
+    NicestError
+        If `out` exists and holds something else.
     """
     path = Path(out)
     before = known_table(path)
@@ -88,7 +112,7 @@ def table(
         row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), overrides, device)
         if "failed" in row:
             failed[row["recipe"]] = row["failed"]
-        if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # what was measured elsewhere stays
+        if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # keep rows measured where the data was
             rows[row["recipe"]] = row
         order = dict.fromkeys([*(each.recipe for each in PLAN), *rows])
         made = {"rows": [rows[name] for name in order if name in rows], "published": PUBLISHED, "out": str(path)}
@@ -102,7 +126,7 @@ def table(
 
 
 def known_table(path: Path) -> dict[str, Any]:
-    """A table that was written before."""
+    """Read the table in a file, or return {} if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -117,13 +141,13 @@ def known_table(path: Path) -> dict[str, Any]:
 
 
 def planned(recipes: Sequence[str]) -> list[Entry]:
-    """The plan, or the part of it that was asked for; other recipes get one seed."""
+    """Return the entries of the given recipes, or all of `PLAN`. Recipes outside of the plan get one seed."""
     known = {entry.recipe: entry for entry in PLAN}
     return [known.get(name, Entry(name)) for name in recipes] if recipes else list(PLAN)
 
 
 def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) -> dict[str, Any]:
-    """One row: every seed trained and evaluated."""
+    """Train and evaluate every seed of a row, and return the row with the means over the seeds."""
     recipe = load_recipe(entry.recipe)
     changed = (*entry.overrides, *overrides)
     settings = [word for each in overrides for word in ("--set", each)]
@@ -164,14 +188,14 @@ def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) 
 
 
 def absent(recipe: Recipe) -> str:
-    """Why the data of a recipe cannot be had here, or nothing."""
+    """Return how to get the data of a recipe, or "" if it is here."""
     name = recipe.data.name
     gone = any(row.name == name and not row.present for row in list_sets())
     return f"needs its data: {SETS[name].how}" if gone else ""
 
 
 def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str) -> str:
-    """A trained and evaluated run in the folder: made, gone on with, or found; what to say if it was interrupted."""
+    """Train or resume a run, and evaluate it. Return "", or a message if the training was interrupted."""
     resume = (folder / LAST).exists()
     if resume:
         found, wanted = parse((folder / "recipe.toml").read_text(), str(folder)), recipe.override(*settings)
@@ -183,24 +207,24 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
         return ""
     if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
         return f"{folder} was interrupted: the same command resumes it"
-    keep_figures(Run(folder, device=device))
+    keep_metrics(Run(folder, device=device))
     return ""
 
 
-def keep_figures(run: Run) -> None:
-    """Evaluate a run on its test split and write what a row of the table needs into its folder."""
+def keep_metrics(run: Run) -> None:
+    """Evaluate a run on its test split, and write the metrics of its table row into its folder."""
     folder, result, rows = run.path, evaluate(run), run.metrics
     environment = json.loads((folder / "environment.json").read_text())
     kept = ("mean_nats", "stderr_nats", "bits_per_dim", "terms", "baselines", "epoch", "draws", "n")
-    figures = {key: result[key] for key in kept} | {
+    metrics = {key: result[key] for key in kept} | {
         "seed": run.recipe.train.seed,
         "epochs": rows[-1]["epoch"],
         "valid_nats": max(row["valid_nats"] for row in rows),
         "seconds": rows[-1]["seconds"],
         "torch": environment["versions"]["torch"],
     }
-    figures |= {key: environment.get(key) for key in ("device", "date", "commit")}
-    write_text(folder / DONE, to_json(figures))
+    metrics |= {key: environment.get(key) for key in ("device", "date", "commit")}
+    write_text(folder / DONE, to_json(metrics))
 
 
 def figures(
@@ -211,7 +235,23 @@ def figures(
     out: str | Path = "results/figures",
     device: str = "auto",
 ) -> dict[str, Any]:
-    """The paper's figures and ours of every recipe asked for: samples, inpainting, sphere, spectrum and more."""
+    """Draw the paper's figures and our own: samples, inpainting, spheres, spectra, interpolations and more.
+
+    Parameters
+    ----------
+    recipes
+        The recipes; those of `FIGURES` by default. Runs are trained if they are missing.
+    runs, overrides, device
+        As in `table`.
+    out
+        The folder of the figures; each recipe gets a folder in it.
+
+    Returns
+    -------
+    dict
+        Under `recipes`, the files of each recipe, or why there are none. `unfinished` is present if training was
+        interrupted.
+    """
     made: list[dict[str, Any]] = []
     for entry in planned(recipes or FIGURES):
         recipe = load_recipe(entry.recipe)
@@ -231,7 +271,7 @@ def figures(
 
 
 def draw(run: Run, folder: Path) -> Iterator[Path]:
-    """Every figure of one run, in the order of the paper, then ours."""
+    """Draw every figure of a run, and yield the paths."""
     metrics, kept = run.metrics, json.loads((run.path / DONE).read_text())
     title = f"{run.path.name}: {kept['mean_nats']:.1f} nats, {kept['bits_per_dim']:.3f} bits/dim on test"
     curve = likelihood_figure(metrics, title=title, baselines=kept["baselines"])
@@ -241,7 +281,7 @@ def draw(run: Run, folder: Path) -> Iterator[Path]:
     yield folder / "samples.png"
     inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"])
     yield from (folder / "inpaint.png", folder / "inpaint.gif")
-    if run.recipe.model.blocks:  # of a convolutional flow, whose draws look like images
+    if run.recipe.model.blocks:  # draws of a convolutional flow look like images
         inpaint(run, mask=("bottom", "left"), n=4, chains=3, draws=True, out=folder / "draws.png")
         yield folder / "draws.png"
     for basis in ("random", "top"):
@@ -253,8 +293,8 @@ def draw(run: Run, folder: Path) -> Iterator[Path]:
 
 
 def results_page(result: dict[str, Any], folder: Path) -> str:
-    """The table, the figures and the VAE study as a page in `folder`; they are looked for beside the table's file."""
-    rows, beside = result["rows"], Path(result["out"]).parent
+    """Return the table and the figures next to its file as a Markdown page for `folder`."""
+    rows, here = result["rows"], Path(result["out"]).parent
     lines = [
         "# Results",
         "",
@@ -264,7 +304,7 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         "error over the test set. The model is that of the epoch with the best validation log-likelihood.",
         "*settings* says what a recipe follows: the text of the paper (`text`), the authors' released code",
         "(`released`), or our own choices (`best`). Recipes marked *augmented* train on randomly warped images.",
-        "[Reading a likelihood](likelihood.md) explains the units. Raw figures:",
+        "[Reading a likelihood](likelihood.md) explains the units. All numbers:",
         f"`{_link(Path(result['out']), folder)}`.",
         "",
         "| recipe | settings | paper | ours | bits/dim | seeds | best epoch | epochs | minutes | device |",
@@ -279,11 +319,11 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
             lines.append(f"| {row['recipe']} | {row['reading']} | {paper} | {why(row)} | | | | | | |")
             continue
         made = row["runs"]
-        spread = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
+        sd = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
         marked = " (augmented)" if row["augmented"] else ""
         epochs = ", ".join(str(each["epoch"]) for each in made)
         lines.append(
-            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['test_mean_nats']:.1f}** ± {spread:.1f} |"
+            f"| {row['recipe']}{marked} | {row['reading']} | {paper} | **{row['test_mean_nats']:.1f}** ± {sd:.1f} |"
             f" {row['bits_per_dim']:.4f} | {row['seeds']} | {epochs} | {row['epochs']} |"
             f" {row['train_seconds'] / 60:.1f} | {row['device']} |"
         )
@@ -302,19 +342,17 @@ def results_page(result: dict[str, Any], folder: Path) -> str:
         lines += [f"| {row['recipe']}, ours | {place.format(row['test_mean_nats'])} |" for row in measured]
     for model in ("Deep MFA", "GRBM"):
         lines.append(f"| {model} | {PUBLISHED['tfd'][model]:.0f} | {PUBLISHED['cifar10'][model]:.0f} |")
-    lines += ["", "The figures of Deep MFA are lower bounds (Tang et al. 2012, as cited by the paper).", ""]
-    if (beside / "vae.json").exists():
-        lines += vae_section(json.loads((beside / "vae.json").read_text()))
+    lines += ["", "The log-likelihoods of Deep MFA are lower bounds (Tang et al. 2012, as cited by the paper).", ""]
     for name in dict.fromkeys(row["recipe"] for row in rows):
         for title, file in PICTURES.items():
-            picture = beside / "figures" / name / file
+            picture = here / "figures" / name / file
             if picture.exists():
                 lines += [f"### {name}: {title}", "", f"![{title}]({_link(picture, folder)})", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
-    """Which readings of the paper come within 1 % of its figure."""
+    """Return a sentence about which readings of the paper come within 1 % of its log-likelihood."""
     readings = [row for row in rows if "runs" in row and row["paper_nats"] and row["reading"] in ("text", "released")]
     off = {row["recipe"]: 100 * (row["test_mean_nats"] / row["paper_nats"] - 1) for row in readings}
     found = {name: f"`{name}` ({percent:+.1f} %)" for name, percent in off.items()}
@@ -322,21 +360,7 @@ def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
     far = [text for text in found.values() if text not in near]
     if not off:
         return []
-    return [f"Within 1 % of the paper's figure: {', '.join(near) or 'none'}. Further away: {', '.join(far) or 'none'}."]
-
-
-def vae_section(study: dict[str, Any]) -> list[str]:
-    """The VAE study as a table."""
-    lines = ["## A VAE as NICE, and NICE inside it (App. C, §6)", ""]
-    lines += [f"`{study.get('command', 'nicest reproduce vae')}`: test bound in nats, {study['dataset']},"]
-    lines += [f"{study['steps']:,} steps of {study['batch']} for every model; {study['device']}.", ""]
-    lines += ["| model | parameters | bound | gain over plain |", "|---|---|---|---|"]
-    for row in study["rows"]:
-        test, gain = ("" if row[key] is None else f" ± {row[key]:.1f}" for key in ("test_sd", "gain_sd"))
-        over = "–" if row["model"] == "plain" else f"{row['gain_nats']:+.1f}{gain}"
-        lines.append(f"| {row['model']} | {row['parameters']:,} | {row['test_nats']:.1f}{test} | {over} |")
-    wider = "`wider` is the plain VAE with as many parameters as the largest model: what parameters by themselves gain."
-    return [*lines, "", wider, ""]
+    return [f"Within 1 % of the paper: {', '.join(near) or 'none'}. Further away: {', '.join(far) or 'none'}."]
 
 
 PICTURES = {
@@ -367,7 +391,7 @@ NAMES = {
 
 
 def why(row: dict[str, Any]) -> str:
-    """Why a row has no figure."""
+    """Return why a row has no result."""
     reason = row.get("missing") or row.get("unfinished") or f"failed: {row.get('failed')}"
     return str(reason).replace("|", "/")
 

@@ -1,1 +1,0 @@
-"""Benchmarks, comparisons with other methods, and the paper's tables and figures."""
