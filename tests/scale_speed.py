@@ -69,8 +69,8 @@ def main(folder: Path, rows: int, engine: str) -> None:
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        rows = ray.data.read_parquet(str(files))
-        rows.map_batches(Worker(run), batch_format="pyarrow", batch_size=50_000).write_parquet(str(out))
+        data = ray.data.read_parquet(str(files))
+        data.map_batches(Worker(run), batch_format="pyarrow", batch_size=50_000).write_parquet(str(out))
     else:
         from pyspark.sql import SparkSession
 
