@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from nicest.flows import MLP, Additive, ConvNet, Spline
+from nicest.flows import MLP, ConvNet, Spline
 
 BOUND = Spline.bound  # beyond which splines are the identity
 SCALES, STEPS, BLOCKS, WIDTH = 3, 8, 2, 128  # a Glow's scales, couplings on each, and networks
@@ -66,7 +66,7 @@ class Planes(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, side: int) -> None:
         super().__init__()
-        self.network, self.outputs = ConvNet((inputs, side, side), outputs, Additive(), WIDTH, BLOCKS), outputs
+        self.network, self.outputs = ConvNet((inputs, side, side), outputs, 1, WIDTH, BLOCKS), outputs
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x.flatten(1)).unflatten(1, (self.outputs, *x.shape[2:]))

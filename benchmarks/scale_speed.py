@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from nicest.integrations import Worker
+
 GROUP = 100_000  # rows of a row group; a file has ten
 SETTINGS = ("model.law=additive", "model.width=64", "model.hidden_layers=2", "model.couplings=4", "train.epochs=2")
 
@@ -68,19 +70,17 @@ def main(folder: Path, rows: int, engine: str) -> None:
     elif engine == "ray":
         import ray
 
-        from nicest.integrations import ray as on_ray
-
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        on_ray.write(on_ray.score(run, files, workers=2), out)
+        data = ray.data.read_parquet(str(files))
+        data.map_batches(Worker(run), batch_format="pyarrow", batch_size=50_000).write_parquet(str(out))
     else:
         from pyspark.sql import SparkSession
 
-        from nicest.integrations import spark
-
         os.environ["PYSPARK_PYTHON"] = sys.executable
         builder = SparkSession.builder.master("local[2,4]").config("spark.driver.host", "127.0.0.1")
-        session = builder.config("spark.ui.enabled", "false").getOrCreate()
-        spark.score(session, run, files).write.parquet(str(out))
+        frame = builder.config("spark.ui.enabled", "false").getOrCreate().read.parquet(str(files))
+        worker = Worker(run)
+        frame.mapInArrow(worker.map, worker.schema(frame.schema)).write.parquet(str(out))
     seconds = time.monotonic() - start
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds(), 1)}
     print(json.dumps({"engine": engine, "rows": rows, **times}))

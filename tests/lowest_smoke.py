@@ -50,16 +50,19 @@ inference.append_simulations(theta, theta + torch.randn(100, 2)).train(max_num_e
 assert inference.build_posterior().sample((3,), x=torch.zeros(2), show_progress_bars=False).shape == (3, 2)
 """,
     "ray": """
-from nicest.integrations import ray
-assert len(ray.score("table", "samples.parquet").take_all()) == 50
+import ray.data
+from nicest.integrations import Worker
+scores = ray.data.read_parquet("samples.parquet").map_batches(Worker("table"), batch_format="pyarrow").take_all()
+assert len(scores) == 50 and all("outlier_score" in row for row in scores)
 """,
     "pyspark": """
 import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
-from nicest.integrations import spark
+from nicest.integrations import Worker
 session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-assert spark.score(session, "table", "samples.parquet").count() == 50
+rows, worker = session.read.parquet("samples.parquet"), Worker("table")
+assert rows.mapInArrow(worker.map, worker.schema(rows.schema)).where("log_density is not null").count() == 50
 """,
 }
 tried: set[str] = set()

@@ -469,7 +469,7 @@ def test_thousands_of_columns(tmp_path: Path) -> None:
     assert got.shape == (12, 3_000)
     low = np.array([column.low for column in columns])
     np.testing.assert_allclose(got + low, rows, atol=1e-5)
-    assert require_columns(TableFile(tmp_path / "t.parquet"), columns[:5]) == names[5:]
+    assert require_columns(names, columns[:5], "t.parquet") == names[5:]
 
 
 def test_thousands_of_columns_of_text(tmp_path: Path) -> None:
@@ -557,9 +557,9 @@ def test_tables_of_other_columns(tmp_path: Path, refusal: Refusal) -> None:
     write_table(tmp_path / "t.parquet", pa.table(TRAINED))
     columns = scan(tmp_path / "t.parquet")
     write_table(tmp_path / "u.parquet", pa.table({"n": [1], "z": [2]}))
-    message = refusal(require_columns, TableFile(tmp_path / "u.parquet"), columns)
+    message = refusal(require_columns, TableFile(tmp_path / "u.parquet").names, columns, "u.parquet")
     assert "lacks 'x', 'c', 't', 'f', 'v', which training had, and has 'z', which it had not" in message
-    assert require_columns(TableFile(tmp_path / "t.parquet"), columns[1:3]) == ["n", "t", "f", "v"]
+    assert require_columns(TableFile(tmp_path / "t.parquet").names, columns[1:3], "") == ["n", "t", "f", "v"]
 
 
 # ---- columns.json

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
 
@@ -172,14 +171,14 @@ def leave_out(name: str) -> str:
     return f"leave it out: set {shlex.quote('data.drop=' + plain)}"
 
 
-def require_columns(file: TableFile, columns: Sequence[Column]) -> list[str]:
-    """Refuse a table that lacks columns of training; the columns it has too many are returned."""
-    have, known = set(file.names), {column.name for column in columns}
+def require_columns(names: Sequence[str], columns: Sequence[Column], source: Path | str) -> list[str]:
+    """Refuse a table without all columns of the training data, and return the names of its additional columns."""
+    have, known = set(names), {column.name for column in columns}
     missing = [column.name for column in columns if column.name not in have]
-    extra = [name for name in file.names if name not in known]
+    extra = [name for name in names if name not in known]
     if missing:
         more = f", and has {listed(extra)}, which it had not" if extra else ""
-        raise NicestError(f"{file.path}: lacks {listed(missing)}, which training had{more}")
+        raise NicestError(f"{source}: lacks {listed(missing)}, which training had{more}")
     return extra
 
 

@@ -19,6 +19,7 @@ from nicest.remote import Remote, looked_from, place
 
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 BATCH = 50_000  # rows that are read at once, or fewer of a wide table
+IN_MEMORY = Path("batch")  # names a table without a file in error messages
 CELLS = 2_000_000  # of a batch, at most
 WIDEST = 20_000  # columns
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .xls files begin
@@ -116,26 +117,14 @@ class TableFile:
         return pa.ipc.open_stream(_messages(self.path))
 
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
-        """Record batches of the named columns, of all rows or of one part; their bytes are checked."""
-        rows = max(1, min(BATCH, CELLS // max(1, len(names))))
+        """Yield validated record batches of the named columns, of all rows or of one part."""
+        rows = batch_rows(len(names))
         with self._reading():
             for batch in self._batches(list(names), group, rows):
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
                     part.validate(full=True)
                     yield part
-
-    def rows(self, names: Sequence[str], start: int, stop: int) -> Iterator[Any]:
-        """Record batches of the rows from `start` to `stop` of a Parquet file; other row groups are not read."""
-        at = 0
-        for group, count in enumerate(self.counts):
-            here, at = at, at + (count or 0)
-            if here < stop and at > start:
-                for batch in self.batches(names, group):
-                    low, high = max(0, start - here), min(batch.num_rows, stop - here)
-                    if low < high:
-                        yield batch.slice(low, high - low)
-                    here += batch.num_rows
 
     def _batches(self, names: list[str], group: int | None, rows: int) -> Iterator[Any]:
         if self.suffix == ".parquet":
@@ -187,6 +176,20 @@ def table_files(names: Sequence[str | Path]) -> list[Path]:
             raise NicestError(f"expected Parquet files, found none in {path}{looked_from(path)}")
         found += inside
     return found
+
+
+def batch_rows(columns: int) -> int:
+    """Return the number of rows to read at once from a table with this many columns."""
+    return max(1, min(BATCH, CELLS // max(1, columns)))
+
+
+def append_columns(table: Any, new: Any) -> Any:
+    """Append the columns of an Arrow table to those of another one."""
+    import pyarrow as pa
+
+    if twice := [name for name in new.column_names if name in table.column_names]:
+        raise NicestError(f"the result would have two columns {listed(twice)}: rename or drop them in the data")
+    return pa.table([*table.columns, *new.columns], names=[*table.column_names, *new.column_names])
 
 
 def require_narrow(path: Path, columns: int) -> None:

@@ -116,7 +116,7 @@ class Rows:
             path = Path(file.name)
             try:
                 table = TableFile(path, most=limits.UNPACKED)
-                require_columns(table, columns)
+                require_columns(table.names, columns, table.path)
                 for batch in table.batches(names):
                     first = batch.slice(0, limits.ROWS - len(shown))  # before anything is made of them
                     more = first.num_rows < batch.num_rows

@@ -326,7 +326,7 @@ def _from_csv(columns: Sequence[Column], path: Path) -> tuple[Form, Any, np.ndar
 
 def _from_arrow(columns: Sequence[Column], path: Path) -> tuple[Form, Any, np.ndarray, np.ndarray]:
     file = TableFile(path)
-    if extra := require_columns(file, columns):
+    if extra := require_columns(file.names, columns, file.path):
         raise NicestError(f"{path}: expected the columns of training alone, also got {listed(extra)}: leave them out")
     with reading(path, f"a whole {path.suffix} table"):
         with file._parquet() if file.suffix == ".parquet" else file._ipc() as reader:

@@ -12,7 +12,7 @@ import torch
 
 from nicest.data.cells import Batch, decode, encode
 from nicest.data.columns import Column, require_columns
-from nicest.data.tables import SUFFIXES, TableFile, writing
+from nicest.data.tables import IN_MEMORY, SUFFIXES, TableFile, batch_rows, writing
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.impute import MIXED, STEPS, Imputed, impute_rows, in_parts
@@ -66,7 +66,7 @@ def impute_table(
     file = TableFile(path)
     import pyarrow as pa
 
-    require_columns(file, columns)
+    require_columns(file.names, columns, path)
     counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0, "not_mixed": 0}
     with ExitStack() as stack:
         write = stack.enter_context(writing(target, file.schema, plain=True))
@@ -93,8 +93,22 @@ def impute_table(
     return {"out": str(target), "cells": str(cells) if cells else None, "interval": interval, "seed": seed, **counts}
 
 
+def impute_batch(run: Run, table: Any, *, draws: int = 400, steps: int = STEPS, seed: int = 0) -> Any:
+    """Fill in the missing cells of an Arrow table, as `impute_table` does for a file with these rows."""
+    import pyarrow as pa
+
+    require_columns(table.column_names, run.columns, IN_MEMORY)
+    plain = pa.table([_plain(each.combine_chunks()) for each in table.columns], table.column_names)
+    parts, row = [plain.slice(0, 0)], 0
+    for batch in plain.to_batches(batch_rows(table.num_columns)):
+        _, hidden, cells = filled_cells(run, batch, IN_MEMORY, draws=draws, steps=steps, seed=[seed, row])
+        parts.append(filled(pa.Table.from_batches([batch]), run.columns, cells.value, hidden))
+        row += batch.num_rows
+    return pa.concat_tables(parts)
+
+
 def filled_cells(run: Run, batch: Any, path: Path, **how: Any) -> tuple[Batch, np.ndarray, Cells]:
-    """The rows of a record batch in the model's numbers, which of their cells are hidden, and what was found there."""
+    """Return the encoded rows of a record batch, the mask of their missing cells, and the values drawn for these."""
     encoded = encode(batch, run.columns, path)
     hidden = np.isnan(encoded.rows) & ~encoded.unknown[:, None]
     return encoded, hidden, fill(run.flow, encoded.rows, hidden, run.columns, **how)
@@ -179,7 +193,7 @@ def filled(table: Any, columns: Sequence[Column], values: np.ndarray, hidden: np
 
 
 def _plain(cells: Any) -> Any:
-    """Cells without a dictionary."""
+    """Decode dictionary-encoded cells."""
     return cells.dictionary_decode() if hasattr(cells, "dictionary") else cells
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nicest.data.cells import as_in_training, decode, encode, is_moment
 from nicest.data.columns import Column, require_columns
-from nicest.data.tables import SUFFIXES, TableFile, require_pyarrow, writing
+from nicest.data.tables import IN_MEMORY, SUFFIXES, TableFile, append_columns, require_pyarrow, writing
 from nicest.errors import NicestError
 from nicest.fast import lower
 from nicest.flows import Flow
@@ -138,7 +138,7 @@ def predict(
         raise NicestError("a picture shows one target that is a number, and these are others: leave the picture out")
     require_pyarrow()
     file = TableFile(path)
-    require_columns(file, given)
+    require_columns(file.names, given, path)
     if picture:
         from nicest.plots import picture_kind
 
@@ -175,6 +175,23 @@ def predict(
         "unseen": tally.unseen,
         "seed": seed,
     }
+
+
+def predict_batch(run: Run, table: Any, *, level: float = 0.9, draws: int = 0, seed: int = 0) -> Any:
+    """Append predictions to an Arrow table, as `predict` computes them for a file with these rows."""
+    import pyarrow as pa
+
+    targets, given = targets_and_given(run)
+    require_columns(table.column_names, given, IN_MEMORY)
+    observed = all(column.name in table.column_names for column in targets)
+    columns = schema(targets, draws, observed=observed)
+    parts, row = [columns.empty_table()], 0
+    for some in blocks(table.to_batches()):
+        how: dict[str, Any] = {"level": level, "draws": draws, "seed": [seed, row]}
+        found, _, _ = predicted(run, some, IN_MEMORY, observed=observed, **how)
+        parts.append(pa.table(predicted_cells(found, targets, row), schema=columns))
+        row += some.num_rows
+    return append_columns(table, pa.concat_tables(parts).drop_columns("row"))
 
 
 def predicted(

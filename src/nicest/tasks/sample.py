@@ -16,6 +16,7 @@ from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.conditional import Conditional
 from nicest.inference.impute import MIXED
+from nicest.messages import listed
 from nicest.plots import image_grid
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
@@ -77,6 +78,20 @@ def sample(
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, drawn)
     return told
+
+
+def sample_batch(run: Run, table: Any, *, rows: int = 100_000, temperature: float = 1.0, seed: int = 0) -> Any:
+    """Draw an Arrow table of `rows` samples for each number in the column `id`, with the seed `seed` + id."""
+    import pyarrow as pa
+
+    if "id" not in table.column_names:
+        raise NicestError(
+            f"expected a column `id` of whole numbers, got {listed(table.column_names)}: see docs/scale.md"
+        )
+    seeds = [seed + number for number in table.column("id").to_pylist()]
+    drawn = (draw(run, rows, temperature=temperature, seed=each) for each in seeds)
+    empty = np.empty((0, len(run.columns)))
+    return pa.concat_tables([decode(each, run.columns) for each in (empty, *drawn)])
 
 
 def sample_where(run: Run, n: int, where: str, *, seed: int, out: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.cells import Batch, encode
 from nicest.data.columns import Column, require_columns
 from nicest.data.splits import folder_images, read_rows
-from nicest.data.tables import SUFFIXES, TableFile, is_table, table_files, writing
+from nicest.data.tables import IN_MEMORY, SUFFIXES, TableFile, append_columns, is_table, table_files, writing
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.engine import Engine
@@ -73,7 +73,7 @@ def score(
     require_own_file(path, recipe, *paths)
     parts = share(list(plan(paths, columns)), rank, size)
     draws = run.draws(draws)
-    reference = score_quantiles(run, draws)
+    quantiles = score_quantiles(run, draws)
     named, text = len(paths) > 1 or bool(image_names(paths[0])), path.suffix.lower() == ".csv"
     counts = {"rows": 0, "missing": 0, "unknown": 0}
     total = 0.0
@@ -82,7 +82,9 @@ def score(
         bar = stack.enter_context(Bar("scoring", len(parts)))
         for done, part in enumerate(parts):
             row = part.first_row
-            for nats, rarities in scored(run, part, draws=draws, seed=seed, reference=reference):
+            own_seed = [seed, part.file, part.group]  # the same noise whichever process scores the part
+            batches = chunks(part, columns, recipe)
+            for nats, rarities in scored(run, batches, draws=draws, seed=own_seed, quantiles=quantiles):
                 names = image_names(part.path, whole=len(paths) > 1) or [plain_name(part.path)] * len(nats)
                 numbers = (_cells(each, text=text) for each in (nats, rarities))
                 cells = [names, list(range(row, row + len(nats))), *numbers]
@@ -108,13 +110,27 @@ def score(
 
 
 def scored(
-    run: Run, part: Part, *, draws: int, seed: int, reference: np.ndarray | None
+    run: Run, batches: Iterable[Batch], *, draws: int, seed: Sequence[int], quantiles: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The log-densities and outlier scores of a part, some rows at once."""
-    torch.manual_seed(_seed(seed, part))  # the same noise whoever scores the part
-    for chunk in chunks(part, run.columns, run.recipe):
-        nats = log_densities(run.engine, chunk, draws)
-        yield nats, outlier_scores(nats, reference)
+    """Yield the log-densities and outlier scores of batches; the noise depends on the seed and on the row number."""
+    torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) >> 1)
+    for batch in batches:
+        nats = log_densities(run.engine, batch, draws)
+        yield nats, outlier_scores(nats, quantiles)
+
+
+def score_batch(run: Run, table: Any, *, draws: int = 8, seed: int = 0, quantiles: np.ndarray | None = None) -> Any:
+    """Append log_density and outlier_score to an Arrow table, as `score` computes them for a file with these rows.
+
+    `quantiles` are those of `score_quantiles`; without them the outlier scores are missing.
+    """
+    import pyarrow as pa
+
+    require_columns(table.column_names, run.columns, IN_MEMORY)
+    batch = encode(table, run.columns, IN_MEMORY)
+    (found,) = scored(run, [batch], draws=run.draws(draws), seed=[seed, 0, 0], quantiles=quantiles)
+    columns = [pa.array(each, pa.float64(), mask=np.isnan(each)) for each in found]
+    return append_columns(table, pa.table(columns, names=["log_density", "outlier_score"]))
 
 
 def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
@@ -128,7 +144,7 @@ def plan(paths: Sequence[Path], columns: Sequence[Column]) -> Iterator[Part]:
                     f"{path} is a table, and the model is not of one, or lacks its {COLUMNS}: train it on a table first"
                 )
             file, first = TableFile(path), 0
-            if extra := require_columns(file, columns):
+            if extra := require_columns(file.names, columns, path):
                 Bar("", 1).note(f"{path}: ignoring {listed(extra)}, which the training data did not have")
             for group in range(file.groups):
                 yield Part(i, path, file, group, first)
@@ -148,10 +164,6 @@ def share(parts: Sequence[Part], rank: int, size: int) -> Sequence[Part]:
 
 def part_path(out: Path, rank: int, size: int) -> Path:
     return out if size == 1 else out.with_name(f"{out.stem}-{rank:05d}-of-{size:05d}{out.suffix}")
-
-
-def _seed(seed: int, part: Part) -> int:
-    return int(np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def chunks(part: Part, columns: Sequence[Column], recipe: Recipe) -> Iterator[Batch]:

@@ -1,1 +1,0 @@
-"""Scoring, imputing, predicting and sampling on many machines, by engines that share out the work."""
