@@ -208,6 +208,27 @@ def test_after_ctrl_c_the_flow_has_its_dtype_and_the_best_weights_so_far(dtype: 
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_only_a_run_folder_handles_signals_and_gives_them_back_after_an_error(tmp_path: Path, in_folder: bool):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    during: list[Any] = []
+
+    class Fail(Callback):
+        def validated(self, row: Any) -> None:
+            during.extend(signal.getsignal(number) for number in numbers)
+            raise RuntimeError
+
+    try:
+        with pytest.raises(RuntimeError):
+            fitted(FLOWS["frozen layers"](), callbacks=[Fail()], sink=tmp_path if in_folder else None)
+        assert [each == signal.default_int_handler for each in during] == [not in_folder] * 4
+        assert [signal.getsignal(number) for number in numbers] == [signal.default_int_handler] * 4
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class TestRefused:
     """One line each, before anything is trained."""
 

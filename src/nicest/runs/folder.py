@@ -156,6 +156,8 @@ class RunFolder:
     without it, False, nothing is checked.
     """
 
+    handles_signals = True  # a training that can be resumed stops cleanly
+
     def __init__(self, path: str | Path, *, verify: bool | None = None) -> None:
         self.asked, self.checks = Path(path), verify
         self.model = self.asked if self.asked.suffix == ".safetensors" else self.asked / MODEL  # it stands alone, too
