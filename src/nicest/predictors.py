@@ -37,9 +37,9 @@ from nicest.estimator import (
     columns_of,
     encoded,
     extremes,
-    hypercube,
     in_words_of_parameters,
     live_state,
+    log_mean_density,
     plain_state,
     python_number,
     repetitions,
@@ -52,7 +52,7 @@ from nicest.inference.predictive import Predictive, crps, interval
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe
 from nicest.runs.folder import RunFolder, newer
-from nicest.runs.run import DRAWS, Run
+from nicest.runs.run import Run
 from nicest.tasks.predict import given_codes, own_unit
 from nicest.train.fit_table import fit_table
 
@@ -440,23 +440,11 @@ class NICEClassifier(ClassifierMixin, Predictor):
         return self
 
     def log_likelihood(self, X: ArrayLike) -> np.ndarray:
-        """log p(x | class), (N, classes); -inf for rows with values that training never saw."""
+        """Return log p(x | class), (N, classes); -inf for rows with values that training never saw."""
         cells, unknown = self._cells(X)
-        x, units = torch.from_numpy(cells), self.flow_.units
-        points = torch.from_numpy(hypercube(DRAWS if units.discrete else 1, units.dim)).to(units.scale)
-        engine = Engine(self.flow_)
-        found = []
-        for k in range(len(self.classes_)):
-            rows = torch.cat((x.new_full((len(x), 1), k), x), 1).to(units.scale)
-            drawn = [units.enter(rows, noise=point) for point in points]
-            each = [
-                torch.cat(list(engine.each("log_density", y)))
-                + torch.as_tensor(units.local(y, self.flow_.prior.scored))
-                for y in drawn
-            ]
-            mean = torch.stack(each).logsumexp(0) - np.log(len(each)) + self.flow_.units_log_det
-            found.append(mean.cpu().numpy())
-        nats = np.column_stack(found)
+        x, engine = torch.from_numpy(cells), Engine(self.flow_)
+        classes = [torch.cat((x.new_full((len(x), 1), k), x), 1) for k in range(len(self.classes_))]
+        nats = np.column_stack([log_mean_density(engine, rows) for rows in classes])
         return np.where(unknown[:, None] | np.isnan(nats), -np.inf, nats)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
