@@ -248,6 +248,17 @@ class TestRefused:
         valid = None if rows.shape[1] == 3 else ROWS[:100]
         assert words in refusal(fitted, FLOWS["frozen layers"](), rows=rows, valid=valid)
 
+    def test_a_loader_of_batches(self, refusal: Callable[..., str]):
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.as_tensor(ROWS)), batch_size=50)
+        said = refusal(fitted, FLOWS["frozen layers"](), rows=loader, valid=None)
+        assert "expected rows (N, ...) as one array or tensor, got 'DataLoader'" in said
+        fitted(FLOWS["frozen layers"](), rows=torch.cat([x for x, *_ in loader]), valid=None)  # as the message advises
+
+    def test_a_run_that_is_opened_without_its_flow(self, tmp_path: Path, refusal: Callable[..., str]):
+        fitted(FLOWS["frozen layers"](), sink=tmp_path)
+        said = refusal(nicest.open, tmp_path)
+        assert f"{tmp_path} holds a flow built by hand: build it again, then nicest.open(path, flow=it)" in said
+
     def test_validation_rows_with_nan(self, refusal: Callable[..., str]):
         valid = np.where(np.arange(4) == 1, np.nan, ROWS[:100])
         assert "expected finite numbers in the validation rows" in refusal(

@@ -337,6 +337,8 @@ def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
 
 def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights of other shapes than the recipe's, before a flow of its size is built."""
+    if recipe.own_flow:
+        raise NicestError(f"{source} holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
     dim, model = recipe.data.dim, recipe.model
     if not recipe.data.shape:
         raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")

@@ -423,7 +423,13 @@ def _same_training(stored: Recipe, changed: Recipe, sink: Sink) -> Recipe:
 
 
 def _array(rows: np.ndarray | Tensor) -> np.ndarray:
+    """Return rows as an array on the CPU."""
     if isinstance(rows, Tensor):
         rows = rows.detach().cpu()
         return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    if np.ndim(rows) == 0:  # an iterable of batches, such as a DataLoader
+        raise NicestError(
+            f"expected rows (N, ...) as one array or tensor, got {shown(type(rows).__name__)}: concatenate its batches"
+            " with torch.cat"
+        )
     return np.asarray(rows)
