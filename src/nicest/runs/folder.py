@@ -20,13 +20,13 @@ from torch import Tensor
 from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError, Resumable
-from nicest.files import flush, replacing, write_text, writing
+from nicest.files import flush, replacing, write_bytes, write_text, writing
 from nicest.flows import Flow
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.remote import place
-from nicest.runs.digests import ENVIRONMENT, expect, read_environment, settle, verify
+from nicest.runs.digests import ENVIRONMENT, expect, is_known, read_environment, settle, verify
 from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
 
@@ -36,8 +36,11 @@ RECIPE, COLUMNS, METRICS = "recipe.toml", "columns.json", "metrics.jsonl"
 UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of values that they do not know
 
 
-def write_tensors(path: Path, saved: Saved) -> None:
-    """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
+def write_tensors(path: Path, saved: Saved, *appended: Path) -> None:
+    """Write tensors as safetensors, with the format version, the recipe and metrics as metadata.
+
+    The digests of `appended` files of the folder, which only grow, are recorded in the same step.
+    """
     tensors, recipe, figures = saved
     kept = kept_recipe(recipe, path.parent)
     metadata = {"format": f"nicest {FORMAT}", "recipe": kept.to_toml(), "figures": json.dumps(figures)}
@@ -49,8 +52,8 @@ def write_tensors(path: Path, saved: Saved) -> None:
         except SafetensorError as error:
             raise OSError(str(error)) from error
         temporary.chmod(mode)
-        expect(path, temporary)
-    settle(path)
+        expect(path, temporary, *appended)
+    settle(path, *appended)
 
 
 def kept_recipe(recipe: Recipe, folder: Path) -> Recipe:
@@ -200,10 +203,11 @@ class RunFolder:
         return self._read(self.path / LAST) if (self.path / LAST).exists() else None
 
     def save_state(self, saved: Saved) -> None:
-        if (self.path / METRICS).exists():  # on the disk before a state that counts on it: a power cut keeps no order
-            with writing(self.path / METRICS):
-                flush(self.path / METRICS)
-        write_tensors(self.path / LAST, saved)
+        metrics = [path for path in (self.path / METRICS,) if path.exists()]
+        for path in metrics:  # on the disk before a state that counts on it: a power cut keeps no order
+            with writing(path):
+                flush(path)
+        write_tensors(self.path / LAST, saved, *metrics)
 
     def forget_state(self) -> None:
         (self.path / LAST).unlink(missing_ok=True)
@@ -245,18 +249,26 @@ class RunFolder:
             file.write(json.dumps(dict(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
+        """Parse metrics.jsonl: one row for each validation; a last line that was cut off is ignored."""
+        return [row for row, _ in self._metrics()]
+
+    def _metrics(self) -> list[tuple[dict[str, Any], bytes]]:
+        """Return the rows of metrics.jsonl, each with its line."""
         path = self.path / METRICS
         self._require_format()
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
         except OSError as error:
             raise NicestError(f"cannot read {path}: {error.strerror}") from error
-        return [_row(line, f"{path}, line {i}") for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
+        return [(_row(line, f"{path}, line {i}"), line) for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
 
     def drop_metrics_after(self, step: int) -> None:
-        """Forget rows beyond the state that training goes on from."""
-        rows = [row for row in self.metrics() if row["step"] <= step]
-        write_text(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        """Remove the metrics after the step that training continues from; refuse earlier ones that were changed."""
+        path = self.path / METRICS
+        content = b"".join(line + b"\n" for row, line in self._metrics() if row["step"] <= step)
+        if self.checks is not False and path.exists() and not is_known(path, content):
+            raise NicestError(f"{path} has changed since it was written: restore a copy of it, or delete it")
+        write_bytes(path, content)
 
     def _require_format(self) -> None:
         """Refuse JSON files of a newer nicest: environment.json has the format of them all."""
