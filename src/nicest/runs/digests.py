@@ -6,8 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,10 @@ def settle(path: Path, *appended: Path) -> None:
             _keep(path.parent, known)
 
 
-def is_known(path: Path, content: bytes) -> bool:
-    """Return True if `content` has a digest that is kept for the file, or if none is kept."""
-    known = _kept(path)
-    return not known or hashlib.sha256(content).hexdigest() in known
+def begins_as_written(path: Path, lines: Iterable[bytes]) -> bool:
+    """Return True if the lines of an appended file begin with what a recorded digest is of, or if none is recorded."""
+    known, prefixes = _kept(path), accumulate(lines, initial=b"")
+    return not known or any(hashlib.sha256(prefix).hexdigest() in known for prefix in prefixes)
 
 
 def verify(path: Path, *, strict: bool = True) -> None:

@@ -20,13 +20,13 @@ from torch import Tensor
 from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError, Resumable
-from nicest.files import flush, replacing, write_bytes, write_text, writing
+from nicest.files import flush, replacing, write_text, writing
 from nicest.flows import Flow
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.remote import place
-from nicest.runs.digests import ENVIRONMENT, expect, is_known, read_environment, settle, verify
+from nicest.runs.digests import ENVIRONMENT, begins_as_written, expect, read_environment, settle, verify
 from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
 
@@ -260,15 +260,21 @@ class RunFolder:
             lines = path.read_bytes().splitlines() if path.exists() else []
         except OSError as error:
             raise NicestError(f"cannot read {path}: {error.strerror}") from error
-        return [(_row(line, f"{path}, line {i}"), line) for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
+        whole = [(f"{path}, line {i}", line) for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
+        return [(_row(line, where), line + b"\n") for where, line in whole]
 
     def drop_metrics_after(self, step: int) -> None:
         """Remove the metrics after the step that training continues from; refuse earlier ones that were changed."""
-        path = self.path / METRICS
-        content = b"".join(line + b"\n" for row, line in self._metrics() if row["step"] <= step)
-        if self.checks is not False and path.exists() and not is_known(path, content):
+        path, rows = self.path / METRICS, self._metrics()
+        if not path.exists():
+            return
+        if self.checks is not False and not begins_as_written(path, [line for _, line in rows]):
             raise NicestError(f"{path} has changed since it was written: restore a copy of it, or delete it")
-        write_bytes(path, content)
+        content = b"".join(line for row, line in rows if row["step"] <= step)
+        if content != path.read_bytes():
+            with replacing(path) as temporary:
+                temporary.write_bytes(content)
+                expect(path, temporary)
 
     def _require_format(self) -> None:
         """Refuse JSON files of a newer nicest: environment.json has the format of them all."""
