@@ -26,7 +26,7 @@ from sklearn.utils.validation import (
 
 from nicest.data import scan
 from nicest.data.arrays import widened
-from nicest.data.cells import encode
+from nicest.data.cells import codes_of, encode
 from nicest.data.columns import Column, as_given, columns_from_json
 from nicest.errors import NicestError
 from nicest.estimator import (
@@ -311,7 +311,10 @@ class NICERegressor(RegressorMixin, Predictor):
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit the distribution of y, (N,), given the rows of X; a row of `sample_weight` 2 counts twice."""
+        """Fit the distribution of y, (N,), given the rows of X; a row of `sample_weight` 2 counts twice.
+
+        If y holds only integers, of any dtype, its distribution is discrete: `log_prob` is then a log-probability.
+        """
         rows, target = self._read(X, y, y_numeric=True)
         target = column_or_1d(target, warn=True).astype(np.float64)
         if not np.isfinite(target).all():
@@ -323,7 +326,8 @@ class NICERegressor(RegressorMixin, Predictor):
         if TARGET in (names := {column.name for column in columns}):
             raise ValueError(f"expected no column called {TARGET!r} in X, got {listed(sorted(names))}")
         values = widened(target[:, None], seed)  # which may vary by no more than rounding
-        own = columns_of(values, [TARGET], [False], by_values=False)
+        found = columns_of(values, [TARGET], [bool((values == values.round()).all())], by_values=False)
+        own = tuple(replace(column, spikes=(), floor=None, ceiling=None) for column in found)
         both = np.column_stack([codes, encoded(values, own)[0]])
         self._fit(both, (*columns, *own), [len(columns)], sample_weight, seed)
         return self
@@ -356,11 +360,12 @@ class PredictiveDistribution:
         return len(self._of)
 
     def log_prob(self, y: ArrayLike) -> np.ndarray:
-        """The log-density of y, (N,), in nats."""
-        return self._of.log_prob(self._codes(y)).cpu().numpy()
+        """Return the log-density of y, (N,), in nats; its log-probability if it was fitted to integers."""
+        impossible = codes_of(np.asarray(y, dtype=np.float64), self._column)[1]
+        return np.where(impossible, -np.inf, self._of.log_prob(self._codes(y)).cpu().numpy())
 
     def cdf(self, y: ArrayLike) -> np.ndarray:
-        """The probability of y or less, for y of shape (N,)."""
+        """Return the probability of y or less, for y of shape (N,)."""
         return self._of.cdf(self._codes(y)).cpu().numpy()
 
     def quantile(self, share: ArrayLike) -> np.ndarray:
@@ -380,24 +385,28 @@ class PredictiveDistribution:
         return self._values(self._of.sample(n, generator))
 
     def mean(self) -> np.ndarray:
+        """Return the mean of y for every row, (N,)."""
         return self._values(self._of.mean())
 
     def std(self) -> np.ndarray:
-        return self._of.points(FINE).std(1, correction=0).cpu().numpy()
+        """Return the standard deviation of y for every row, (N,)."""
+        return self._values(self._of.points(FINE)).std(1)
 
     def points(self) -> np.ndarray:
         """Values (N, M) of equal weight that stand for each distribution."""
         return self._values(self._of.points())
 
     def crps(self, y: ArrayLike) -> np.ndarray:
-        """The continuous ranked probability score of y, (N,), in its unit: lower is better."""
-        return crps(self._of.points(), self._codes(y)).cpu().numpy()
+        """Return the continuous ranked probability score of y, (N,), in its unit: lower is better."""
+        return crps(self._of.points(), self._codes(y)).cpu().numpy() * (self._column.step or 1.0)
 
     def _codes(self, y: ArrayLike) -> torch.Tensor:
+        """Encode y, one value for every row; values between two steps are rounded down."""
         values = np.asarray(y, dtype=np.float64)
         if values.shape != (len(self),):
             raise ValueError(f"expected y for each of {len(self)} rows, got shape {values.shape}")
-        return torch.from_numpy(values - self._column.taken_off).to(self._of.given)
+        codes = self._column.code(values)
+        return torch.from_numpy(np.floor(codes) if self._column.discrete else codes).to(self._of.given)
 
     def _values(self, codes: torch.Tensor) -> np.ndarray:
         return own_unit(codes.cpu().numpy(), self._column)
