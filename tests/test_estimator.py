@@ -22,7 +22,7 @@ from nicest import NICE, NicestError
 from nicest.cli import app
 from nicest.data import in_memory
 from nicest.estimator import repetitions
-from nicest.flows import Coupling, Flow
+from nicest.flows import Coupling, Flow, MixedUnits
 from nicest.inference.engine import Engine
 from nicest.recipes.build import build
 from nicest.recipes.defaults import WORK, held_out, recipes_for
@@ -596,6 +596,13 @@ class TestDiscrete:
         together = model.score_samples(rows[:100])
         np.testing.assert_allclose(together, [model.score_samples(row[None])[0] for row in rows[:100]], atol=1e-9)
         assert np.isfinite(together).all()
+
+    def test_many_rows_are_scored_in_batches(self, model: NICE, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch):
+        expected, seen, enter = model.score_samples(rows), [], MixedUnits.enter
+        monkeypatch.setattr(model._engine(), "batch", 300)
+        monkeypatch.setattr(MixedUnits, "enter", lambda units, x, **how: seen.append(len(x)) or enter(units, x, **how))
+        np.testing.assert_allclose(model.score_samples(rows), expected, atol=1e-9)
+        assert max(seen) == 300
 
     def test_values_of_no_training_row_have_no_probability(self, model: NICE, rows: np.ndarray):
         odd = np.repeat(rows[:1], 5, 0)

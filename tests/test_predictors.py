@@ -120,6 +120,26 @@ class TestRegressor:
         np.testing.assert_allclose(off, 50 * math.log(10), rtol=1e-4)
         assert small.history_[-1]["valid_nats"] - large.history_[-1]["valid_nats"] == pytest.approx(115.1, abs=0.1)
 
+    def test_integers_have_probabilities_that_no_model_can_better(self):
+        random = np.random.default_rng(0)
+        X = random.normal(size=(1500, 2))
+        truth = stats.poisson(np.exp(0.5 * X[:, 0] + 1))
+        y = 3 * truth.rvs(random_state=random)
+        model = NICERegressor(**REGRESSOR, random_state=0).fit(X[:1000], y[:1000])
+        p, best = model.predict_distribution(X[1000:]), truth.logpmf(y // 3)[1000:].mean()
+        assert best - 0.2 < p.log_prob(y[1000:]).mean() < best + 0.05  # of a sample, that is not the expectation
+        few = model.predict_distribution(X[1000:1010])
+        total = sum(np.exp(few.log_prob(np.full(10, k))) for k in range(-60, 300, 3))
+        np.testing.assert_allclose(total, 1, atol=1e-3)
+        assert np.isneginf(p.log_prob(y[1000:] + 1)).all()
+        np.testing.assert_allclose(
+            p.cdf(np.full(500, 4.5)) - p.cdf(np.full(500, -0.5)),
+            np.exp(p.log_prob(np.zeros(500))) + np.exp(p.log_prob(np.full(500, 3))),
+        )
+        assert set(np.unique(p.sample(5, random_state=0) % 3)) == {0}
+        assert p.std().mean() == pytest.approx(3 * truth.std()[1000:].mean(), rel=0.25)
+        assert p.crps(y[1000:]).mean() == pytest.approx(p.std().mean() / math.sqrt(math.pi), rel=0.15)
+
     def test_missing_cells_are_read_and_predicted_from(self):
         X, y = rows(300)
         X[::3, 0] = np.nan

@@ -85,3 +85,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"nicest.{name}")
     raise AttributeError(f"module 'nicest' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, which tab completion and help() show, without importing them."""
+    return [*_HOMES, *_ROOMS, *(name for name in globals() if name.startswith("__"))]

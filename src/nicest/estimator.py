@@ -627,16 +627,12 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return np.where(hidden, self._values(cells), rows).astype(rows.dtype)
 
     def _log_prob(self, codes: np.ndarray, unknown: np.ndarray | bool = False) -> np.ndarray:
-        """The log of the mean density over a few points of every step, the same for all rows; reals have one each."""
-        whole = ~np.isnan(codes).any(1) & ~np.asarray(unknown)
-        nats = np.where(np.isnan(codes).any(1), np.nan, -np.inf)
-        if whole.any():
-            x, units = torch.from_numpy(codes[whole]).to(self.flow_.device), self.flow_.units
-            points = torch.from_numpy(hypercube(DRAWS if units.discrete else 1, units.dim)).to(units.scale)
-            drawn = (units.enter(x, noise=point) for point in points)
-            each = [self._run("log_density", y) + torch.as_tensor(units.local(y)).cpu().numpy() for y in drawn]
-            found = np.logaddexp.reduce(each) - math.log(len(each)) + float(self.flow_.units_log_det)
-            nats[whole] = np.where(np.isnan(found), -np.inf, found)
+        """Return the log-density of encoded rows: NaN for incomplete rows, -inf for `unknown` ones."""
+        complete = ~np.isnan(codes).any(1)
+        nats = np.where(complete, -np.inf, np.nan)
+        scored = complete & ~np.asarray(unknown)
+        found = log_mean_density(self._engine(), torch.from_numpy(codes[scored]))
+        nats[scored] = np.where(np.isnan(found), -np.inf, found)
         return nats
 
     def _reals(self, codes: np.ndarray) -> torch.Tensor:
@@ -765,9 +761,24 @@ def rescaled(flow: Flow, unit: np.ndarray) -> Flow:
     return flow
 
 
-def hypercube(n: int, dim: int) -> np.ndarray:
-    """n points of the unit cube, (n, D): in every dimension one in the middle of each n-th part of it."""
-    return (np.random.default_rng(0).random((n, dim)).argsort(0) + 0.5) / n
+def log_mean_density(engine: Engine, rows: torch.Tensor) -> np.ndarray:
+    """Return the log of the density of each row (n, D), averaged over a few points of the dequantisation noise.
+
+    The points are a Latin hypercube, the same for all rows; without discrete columns there is one. Rows are processed
+    in batches, so that memory does not grow with their number.
+    """
+    flow, units = engine.flow, engine.flow.units
+    n = DRAWS if units.discrete else 1
+    points = torch.from_numpy((np.random.default_rng(0).random((n, units.dim)).argsort(0) + 0.5) / n).to(units.scale)
+    nats = [np.empty(0)]
+    for batch in rows.split(engine.batch):
+        drawn = [units.enter(batch.to(engine.device), noise=point) for point in points]
+        each = [
+            torch.cat(list(engine.each("log_density", y))) + torch.as_tensor(units.local(y, flow.prior.scored))
+            for y in drawn
+        ]
+        nats.append((torch.stack(each).logsumexp(0) - math.log(n) + flow.units_log_det).cpu().numpy())
+    return np.concatenate(nats)
 
 
 def repetitions(weight: np.ndarray, seed: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from sklearn.utils.validation import (
 
 from nicest.data import scan
 from nicest.data.arrays import widened
-from nicest.data.cells import encode
+from nicest.data.cells import codes_of, encode
 from nicest.data.columns import Column, as_given, columns_from_json
 from nicest.errors import NicestError
 from nicest.estimator import (
@@ -37,9 +37,9 @@ from nicest.estimator import (
     columns_of,
     encoded,
     extremes,
-    hypercube,
     in_words_of_parameters,
     live_state,
+    log_mean_density,
     plain_state,
     python_number,
     repetitions,
@@ -52,7 +52,7 @@ from nicest.inference.predictive import Predictive, crps, interval
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe
 from nicest.runs.folder import RunFolder, newer
-from nicest.runs.run import DRAWS, Run
+from nicest.runs.run import Run
 from nicest.tasks.predict import given_codes, own_unit
 from nicest.train.fit_table import fit_table
 
@@ -311,7 +311,10 @@ class NICERegressor(RegressorMixin, Predictor):
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit the distribution of y, (N,), given the rows of X; a row of `sample_weight` 2 counts twice."""
+        """Fit the distribution of y, (N,), given the rows of X; a row of `sample_weight` 2 counts twice.
+
+        If y holds only integers, of any dtype, its distribution is discrete: `log_prob` is then a log-probability.
+        """
         rows, target = self._read(X, y, y_numeric=True)
         target = column_or_1d(target, warn=True).astype(np.float64)
         if not np.isfinite(target).all():
@@ -323,7 +326,8 @@ class NICERegressor(RegressorMixin, Predictor):
         if TARGET in (names := {column.name for column in columns}):
             raise ValueError(f"expected no column called {TARGET!r} in X, got {listed(sorted(names))}")
         values = widened(target[:, None], seed)  # which may vary by no more than rounding
-        own = columns_of(values, [TARGET], [False], by_values=False)
+        found = columns_of(values, [TARGET], [bool((values == values.round()).all())], by_values=False)
+        own = tuple(replace(column, spikes=(), floor=None, ceiling=None) for column in found)
         both = np.column_stack([codes, encoded(values, own)[0]])
         self._fit(both, (*columns, *own), [len(columns)], sample_weight, seed)
         return self
@@ -356,11 +360,12 @@ class PredictiveDistribution:
         return len(self._of)
 
     def log_prob(self, y: ArrayLike) -> np.ndarray:
-        """The log-density of y, (N,), in nats."""
-        return self._of.log_prob(self._codes(y)).cpu().numpy()
+        """Return the log-density of y, (N,), in nats; its log-probability if it was fitted to integers."""
+        impossible = codes_of(np.asarray(y, dtype=np.float64), self._column)[1]
+        return np.where(impossible, -np.inf, self._of.log_prob(self._codes(y)).cpu().numpy())
 
     def cdf(self, y: ArrayLike) -> np.ndarray:
-        """The probability of y or less, for y of shape (N,)."""
+        """Return the probability of y or less, for y of shape (N,)."""
         return self._of.cdf(self._codes(y)).cpu().numpy()
 
     def quantile(self, share: ArrayLike) -> np.ndarray:
@@ -380,24 +385,28 @@ class PredictiveDistribution:
         return self._values(self._of.sample(n, generator))
 
     def mean(self) -> np.ndarray:
+        """Return the mean of y for every row, (N,)."""
         return self._values(self._of.mean())
 
     def std(self) -> np.ndarray:
-        return self._of.points(FINE).std(1, correction=0).cpu().numpy()
+        """Return the standard deviation of y for every row, (N,)."""
+        return self._values(self._of.points(FINE)).std(1)
 
     def points(self) -> np.ndarray:
         """Values (N, M) of equal weight that stand for each distribution."""
         return self._values(self._of.points())
 
     def crps(self, y: ArrayLike) -> np.ndarray:
-        """The continuous ranked probability score of y, (N,), in its unit: lower is better."""
-        return crps(self._of.points(), self._codes(y)).cpu().numpy()
+        """Return the continuous ranked probability score of y, (N,), in its unit: lower is better."""
+        return crps(self._of.points(), self._codes(y)).cpu().numpy() * (self._column.step or 1.0)
 
     def _codes(self, y: ArrayLike) -> torch.Tensor:
+        """Encode y, one value for every row; values between two steps are rounded down."""
         values = np.asarray(y, dtype=np.float64)
         if values.shape != (len(self),):
             raise ValueError(f"expected y for each of {len(self)} rows, got shape {values.shape}")
-        return torch.from_numpy(values - self._column.taken_off).to(self._of.given)
+        codes = self._column.code(values)
+        return torch.from_numpy(np.floor(codes) if self._column.discrete else codes).to(self._of.given)
 
     def _values(self, codes: torch.Tensor) -> np.ndarray:
         return own_unit(codes.cpu().numpy(), self._column)
@@ -440,23 +449,11 @@ class NICEClassifier(ClassifierMixin, Predictor):
         return self
 
     def log_likelihood(self, X: ArrayLike) -> np.ndarray:
-        """log p(x | class), (N, classes); -inf for rows with values that training never saw."""
+        """Return log p(x | class), (N, classes); -inf for rows with values that training never saw."""
         cells, unknown = self._cells(X)
-        x, units = torch.from_numpy(cells), self.flow_.units
-        points = torch.from_numpy(hypercube(DRAWS if units.discrete else 1, units.dim)).to(units.scale)
-        engine = Engine(self.flow_)
-        found = []
-        for k in range(len(self.classes_)):
-            rows = torch.cat((x.new_full((len(x), 1), k), x), 1).to(units.scale)
-            drawn = [units.enter(rows, noise=point) for point in points]
-            each = [
-                torch.cat(list(engine.each("log_density", y)))
-                + torch.as_tensor(units.local(y, self.flow_.prior.scored))
-                for y in drawn
-            ]
-            mean = torch.stack(each).logsumexp(0) - np.log(len(each)) + self.flow_.units_log_det
-            found.append(mean.cpu().numpy())
-        nats = np.column_stack(found)
+        x, engine = torch.from_numpy(cells), Engine(self.flow_)
+        classes = [torch.cat((x.new_full((len(x), 1), k), x), 1) for k in range(len(self.classes_))]
+        nats = np.column_stack([log_mean_density(engine, rows) for rows in classes])
         return np.where(unknown[:, None] | np.isnan(nats), -np.inf, nats)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The package itself: what it offers, and that it offers it without loading torch first."""
 
+import pydoc
 import subprocess
 import sys
 from importlib import metadata
@@ -40,7 +41,15 @@ def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(nicest, "nothing")
 
 
+def test_tab_completion_and_help_show_the_public_names():
+    assert {*nicest.__all__, "open", "flows", "__doc__"} <= set(dir(nicest))
+    assert not {"importlib", "TYPE_CHECKING", "Any"} & set(dir(nicest))
+    shown = pydoc.plain(pydoc.render_doc(nicest))
+    assert "class NICE(" in shown
+    assert "fit(flow: 'Flow'" in shown
+
+
 def test_importing_it_loads_neither_torch_nor_numpy():
-    code = "import nicest, sys; print([name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules])"
+    code = "import nicest, sys; dir(nicest); print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

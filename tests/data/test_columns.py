@@ -619,6 +619,35 @@ class TestSupport:
         assert ends["weight"] == ends["kind"] == (None, None)
         assert columns_from_json(columns_to_json(list(found.values())), "x") == tuple(found.values())
 
+    @pytest.mark.parametrize("ascending", [True, False])
+    def test_do_not_depend_on_the_order_of_rows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ascending: bool):
+        monkeypatch.setattr("nicest.data.tables.BATCH", 500)
+        rng, n = np.random.default_rng(0), 6_000
+        often = np.concatenate([np.repeat([2.5, 7.25], [330, 360]), 10 + rng.random(n - 690)])  # 5.5 % and 6 %
+        columns = {
+            "zeros": np.where(rng.random(n) < 0.4, 0.0, rng.exponential(size=n)),
+            "share": rng.random(n),
+            "far": 5 + rng.random(n),
+            "often": often,
+            "rare": np.concatenate([np.repeat(3.5, 280), rng.normal(size=n - 280)]),  # 4.7 %
+            "count": rng.poisson(3, n),
+        }
+        mixed = {name: rng.permutation(cells) for name, cells in columns.items()}
+        in_order = {name: np.sort(cells)[:: 1 if ascending else -1] for name, cells in columns.items()}
+        paths = [tmp_path / "mixed.parquet", tmp_path / "in_order.parquet"]
+        for path, each in zip(paths, (mixed, in_order), strict=True):
+            parquet.write_table(pa.table(each), path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that sorted integers look like row numbers
+            found = [scan(path) for path in paths]
+        assert found[0] == found[1]
+        named = {column.name: column for column in found[0]}
+        assert (named["zeros"].spikes, named["zeros"].floor) == ((0.0,), 0.0)
+        assert (named["share"].floor, named["share"].ceiling) == (0.0, 1.0)
+        assert (named["far"].spikes, named["far"].floor) == ((), None)
+        assert named["often"].spikes == (2.5, 7.25)
+        assert named["rare"].spikes == ()
+
     def test_are_what_the_units_are_made_of(self, tmp_path: Path):
         found = support(tuple(self.columns(tmp_path).values()))
         assert found.steps == (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)

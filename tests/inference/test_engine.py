@@ -1,6 +1,7 @@
 """Scoring and sampling any number of rows: batches, precision, shares, and memory that runs out."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -118,3 +119,26 @@ def test_memory_that_runs_out_halves_the_batch(flow: Flow, monkeypatch: pytest.M
         found = engine.log_prob(rows)
     assert engine.batch == 4
     torch.testing.assert_close(found, flow(rows).detach())
+
+
+def test_batches_stay_as_they_were_when_a_graph_reuses_its_buffer(flow: Flow, monkeypatch: pytest.MonkeyPatch):
+    class Replayed:
+        """A captured graph without a GPU: every replay writes into the same output."""
+
+        def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+            self.function, self.output = function, function()
+
+        def replay(self) -> None:
+            self.output.copy_(self.function())
+
+    def capture(function: Callable[[], torch.Tensor], device: torch.device) -> tuple[Replayed, torch.Tensor]:
+        replayed = Replayed(function)
+        return replayed, replayed.output
+
+    monkeypatch.setattr(engine, "capture", capture)
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    rows, scored = torch.randn(10, 6), Engine(flow, batch=4)
+    graph = engine.Graph(lambda x: flow(x).detach(), (4, 6), rows[:4])
+    monkeypatch.setattr(scored, "_one", lambda method, part, *_: graph(part))
+    torch.testing.assert_close(torch.cat(list(scored.each("log_prob", rows))), flow(rows).detach())

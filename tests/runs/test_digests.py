@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from nicest.errors import NicestError
 from nicest.recipes import Recipe
 from nicest.runs import digests
 from nicest.runs.digests import ENVIRONMENT, verify
-from nicest.runs.folder import LAST, MODEL, RunFolder, write_tensors
+from nicest.runs.folder import LAST, METRICS, MODEL, RunFolder, write_tensors
 from nicest.runs.sinks import Saved
 from small_runs import resume, run
 
@@ -48,8 +49,8 @@ def flip(path: Path, at: int = -1) -> None:
     path.write_bytes(content)
 
 
-def test_a_run_keeps_the_digests_of_its_model_and_its_state(trained: Path):
-    expected = {name: [hashlib.sha256((trained / name).read_bytes()).hexdigest()] for name in (MODEL, LAST)}
+def test_a_run_keeps_the_digests_of_its_model_its_state_and_its_metrics(trained: Path):
+    expected = {name: [hashlib.sha256((trained / name).read_bytes()).hexdigest()] for name in (MODEL, LAST, METRICS)}
     assert kept(trained) == expected
     assert "versions" in json.loads((trained / ENVIRONMENT).read_text())
     assert isinstance(nicest.load(trained, verify=True), nicest.Flow)
@@ -109,10 +110,10 @@ def test_whichever_file_a_kill_leaves_is_known_time_after_time(
 ):
     keep, before = digests._keep, (copy / MODEL).read_bytes()
 
-    def killed(path: Path, known: list[str]) -> None:
-        if len(known) == 1:  # the new one alone: it is in its place
+    def killed(folder: Path, known: dict[str, list[str]]) -> None:
+        if len(known[MODEL]) == 1:  # the new one alone: it is in its place
             raise Killed
-        keep(path, known)
+        keep(folder, known)
 
     if moment == "before the rename":
         monkeypatch.setattr(Path, "replace", fail_for(MODEL))
@@ -149,6 +150,40 @@ def test_a_file_that_is_replaced_while_it_is_verified_is_not_called_changed(copy
     finally:
         stop.set()
         writer.join()
+
+
+@pytest.mark.parametrize("of", ["a figure", "its step", "a row"])
+def test_metrics_that_were_changed_are_refused_by_a_resume(refusal: Refusal, copy: Path, of: str):
+    before = (copy / METRICS).read_text()
+    lines = before.splitlines(keepends=True)
+    if of == "a row":
+        after = lines[1]
+    elif of == "its step":
+        after = before.replace('"step": 14,', '"step": 999,')
+    else:
+        digit = re.search(r'"valid_nats": -?\d*\.\d', before).end()
+        after = before[:digit] + str((int(before[digit]) + 1) % 10) + before[digit + 1 :]
+    assert after != before
+    (copy / METRICS).write_text(after)
+    said = refusal(resume, copy, "train.epochs=3")
+    assert said == f"{copy / METRICS} has changed since it was written: restore a copy of it, or delete it"
+    (copy / METRICS).write_text(before)
+    assert resume(copy, "train.epochs=3")["finished"]
+    assert (copy / METRICS).read_text().startswith(before)
+
+
+def test_digests_that_several_processes_keep_are_all_there(copy: Path):
+    def write(name: str) -> None:
+        for k in range(20):
+            write_tensors(copy / name, Saved({"a": torch.full((3,), k)}, Recipe(), {}))
+
+    writers = [threading.Thread(target=write, args=[f"{k}.safetensors"]) for k in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    for k in range(4):
+        verify(copy / f"{k}.safetensors")
 
 
 def test_nothing_is_kept_where_there_is_no_run(tmp_path: Path):

@@ -307,7 +307,8 @@ def test_kept_training_scores(plain_run: Run, mixed_run: Run, in_tmp: Path) -> N
     stamp = path.stat().st_mtime_ns
     score(run, ["t.csv"], out="b.csv")
     assert path.stat().st_mtime_ns == stamp
-    for junk in (b"", kept[:99], b"junk" * 999, _npy(np.zeros(3)), _npy(np.zeros(2 + module.QUANTILES))):
+    flipped = [kept[:at] + bytes([kept[at] ^ 64]) + kept[at + 1 :] for at in range(len(kept) - 7, 200, -900)]
+    for junk in (b"", kept[:99], b"junk" * 999, _npy(np.zeros(3)), _npy(np.zeros(2 + module.QUANTILES)), *flipped):
         path.write_bytes(junk)
         score(run, ["t.csv"], out="c.csv")
         assert path.read_bytes() == kept

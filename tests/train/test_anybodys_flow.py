@@ -208,6 +208,27 @@ def test_after_ctrl_c_the_flow_has_its_dtype_and_the_best_weights_so_far(dtype: 
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_only_a_run_folder_handles_signals_and_gives_them_back_after_an_error(tmp_path: Path, in_folder: bool):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    during: list[Any] = []
+
+    class Fail(Callback):
+        def validated(self, row: Any) -> None:
+            during.extend(signal.getsignal(number) for number in numbers)
+            raise RuntimeError
+
+    try:
+        with pytest.raises(RuntimeError):
+            fitted(FLOWS["frozen layers"](), callbacks=[Fail()], sink=tmp_path if in_folder else None)
+        assert [each == signal.default_int_handler for each in during] == [not in_folder] * 4
+        assert [signal.getsignal(number) for number in numbers] == [signal.default_int_handler] * 4
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class TestRefused:
     """One line each, before anything is trained."""
 
@@ -226,6 +247,17 @@ class TestRefused:
     def test_rows(self, rows: np.ndarray, words: str, refusal: Callable[..., str]):
         valid = None if rows.shape[1] == 3 else ROWS[:100]
         assert words in refusal(fitted, FLOWS["frozen layers"](), rows=rows, valid=valid)
+
+    def test_a_loader_of_batches(self, refusal: Callable[..., str]):
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.as_tensor(ROWS)), batch_size=50)
+        said = refusal(fitted, FLOWS["frozen layers"](), rows=loader, valid=None)
+        assert "expected rows (N, ...) as one array or tensor, got 'DataLoader'" in said
+        fitted(FLOWS["frozen layers"](), rows=torch.cat([x for x, *_ in loader]), valid=None)  # as the message advises
+
+    def test_a_run_that_is_opened_without_its_flow(self, tmp_path: Path, refusal: Callable[..., str]):
+        fitted(FLOWS["frozen layers"](), sink=tmp_path)
+        said = refusal(nicest.open, tmp_path)
+        assert f"{tmp_path} holds a flow built by hand: build it again, then nicest.open(path, flow=it)" in said
 
     def test_validation_rows_with_nan(self, refusal: Callable[..., str]):
         valid = np.where(np.arange(4) == 1, np.nan, ROWS[:100])

@@ -148,13 +148,14 @@ def test_of_many_rows_the_best_short_training_is_continued(tmp_path: Path, monke
     assert same_run(tmp_path / "stopped", tmp_path / "run")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_short_trainings_says_that_nothing_is_saved(
-    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ):
     notes = []
     watching = Callback()
     monkeypatch.setattr(watching, "note", notes.append)
-    interrupt_at(5, signal.SIGINT, monkeypatch)
+    interrupt_at(5, number, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train(load_recipe("table"), tmp_path / "run", overrides=(table,), device="cpu", callbacks=[watching])
     assert notes[-1] == "stopped in the short trainings: nothing is saved yet"

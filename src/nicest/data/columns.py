@@ -90,8 +90,8 @@ class Column:
         low = -math.inf if self.floor is None else self.code(self.floor)
         return low, math.inf if self.ceiling is None else self.code(self.ceiling)
 
-    def code(self, value: float) -> float:
-        """The model's number of a number."""
+    def code(self, value: Any) -> Any:
+        """Encode a number, or an array of numbers, in steps from the offset of the column."""
         return (value - self.taken_off) / (self.step or 1.0)
 
     def outside(self, numbers: Any) -> Any:

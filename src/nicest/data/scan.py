@@ -22,6 +22,8 @@ from nicest.messages import brief, listed, shown
 MOST_VALUES = 100  # different strings in a column
 COMMON = 0.05  # share of the rows from which a number is a spike
 MOST_SPIKES = 8
+CANDIDATES = 64  # most frequent numbers of a batch that may be spikes
+MANTISSA = 46  # last bits of a float64 that a histogram of distances ignores: 6 of 52 are left
 NEAR = 0.1  # see `Tally._ends_at`
 FEW = 20  # different numbers in a column of fractions that is not continuous, each in ten rows or more
 FINEST = 1 << 20  # steps across a column of whole numbers: where there are more, they do not matter
@@ -31,7 +33,7 @@ SMALLEST, LARGEST = 1e-30, 1e30  # across a continuous column, that float32 hold
 
 @dataclass
 class Tally:
-    """What was seen of one column."""
+    """Statistics of one column, of bounded size whatever the number of rows."""
 
     name: str
     type: Any
@@ -50,12 +52,12 @@ class Tally:
     example: str = ""  # of them
     infinite: float = 0.0  # one of them
     moments: set[str] = field(default_factory=set)  # types of the dates that all texts so far are; "" of other texts
-    sample: np.ndarray = field(default_factory=lambda: np.empty(0))  # the first cells
-    common: Counter[float] = field(default_factory=Counter)  # of those that come often among them, how often in all
+    common: Counter[float] = field(default_factory=Counter)  # counts of the most frequent numbers
+    distances: dict[float, Counter[int]] = field(default_factory=lambda: {0.0: Counter(), 1.0: Counter()})  # to bounds
     rising: bool = True  # every number exceeds the one before it
 
     def add_numbers(self, numbers: np.ndarray) -> None:
-        """Take note of cells, missing ones left out."""
+        """Add cells, without missing ones. The order in which cells are added does not change spikes or bounds."""
         finite = np.isfinite(numbers)
         if not finite.all():
             self.infinite = float(numbers[~finite][0])
@@ -69,15 +71,33 @@ class Tally:
             whole = numbers.astype(np.int64)
             self.first = int(whole[0]) if self.first is None else self.first
             self.divisor = math.gcd(self.divisor, int(np.gcd.reduce(whole - self.first)))
+        values, counts = np.unique(numbers, return_counts=True)
         if len(self.numbers) <= FEW:
-            self.numbers |= set(np.unique(numbers)[: FEW + 1].tolist())
-        if not len(self.sample):
-            self.sample = numbers
-            values, counts = np.unique(numbers, return_counts=True)
-            often = np.argsort(-counts, kind="stable")[: 2 * MOST_SPIKES]
-            self.common.update({float(values[i]): 0 for i in often if counts[i] >= COMMON / 2 * len(numbers)})
-        for value in self.common:
-            self.common[value] += int((numbers == value).sum())
+            self.numbers |= set(values[: FEW + 1].tolist())
+        self._count_common(values, counts)
+        if self.low >= 0:
+            self._add_distances(0.0, values, counts)
+            if self.high <= 1:
+                self._add_distances(1.0, 1 - values[::-1], counts[::-1])
+
+    def _count_common(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Count the most frequent numbers of a batch, and those of earlier batches.
+
+        A number in 5 % of all rows is among the most frequent of some batch, and is counted from its first batch with
+        a count of note, whatever the order of the rows.
+        """
+        often = np.argsort(-counts, kind="stable")[:CANDIDATES]
+        followed = np.union1d(values[often], np.fromiter(self.common, float))
+        places = np.searchsorted(values, followed).clip(max=len(values) - 1)
+        found = np.where(values[places] == followed, counts[places], 0)
+        self.common.update(dict(zip(followed.tolist(), found.tolist(), strict=True)))
+        if len(self.common) > 20 * CANDIDATES:
+            self.common = Counter(dict(self.common.most_common(10 * CANDIDATES)))
+
+    def _add_distances(self, bound: float, sorted_distances: np.ndarray, counts: np.ndarray) -> None:
+        """Add distances to a bound to a histogram whose bins have a relative width of 1/64, for `_ends_at`."""
+        bins, first = np.unique(np.abs(sorted_distances).view(np.int64) >> MANTISSA, return_index=True)
+        self.distances[bound].update(dict(zip(bins.tolist(), np.add.reduceat(counts, first).tolist(), strict=True)))
 
     def column(self, path: Path) -> Column:
         """The column, after all of it was seen."""
@@ -123,11 +143,11 @@ class Tally:
         return column if self.by_type else self.with_support(column)
 
     def with_support(self, column: Column) -> Column:
-        """The column with the spikes and the bounds that its cells show."""
+        """Return the column with the spikes and the bounds of its cells."""
         if column.values:
             return column
-        often = [value for value, n in self.common.most_common(MOST_SPIKES) if n >= max(10, COMMON * self.seen)]
-        spikes = tuple(sorted(often))
+        often = [(-n, value) for value, n in self.common.items() if n >= max(10, COMMON * self.seen)]
+        spikes = tuple(sorted(value for _, value in sorted(often)[:MOST_SPIKES]))
         low = 0.0 if self.low >= 0 and self._ends_at(0.0) else None
         capped = () if column.step else spikes  # of which nothing lies beyond
         low = self.low if low is None and self.low in capped else low
@@ -136,12 +156,14 @@ class Tally:
         return replace(column, spikes=spikes, floor=low, ceiling=high)
 
     def _ends_at(self, bound: float) -> bool:
-        """Whether the cells come so near to a bound that they end there, and do not merely run out before it.
+        """Return True if the cells reach a bound, and do not merely become rare before it.
 
-        So it is if the hundredth of them which is nearest to it lies within a tenth of the way to their median.
+        They do if the nearest hundredth of them lies within a tenth of the way from the bound to their median.
         """
-        away = np.abs(self.sample - bound)
-        near, middle = np.quantile(away, [0.01, 0.5])
+        bins, counts = np.array(sorted(self.distances[bound].items())).T
+        edges, ranks = (bins << MANTISSA).view(np.float64), np.array([0.01, 0.5]) * (counts.sum() - 1)
+        low, high = (edges[np.searchsorted(counts.cumsum(), each(ranks), side="right")] for each in (np.floor, np.ceil))
+        near, middle = low + ranks % 1 * (high - low)
         return bool(near <= NEAR * (middle - near))
 
     def discrete(self, kind: str) -> Column | None:

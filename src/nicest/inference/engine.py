@@ -57,8 +57,8 @@ class Engine:
         return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.dim,))
 
     def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
-        on_gpu = self.device.type == "cuda"  # where a graph writes its next batch over the one before
-        kept = [part.clone() if on_gpu else part for part in parts]
+        """Concatenate batches along the rows; `shape` is that of one row, for when there are none."""
+        kept = list(parts)
         if not kept:
             return self.flow.units.scale.new_zeros(0, *shape)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
@@ -72,7 +72,7 @@ class Engine:
         generator: torch.Generator | None = None,
         given: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """n draws in batches, each to be used before the next is asked for; beside the conditions `given`, (n, C)."""
+        """Yield n samples in batches; with `given`, (n, C), one sample for each row of context."""
         rows = self.batch  # of which memory may want fewer on the way
         for start in range(0, n, rows):
             size = min(rows, n - start)
@@ -82,7 +82,7 @@ class Engine:
 
     @torch.no_grad()
     def each(self, method: str, x: Tensor, *, batch: int = 0, **options: bool) -> Iterator[Any]:
-        """What a method of the flow gives for x, batch by batch, each to be used before the next is asked for."""
+        """Apply a method of the flow to x in batches, and yield each result, in memory of its own."""
         batch, start = batch or self._size(len(x)), 0
         while start < len(x):
             entire = x[start : start + batch]
@@ -137,9 +137,10 @@ class Engine:
 
 
 class Graph:
-    """A function of one batch, captured; rows of a smaller batch stand before those of the batch before it.
+    """A function of one batch, captured as a CUDA graph and replayed; smaller batches keep rows of earlier ones behind.
 
-    Not captured, it is called afresh, but at as many rows, so that it draws the same random numbers.
+    Without `captured`, the function is called each time with the same number of rows, so that it draws the same random
+    numbers.
     """
 
     def __init__(
@@ -160,9 +161,10 @@ class Graph:
             self.output = self.function(self.x)
         else:
             self.graph.replay()
+        # copies: the next replay overwrites the output
         if isinstance(self.output, dict):
-            return {name: values[: len(x)] for name, values in self.output.items()}
-        return self.output[: len(x)]
+            return {name: values[: len(x)].clone() for name, values in self.output.items()}
+        return self.output[: len(x)].clone()
 
 
 def out_of_memory(error: BaseException | None) -> bool:

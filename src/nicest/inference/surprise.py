@@ -40,7 +40,7 @@ def surprise(engine: Engine, row: Tensor, levels: int, *, rows: int = ROWS) -> I
         def scored(nodes: Tensor, part: Tensor = part) -> Tensor:
             x = row.expand(nodes.numel(), -1).clone()
             x[torch.arange(nodes.numel()), part.repeat_interleave(nodes.shape[1])] = nodes.flatten().to(row)
-            each = [nats.clone() for nats in engine.each("log_prob", x, noise=False)]
+            each = list(engine.each("log_prob", x, noise=False))
             return torch.cat(each).double().cpu().view(nodes.shape)
 
         nodes, heights = _nodes(own, levels, scored)

@@ -80,7 +80,7 @@ def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
     `splits` tell which values the columns of a table have; without them stored weights must.
     """
     if recipe.own_flow:
-        raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
+        raise NicestError("expected a recipe with a [model], got one of a flow built by hand: train it with nicest.fit")
     model, data = recipe.model, recipe.data
     part = _given(data)
     dim = len(part.i2) if part else data.dim

@@ -1,9 +1,14 @@
-"""The SHA-256 of a run's weights and state, kept in its environment.json, so that a changed file can be told."""
+"""SHA-256 digests of the files of a run, kept in its environment.json, by which changed files are detected."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +18,34 @@ from nicest.files import to_json, write_text
 ENVIRONMENT = "environment.json"
 
 
-def expect(path: Path, temporary: Path) -> None:
-    """Before a file is replaced: keep the digests of both, so that a crash at any moment leaves a file that is known.
+def expect(path: Path, temporary: Path, *appended: Path) -> None:
+    """Record the digests of the old and the new file before `temporary` replaces `path`.
 
-    In a folder without environment.json, which is no run, nothing is kept.
+    A crash at any moment then leaves a file with a known digest. The same holds for `appended` files of the folder,
+    which only grow. A folder without environment.json is no run, and gets no digests.
     """
     if (path.parent / ENVIRONMENT).exists():
-        known = _kept(path) or ([sha256(path)] if path.exists() else [])
-        _keep(path, [*known, sha256(temporary)])
+        new = {path: temporary} | {each: each for each in appended}
+        with _locked(path.parent):
+            known = {old: _kept(old) or ([sha256(old)] if old.exists() else []) for old in new}
+            _keep(path.parent, {old.name: [*known[old], sha256(each)] for old, each in new.items()})
 
 
-def settle(path: Path) -> None:
-    """After a file was replaced: keep the digest of the new one alone."""
-    if known := _kept(path):
-        _keep(path, known[-1:])
+def settle(path: Path, *appended: Path) -> None:
+    """Keep only the latest digest of each file, after the file was replaced."""
+    with _locked(path.parent):
+        if known := {each.name: _kept(each)[-1:] for each in (path, *appended) if _kept(each)}:
+            _keep(path.parent, known)
+
+
+def begins_as_written(path: Path, lines: Iterable[bytes]) -> bool:
+    """Return True if the lines of an appended file begin with what a recorded digest is of, or if none is recorded."""
+    known, prefixes = _kept(path), accumulate(lines, initial=b"")
+    return not known or any(hashlib.sha256(prefix).hexdigest() in known for prefix in prefixes)
 
 
 def verify(path: Path, *, strict: bool = True) -> None:
-    """Refuse a file that is not the one that was written, by its SHA-256; strictly, also one of which none is kept."""
+    """Raise a NicestError if the digest of a file is not the recorded one, or, if `strict`, if none is recorded."""
     before: list[str] | None = None
     known = _kept(path)
     if not known and not strict:
@@ -60,21 +75,33 @@ def sha256(path: Path) -> str:
 
 
 def _kept(path: Path) -> list[str]:
-    """The digests that the file may have: one, or those of the old and the new file where a write was cut off."""
+    """Return the digests that the file may have: several after a write that was interrupted."""
     digests = read_environment(path.parent).get("sha256")
     kept = digests.get(path.name) if isinstance(digests, dict) else None
     return [each for each in kept if isinstance(each, str)] if isinstance(kept, list) else []
 
 
-def _keep(path: Path, digests: list[str]) -> None:
-    environment = read_environment(path.parent)
+def _keep(folder: Path, digests: Mapping[str, list[str]]) -> None:
+    """Write the digests of files, by name, into environment.json."""
+    environment = read_environment(folder)
     before = environment.get("sha256")
-    kept = (before if isinstance(before, dict) else {}) | {path.name: digests}
-    write_text(path.parent / ENVIRONMENT, to_json(environment | {"sha256": kept}))
+    kept = (before if isinstance(before, dict) else {}) | dict(digests)
+    write_text(folder / ENVIRONMENT, to_json(environment | {"sha256": kept}))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder while its digests are changed: a run may be scored while it is trained."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """What a run folder says of itself; nothing where it does not, or cannot be understood."""
+    """Parse the environment.json of a run folder; empty if it is missing or damaged."""
     try:
         found = json.loads((folder / ENVIRONMENT).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -26,7 +26,7 @@ from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.remote import place
-from nicest.runs.digests import ENVIRONMENT, expect, read_environment, settle, verify
+from nicest.runs.digests import ENVIRONMENT, begins_as_written, expect, read_environment, settle, verify
 from nicest.runs.formats import FORMAT, convert
 from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
@@ -36,8 +36,11 @@ RECIPE, COLUMNS, METRICS = "recipe.toml", "columns.json", "metrics.jsonl"
 UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of values that they do not know
 
 
-def write_tensors(path: Path, saved: Saved) -> None:
-    """Tensors as safetensors, with the format version, the recipe and figures as metadata."""
+def write_tensors(path: Path, saved: Saved, *appended: Path) -> None:
+    """Write tensors as safetensors, with the format version, the recipe and metrics as metadata.
+
+    The digests of `appended` files of the folder, which only grow, are recorded in the same step.
+    """
     tensors, recipe, figures, _ = saved
     kept = kept_recipe(recipe, path.parent)
     metadata = {"format": f"nicest {FORMAT}", "recipe": kept.to_toml(), "figures": json.dumps(figures)}
@@ -49,8 +52,8 @@ def write_tensors(path: Path, saved: Saved) -> None:
         except SafetensorError as error:
             raise OSError(str(error)) from error
         temporary.chmod(mode)
-        expect(path, temporary)
-    settle(path)
+        expect(path, temporary, *appended)
+    settle(path, *appended)
 
 
 def kept_recipe(recipe: Recipe, folder: Path) -> Recipe:
@@ -156,6 +159,8 @@ class RunFolder:
     without it, False, nothing is checked.
     """
 
+    handles_signals = True  # a training that can be resumed stops cleanly
+
     def __init__(self, path: str | Path, *, verify: bool | None = None) -> None:
         self.asked, self.checks = Path(path), verify
         self.model = self.asked if self.asked.suffix == ".safetensors" else self.asked / MODEL  # it stands alone, too
@@ -198,10 +203,11 @@ class RunFolder:
         return self._read(self.path / LAST) if (self.path / LAST).exists() else None
 
     def save_state(self, saved: Saved) -> None:
-        if (self.path / METRICS).exists():  # on the disk before a state that counts on it: a power cut keeps no order
-            with writing(self.path / METRICS):
-                flush(self.path / METRICS)
-        write_tensors(self.path / LAST, saved)
+        metrics = [path for path in (self.path / METRICS,) if path.exists()]
+        for path in metrics:  # on the disk before a state that counts on it: a power cut keeps no order
+            with writing(path):
+                flush(path)
+        write_tensors(self.path / LAST, saved, *metrics)
 
     def forget_state(self) -> None:
         (self.path / LAST).unlink(missing_ok=True)
@@ -243,18 +249,32 @@ class RunFolder:
             file.write(json.dumps(dict(row)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
+        """Parse metrics.jsonl: one row for each validation; a last line that was cut off is ignored."""
+        return [row for row, _ in self._metrics()]
+
+    def _metrics(self) -> list[tuple[dict[str, Any], bytes]]:
+        """Return the rows of metrics.jsonl, each with its line."""
         path = self.path / METRICS
         self._require_format()
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
         except OSError as error:
             raise NicestError(f"cannot read {path}: {error.strerror}") from error
-        return [_row(line, f"{path}, line {i}") for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
+        whole = [(f"{path}, line {i}", line) for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
+        return [(_row(line, where), line + b"\n") for where, line in whole]
 
     def drop_metrics_after(self, step: int) -> None:
-        """Forget rows beyond the state that training goes on from."""
-        rows = [row for row in self.metrics() if row["step"] <= step]
-        write_text(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        """Remove the metrics after the step that training continues from; refuse earlier ones that were changed."""
+        path, rows = self.path / METRICS, self._metrics()
+        if not path.exists():
+            return
+        if self.checks is not False and not begins_as_written(path, [line for _, line in rows]):
+            raise NicestError(f"{path} has changed since it was written: restore a copy of it, or delete it")
+        content = b"".join(line for row, line in rows if row["step"] <= step)
+        if content != path.read_bytes():
+            with replacing(path) as temporary:
+                temporary.write_bytes(content)
+                expect(path, temporary)
 
     def _require_format(self) -> None:
         """Refuse JSON files of a newer nicest: environment.json has the format of them all."""
@@ -336,6 +356,8 @@ def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
 
 def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights of other shapes than the recipe's, before a flow of its size is built."""
+    if recipe.own_flow:
+        raise NicestError(f"{source} holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
     dim, model = recipe.data.dim, recipe.model
     if not recipe.data.shape:
         raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")

@@ -22,9 +22,13 @@ class Saved(NamedTuple):
 
 
 class Memory:
-    """A sink that keeps everything in memory, and loses it with the process."""
+    """A sink that keeps everything in memory, and loses it with the process.
 
-    def __init__(self) -> None:
+    With `handles_signals`, for a process whose training is saved elsewhere, signals stop the training cleanly.
+    """
+
+    def __init__(self, *, handles_signals: bool = False) -> None:
+        self.handles_signals = handles_signals
         self.state: Saved | None = None
         self.model: Saved | None = None
         self.rows: list[dict[str, Any]] = []

@@ -57,14 +57,14 @@ class Model:
         return cls(run)
 
     def encode(self, x: Tensor) -> Tensor:
-        return torch.cat([part.clone() for part in self.run.engine.each("encode", x, noise=False)])
+        return torch.cat(list(self.run.engine.each("encode", x, noise=False)))
 
     def middle(self, x: Tensor) -> Tensor:
         """Rows as real numbers, each level at its middle."""
         return self.units.enter(x, noise=False)
 
     def decode(self, h: Tensor) -> Tensor:
-        return torch.cat([part.clone() for part in self.run.engine.each("decode", h)])
+        return torch.cat(list(self.run.engine.each("decode", h)))
 
     def draw(self, n: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
         """Codes of n samples, (n, D)."""

@@ -27,6 +27,7 @@ from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
 from nicest.remote import Remote, looked_from, place
+from nicest.runs.digests import expect, settle, verify
 from nicest.runs.folder import COLUMNS, require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
@@ -248,10 +249,11 @@ def ledger(engine: Engine, row: np.ndarray, draws: int) -> dict[str, np.ndarray]
 
 
 def kept_quantiles(run: Run, draws: int, split: str = "train") -> np.ndarray | None:
-    """The quantiles that `score_quantiles` keeps in the run folder; None where they are not of this model."""
+    """Read the quantiles that `score_quantiles` wrote; None if they are missing, damaged or of another model."""
     path, step = scores_path(run.path, split, run.label), int(run.figures.get("step", 0))
     if path.is_file():
-        with suppress(NicestError):  # what cannot be read is computed again
+        with suppress(NicestError):  # a damaged file is computed again
+            verify(path, strict=False)
             kept = read_npy(path)
             if kept.shape == (2 + QUANTILES,) and kept.dtype == np.float64 and tuple(kept[:2]) == (draws, step):
                 return kept[2:]
@@ -298,8 +300,13 @@ def keep_quantiles(
     split: str = "train",
     label: int | None = None,
 ) -> None:
-    with replacing(scores_path(folder, split, label)) as temporary, temporary.open("wb") as file:
-        np.save(file, np.array([draws, step, *quantiles]))
+    """Write the quantiles of the log-densities of a split into a run folder, with their digest."""
+    path = scores_path(folder, split, label)
+    with replacing(path) as temporary:
+        with temporary.open("wb") as file:
+            np.save(file, np.array([draws, step, *quantiles]))
+        expect(path, temporary)
+    settle(path)
 
 
 def scores_path(folder: Path, split: str, label: int | None = None) -> Path:

@@ -71,12 +71,13 @@ def fit(
     train together.
 
     Training is in float32, with the coupling functions in `settings.precision`; the flow comes back in its own dtype,
-    on the device it was trained on, never worse by validation than it was. Ctrl-C saves, leaves the best weights so far
-    in the flow, and raises KeyboardInterrupt.
+    on the device it was trained on, never worse by validation than it was. Ctrl-C leaves the best weights so far in
+    the flow, and raises KeyboardInterrupt. With a run folder it saves the state first, as SIGTERM, SIGHUP and SIGUSR1
+    do; without one, signals are left to the caller.
     """
     with joined(device) as (world, place):
         opened = RunFolder(sink) if isinstance(sink, str | Path) else sink
-        kept = opened if opened and world.rank == 0 else Memory()
+        kept = opened if opened and world.rank == 0 else Memory(handles_signals=isinstance(opened, RunFolder))
         steps = flow.units.step.tolist()
         splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels, steps)
         data = DataSettings(name=IN_MEMORY)
@@ -126,7 +127,9 @@ def fit_flow(
                 keep_start(state, splits, sink)
             watching = [ProgressBar()] if callbacks is None else callbacks
             ended = run_loop(state, splits, sink, watching, until=until)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and isinstance(sink, Memory) and sink.model:
+                filled(flow.double(), sink.model.tensors, str(sink))
             flow.to(dtype).train(training)
             raise
         best = sink.read_model() if world.rank == 0 else None
@@ -169,7 +172,7 @@ def train(
     """
     with joined(device) as (world, place):
         folder = RunFolder(out, verify=verify)
-        sink: Sink = folder if world.rank == 0 else Memory()
+        sink: Sink = folder if world.rank == 0 else Memory(handles_signals=True)
         watching = [ProgressBar()] if callbacks is None else callbacks
         there = world.broadcast((folder.path / LAST).exists())
         if resume or (there and world.any(restarts() > 0)):
@@ -185,7 +188,9 @@ def train(
         if recipe.sized:
             if world.rank == 0:
                 among = sized(recipe, splits, settings_given(recipe, overrides))
-                recipe, tried = choose(among, splits, place, watching, continued=continues(splits))
+                recipe, tried = choose(
+                    among, splits, place, watching, continued=continues(splits), handles_signals=True
+                )
             recipe = world.broadcast(recipe)
         world.require_shares(min(recipe.train.batch, splits.n_training))
         with sink.open_for_writing():
@@ -235,14 +240,17 @@ def choose(
     callbacks: Sequence[Callback] = (),
     *,
     continued: bool = False,
+    handles_signals: bool = False,
 ) -> tuple[Recipe, Memory | None]:
-    """The recipe that does best on the validation rows after a tenth of its training; if that is to be `continued`,
-    what was saved of it."""
+    """Return the recipe with the best validation score after a tenth of its training; with `continued`, also its state.
+
+    `handles_signals` is that of `Memory`.
+    """
     if len(recipes) == 1:
         return recipes[0], None
     bars = [ProgressBar() for each in callbacks if isinstance(each, ProgressBar)]
     names, nats = [recipe.title.partition(": ")[2] for recipe in recipes], list[float]()
-    sinks = [Memory() for _ in recipes]
+    sinks = [Memory(handles_signals=handles_signals) for _ in recipes]
     for name, recipe, sink in zip(names, recipes, sinks, strict=True):
         for each in callbacks:
             each.note(f"trying {name}, for a few epochs")
@@ -416,7 +424,13 @@ def _same_training(stored: Recipe, changed: Recipe, sink: Sink) -> Recipe:
 
 
 def _array(rows: np.ndarray | Tensor) -> np.ndarray:
+    """Return rows as an array on the CPU."""
     if isinstance(rows, Tensor):
         rows = rows.detach().cpu()
         return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    if np.ndim(rows) == 0:  # an iterable of batches, such as a DataLoader
+        raise NicestError(
+            f"expected rows (N, ...) as one array or tensor, got {shown(type(rows).__name__)}: concatenate its batches"
+            " with torch.cat"
+        )
     return np.asarray(rows)

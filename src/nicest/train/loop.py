@@ -84,7 +84,9 @@ class Training:
             for each in self.callbacks:
                 each.started(begun)
                 stack.callback(each.ended)
-            self.interrupted = stack.enter_context(interruptible(once=not self.world.joined))
+            self.interrupted = threading.Event()
+            if self.sink.handles_signals:
+                self.interrupted = stack.enter_context(interruptible(once=not self.world.joined))
             stack.enter_context(enough_threads(state.flow, self.batch))
             self.prepare()
             self.saver = Saver(state, self.sink)
@@ -357,10 +359,10 @@ def enough_threads(flow: Flow, batch: int) -> Iterator[None]:
 
 @contextmanager
 def interruptible(*, once: bool = True) -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a termination signal sets; the second one acts as usual, unless all are to be caught.
+    """Yield an event that Ctrl-C or a termination signal sets; restore the previous handlers at the end.
 
-    SIGHUP comes when a terminal is closed, SIGUSR1 from Slurm before a job's time is up. torchrun may pass on a signal
-    that was heard already, and has means of its own to end what does not stop.
+    With `once`, a second signal acts as usual. SIGHUP comes when a terminal is closed, SIGUSR1 from Slurm before a
+    job's time is up. torchrun may forward a signal twice, and ends processes that do not stop.
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
