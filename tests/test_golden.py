@@ -40,40 +40,25 @@ def open_run(name: str) -> nicest.Run:
 def probe(run: nicest.Run) -> dict[str, np.ndarray]:
     """Compute what is compared: inverses of fixed latents, and log-densities and latents of rows."""
     flow = run.flow
-    conditional = flow.prior.scored is not None
-    prior = flow.conditional_prior.prior if conditional else flow.prior
-    part = flow.conditional_prior.partition if conditional else None
+    members = list(flow.members) if isinstance(flow, Mixture) else [flow]
     n = 2 if run.kind == "images" else 8
-    h = prior.quantile(fixed(n, prior.dim))
-    found: dict[str, Any] = {}
-    condition = None
+    context = None
     if run.recipe.data.classes:
-        condition = torch.full((n, 1), LABEL, dtype=torch.float64)
-    elif part is not None:
-        condition = part.split(table_rows(n))[0]
-        condition[0, 0] = torch.nan  # a missing cell
-
-    def rows(x: Tensor) -> Tensor:
-        return x if condition is None else part.merge(condition, x)
-
-    entered = None if condition is None else part.split(flow.units.enter(rows(torch.zeros_like(h)), noise=False))[0]
-    latents = h if condition is None else part.merge(entered, h)
-    inverses = [chain.inverse(latents)[0] for chain in flow.chains]
-    y = torch.stack(inverses)
+        context = torch.full((n, 1), LABEL, dtype=torch.float64)
+    elif run.recipe.data.targets:
+        context = run.recipe.data.split(table_rows(n))[1]
+        context[0, 0] = torch.nan  # a missing cell
+    h = flow.prior.quantile(fixed(n, flow.dim))
+    y = torch.stack([each.bijection.inverse(h, each.embed(context))[0] for each in members])
     x = flow.units.leave(y[0])
-    if condition is not None:
-        y, x = y[..., list(part.i2)], x[..., list(part.i2)]
-    found |= {"inverse": y, "sample": x}
-    if not run.recipe.data.levels and run.kind == "table" and name_of(run) in KINDS:
-        stored = table_rows(n)
-        x = stored if condition is None else part.split(stored)[1]
-    noise = fixed(n, prior.dim)
-    all_noise = noise if condition is None else part.merge(torch.zeros_like(condition) + 0.5, noise)
-    found["log_prob"] = flow.log_prob(rows(x), noise=all_noise)
+    found: dict[str, Any] = {"inverse": y, "sample": x}
+    if name_of(run) in ("mixed", "target", "targets", "forest", "category"):
+        x = run.recipe.data.split(table_rows(n))[0]
+    noise = fixed(n, flow.dim)
+    found["log_prob"] = flow.log_prob(x, context, noise=noise)
     if not isinstance(flow, Mixture):
-        z = flow.encode(rows(x), noise=all_noise)
-        found["latent"] = z if condition is None else part.split(z)[1]
-    if condition is None:
+        found["latent"] = flow.encode(x, context, noise=noise)
+    if context is None:
         found["seeded"] = flow.sample(2, generator=torch.Generator().manual_seed(0))
     return {key: value.detach().numpy() for key, value in found.items()}
 

@@ -6,13 +6,21 @@ from numbers import Real
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from nicest.estimator import NICE
+from nicest.flows import members
 from nicest.inference.gaussians import Gaussians
 from nicest.messages import shown
+
+
+def latent_log_prob(flow: Any, y: torch.Tensor) -> torch.Tensor:
+    """Return log p_H(f(y)), (B,), without the log-determinant; of a mixture the weighted mean over its members."""
+    each = torch.stack([one.prior.log_prob(one.bijection(y)[0]) for one in members(flow)])
+    return flow.weights.to(each) @ each if len(each) > 1 else each[0]
 
 
 class NICEDetector(BaseEstimator):
@@ -86,7 +94,7 @@ class NICEDetector(BaseEstimator):
         scores, known = np.where(missing, np.nan, np.inf), ~missing & ~unknown
         if known.any():
             y = self.model_._reals(codes[known])
-            found = -(self.model_._run("code_density", y) + 2 * self.gaussians_.log_prob(y.numpy(force=True))) / 3
+            found = -(self.model_._run(latent_log_prob, y) + 2 * self.gaussians_.log_prob(y.numpy(force=True))) / 3
             scores[known] = np.where(np.isnan(found), np.inf, found)
         return scores
 

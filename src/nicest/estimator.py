@@ -7,7 +7,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -39,7 +39,7 @@ from nicest.data.tables import require_pyarrow
 from nicest.data.where import where as parsed
 from nicest.errors import NicestError
 from nicest.files import to_json
-from nicest.flows import Flow
+from nicest.flows import Flow, members
 from nicest.inference.calibration import Calibration
 from nicest.inference.conditional import Conditional
 from nicest.inference.engine import Engine
@@ -48,6 +48,7 @@ from nicest.messages import listed, one_line, shown
 from nicest.progress import Bar
 from nicest.recipes import Recipe, parse
 from nicest.recipes.defaults import FEW
+from nicest.recipes.recipe import DataSettings
 from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, FORMAT, METRICS, RunFolder, newer, restore_flow
 from nicest.runs.run import DRAWS, Run
@@ -311,11 +312,17 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 valid=self.validation_fraction,
                 device=self.device,
                 quiet=not self.verbose,
-                warm=(rescaled(copy.deepcopy(self.flow_), 1 / unit), self.recipe_.model) if warm else None,
+                warm=(rescaled(copy.deepcopy(self.flow_), 1 / unit, self.recipe_.data), self.recipe_.model)
+                if warm
+                else None,
                 columns=columns if any(c.discrete or c.spikes or c.floor is not None for c in columns) else (),
                 copies=copies,
             )
-        self.flow_, self.recipe_, off = rescaled(fitted.flow, unit), fitted.recipe, float(np.log(unit).sum())
+        self.flow_, self.recipe_, off = (
+            rescaled(fitted.flow, unit, fitted.recipe.data),
+            fitted.recipe,
+            float(np.log(unit).sum()),
+        )
         self.history_ = [
             row | {name: row[name] - off for name in ("train_nats", "valid_nats")} for row in fitted.metrics
         ]
@@ -539,7 +546,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise ValueError(f"expected values up to {FARTHEST:g}, got {largest:g}: rescale that column")
 
     def _require_coordinates(self) -> None:
-        if (count := len(self.flow_.chains)) > 1:
+        if (count := len(members(self.flow_))) > 1:
             raise ValueError(f"the mean of {count} flows has no latent coordinates: fit with members=1")
 
     def _check_shares(self) -> None:
@@ -637,7 +644,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     def _reals(self, codes: np.ndarray) -> torch.Tensor:
         """What the chain of the flow is given for complete rows: of a step its middle."""
-        return self.flow_.enter(torch.from_numpy(codes).to(self.flow_.device), noise=False)
+        return self.flow_.units.enter(torch.from_numpy(codes).to(self.flow_.device), noise=False)
 
     def _each(self, method: str, rows: np.ndarray, **options: bool) -> np.ndarray:
         """What the flow makes of rows; NaN of those that hold NaN."""
@@ -647,7 +654,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             found[whole] = self._run(method, torch.from_numpy(rows[whole]), **options)
         return found
 
-    def _run(self, method: str, rows: torch.Tensor, **options: bool) -> np.ndarray:
+    def _run(self, method: str | Callable[..., Any], rows: torch.Tensor, **options: bool) -> np.ndarray:
         return np.concatenate([part.cpu().numpy() for part in self._engine().each(method, rows, **options)])
 
     def _values(self, codes: np.ndarray, columns: Sequence[Column] = ()) -> Any:
@@ -755,29 +762,31 @@ def extremes(codes: np.ndarray) -> np.ndarray:
     return np.where((largest > 1e-20) & (largest < 1e20), 1.0, np.ldexp(1.0, np.frexp(largest)[1]))
 
 
-def rescaled(flow: Flow, unit: np.ndarray) -> Flow:
-    """The flow, in place, for numbers that are `unit` times as large."""
-    flow.units.rescale(torch.from_numpy(unit))
+def rescaled(flow: Any, unit: np.ndarray, data: DataSettings) -> Any:
+    """Adapt a flow, in place, to numbers that are `unit` times as large."""
+    modelled, context = data.split(torch.from_numpy(unit)[None])
+    flow.units.rescale(modelled[0])
+    if context is not None:
+        members(flow)[0].embedding.rescale(context[0])
     return flow
 
 
-def log_mean_density(engine: Engine, rows: torch.Tensor) -> np.ndarray:
+def log_mean_density(engine: Engine, rows: torch.Tensor, context: torch.Tensor | None = None) -> np.ndarray:
     """Return the log of the density of each row (n, D), averaged over a few points of the dequantisation noise.
 
     The points are a Latin hypercube, the same for all rows; without discrete columns there is one. Rows are processed
     in batches, so that memory does not grow with their number.
     """
-    flow, units = engine.flow, engine.flow.units
+    units = engine.flow.units
     n = DRAWS if units.discrete else 1
     points = torch.from_numpy((np.random.default_rng(0).random((n, units.dim)).argsort(0) + 0.5) / n).to(units.scale)
     nats = [np.empty(0)]
-    for batch in rows.split(engine.batch):
-        drawn = [units.enter(batch.to(engine.device), noise=point) for point in points]
-        each = [
-            torch.cat(list(engine.each("log_density", y))) + torch.as_tensor(units.local(y, flow.prior.scored))
-            for y in drawn
-        ]
-        nats.append((torch.stack(each).logsumexp(0) - math.log(n) + flow.units_log_det).cpu().numpy())
+    for start in range(0, len(rows), engine.batch):
+        some = slice(start, start + engine.batch)
+        given = None if context is None else context[some].to(engine.device)
+        drawn = [units.enter(rows[some].to(engine.device), noise=point) for point in points]
+        each = [torch.cat(list(engine.each("log_density", y, given))) + units.log_det(y) for y in drawn]
+        nats.append((torch.stack(each).logsumexp(0) - math.log(n)).cpu().numpy())
     return np.concatenate(nats)
 
 

@@ -142,7 +142,11 @@ class Predictor(BaseEstimator):
                 copies=copies,
                 targets=targets,
             )
-        self.flow_, self.recipe_, self.columns_ = rescaled(fitted.flow, unit), fitted.recipe, tuple(columns)
+        self.flow_, self.recipe_, self.columns_ = (
+            rescaled(fitted.flow, unit, fitted.recipe.data),
+            fitted.recipe,
+            tuple(columns),
+        )
         off = float(np.log(unit[list(targets)]).sum())
         self.history_ = [
             row | {name: row[name] - off for name in ("train_nats", "valid_nats")} for row in fitted.metrics
@@ -380,7 +384,7 @@ class PredictiveDistribution:
         """n draws for every row, (N, n)."""
         if n < 1:
             raise ValueError(f"expected at least 1 draw for every row, got n={n}")
-        generator = torch.Generator(self._of.given.device)
+        generator = torch.Generator(self._of.context.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
         return self._values(self._of.sample(n, generator))
 
@@ -406,7 +410,7 @@ class PredictiveDistribution:
         if values.shape != (len(self),):
             raise ValueError(f"expected y for each of {len(self)} rows, got shape {values.shape}")
         codes = self._column.code(values)
-        return torch.from_numpy(np.floor(codes) if self._column.discrete else codes).to(self._of.given)
+        return torch.from_numpy(np.floor(codes) if self._column.discrete else codes).to(self._of.context)
 
     def _values(self, codes: torch.Tensor) -> np.ndarray:
         return own_unit(codes.cpu().numpy(), self._column)
@@ -452,8 +456,8 @@ class NICEClassifier(ClassifierMixin, Predictor):
         """Return log p(x | class), (N, classes); -inf for rows with values that training never saw."""
         cells, unknown = self._cells(X)
         x, engine = torch.from_numpy(cells), Engine(self.flow_)
-        classes = [torch.cat((x.new_full((len(x), 1), k), x), 1) for k in range(len(self.classes_))]
-        nats = np.column_stack([log_mean_density(engine, rows) for rows in classes])
+        labels = [x.new_full((len(x), 1), k) for k in range(len(self.classes_))]
+        nats = np.column_stack([log_mean_density(engine, x, each) for each in labels])
         return np.where(unknown[:, None] | np.isnan(nats), -np.inf, nats)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:

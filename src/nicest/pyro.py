@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nicest.errors import NicestError
-from nicest.flows.flow import FlowDistribution
+from nicest.flows.density import DensityDistribution
 
 try:
     from pyro.distributions.torch_distribution import TorchDistributionMixin
@@ -11,11 +11,11 @@ except ImportError as error:
     raise NicestError("nicest.pyro needs Pyro, which is not installed: pip install 'nicest[pyro]'") from error
 
 
-class PyroFlow(FlowDistribution, TorchDistributionMixin):
-    """A flow in a model or a guide of Pyro, in plates too: what `flow.to_distribution()` is to torch.
+class PyroFlow(DensityDistribution, TorchDistributionMixin):
+    """A flow in a model or a guide of Pyro, in plates too: what `flow.given(context)` is to torch.
 
-        x = pyro.sample("x", PyroFlow(flow))                    # under plates, drawn for each of their places
-        y = pyro.sample("y", PyroFlow(flow, given=c), obs=y)    # of a flow of y given c, under a `PartPrior`
+        x = pyro.sample("x", PyroFlow(flow))                # under plates, drawn for each of their places
+        y = pyro.sample("y", PyroFlow(flow, c), obs=y)      # of a flow of y given the context c
 
     The parameters of the flow are learned if `pyro.module("flow", flow)` is called in the model or the guide.
     """

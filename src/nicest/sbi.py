@@ -17,16 +17,15 @@ from nicest.flows import (
     Bounded,
     Chain,
     Coupling,
+    Elementwise,
     Features,
     Flow,
     Gaussian,
     Mixing,
     Mixture,
     Partition,
-    PartPrior,
     ResidualMLP,
     Units,
-    Within,
 )
 
 try:
@@ -67,30 +66,34 @@ class NICEPosterior:
             shapes = f"theta {tuple(theta.shape)} and x {tuple(x.shape)}"
             raise NicestError(f"expected rows of parameters and rows of data, got {shapes}: x needs an embedding")
         summary = self.embedding or Features([0] * x.shape[1], [False] * x.shape[1])
-        embedding = nn.Sequential(Standard(x), summary.to(x.device))
+        shaped = [nn.Unflatten(1, x.shape[1:])] if x.ndim > 2 else []  # contexts are rows
+        embedding = nn.Sequential(*shaped, Standard(x), summary.to(x.device))
         with torch.no_grad():
-            given, dim = embedding(x[:2]).shape[1], theta.shape[1]
+            width, dim = embedding(x[:2].flatten(1)).shape[1], theta.shape[1]
         low, high = bounds(getattr(self.prior, "support", None), dim)
         variance, mean = torch.var_mean(theta.double().cpu(), 0)
         reach = torch.where(high.isfinite(), high - low, mean - low)  # as `Bounded` wants it
-        loc, variance = torch.where(low.isfinite(), low, mean), torch.where(low.isfinite(), reach**2, variance)
-        units = Units.continuous(given + dim)
-        units.fit(torch.cat((torch.zeros(given), loc)), torch.cat((torch.ones(given), variance)))
-        condition, ends = Partition(range(given), given + dim), low.isfinite().int() + high.isfinite().int()
-        chains = [self.chain(condition, ends) for _ in range(self.members)]
-        flow = Mixture(units, chains, PartPrior(Gaussian(dim), condition))
-        return ConditionalFlow(flow, embedding, theta.shape[1:], x.shape[1:]).to(theta.device)
+        units = Units.continuous(dim)
+        units.fit(torch.where(low.isfinite(), low, mean), torch.where(low.isfinite(), reach**2, variance))
+        ends = low.isfinite().int() + high.isfinite().int()
+        prior = Gaussian(dim)
+        members = [Flow(units, self.chain(dim, width, ends), prior, embedding) for _ in range(self.members)]
+        return ConditionalFlow(Mixture(members), theta.shape[1:], x.shape[1:]).to(theta.device)
 
-    def chain(self, condition: Partition, ends: Tensor) -> Chain:
-        """Of rows [x | θ], of which x is the condition; `ends` are how many bounds each parameter has."""
-        given, dim, law = len(condition.i1), condition.dim, AffineSpline(self.bins)
-        layers: list[Bijection] = [Within(condition, Bounded(ends))] if ends.any() else []
+    def chain(self, dim: int, width: int, ends: Tensor) -> Chain:
+        """Return the layers of one member, for `dim` parameters with `ends` bounds each and a context of `width`."""
+        law, layers = AffineSpline(self.bins), list[Bijection]()
+        if ends.any():
+            layers.append(Bounded(ends))
+        options: dict[str, Any] = {"width": self.width, "blocks": self.blocks, "dropout": self.dropout}
         for i in range(self.couplings):
-            half = range(given + i % 2, dim, 2) if dim - given > 1 else ()
-            part = Partition((*range(given), *half), dim)
-            options: dict[str, Any] = {"width": self.width, "blocks": self.blocks, "dropout": self.dropout}
-            network = ResidualMLP(len(part.i1), law.size * len(part.i2), **options)
-            layers += [Within(condition, Mixing(dim - given)), Coupling(part, law, network)]
+            layers.append(Mixing(dim))
+            if dim == 1:
+                layers.append(Elementwise(law, 1, ResidualMLP(width, law.size, **options)))
+                continue
+            part = Partition(range(i % 2, dim, 2), dim)
+            network = ResidualMLP(len(part.i1), law.size * len(part.i2), context_dim=width, **options)
+            layers.append(Coupling(part, law, network))
         return Chain(*layers)
 
 
@@ -123,32 +126,29 @@ class Standard(nn.Module):
 
 
 class ConditionalFlow(ConditionalDensityEstimator):
-    """A flow of θ given an embedding of x, as sbi has density estimators: θ is (samples, batch, D), x (batch, ...)."""
+    """A flow of θ given x, as sbi has density estimators: θ is (samples, batch, D), x (batch, ...)."""
 
-    net: Flow
+    net: Mixture
 
-    def __init__(self, flow: Flow, embedding: nn.Module, input_shape: torch.Size, condition_shape: torch.Size) -> None:
+    def __init__(self, flow: Mixture, input_shape: torch.Size, condition_shape: torch.Size) -> None:
         super().__init__(flow, input_shape, condition_shape)
-        self.embedding = embedding
 
     @property
     def embedding_net(self) -> nn.Module:
-        return self.embedding
+        return self.net.members[0].embedding  # type: ignore[no-any-return]
 
     def log_prob(self, input: Tensor, condition: Tensor, **options: Any) -> Tensor:
         self._check_input_shape(input)
         theta = input if input.ndim > 2 else input[None]
-        return self.net.log_prob(theta, given=self.embedded(condition))
+        return self.net.log_prob(theta, self.flat(condition))
 
     def loss(self, input: Tensor, condition: Tensor, **options: Any) -> Tensor:
-        return -self.log_prob(input[None], condition)[0]
+        return -self.net(input, self.flat(condition))
+
+    def flat(self, condition: Tensor) -> Tensor:
+        """Return data (..., *its shape) as rows, (..., C)."""
+        self._check_condition_shape(condition)
+        return condition.reshape(*condition.shape[: condition.ndim - len(self.condition_shape)], -1)
 
     def sample(self, sample_shape: torch.Size, condition: Tensor, **options: Any) -> Tensor:
-        return self.net.to_distribution(given=self.embedded(condition)).sample(torch.Size(sample_shape))
-
-    def embedded(self, condition: Tensor) -> Tensor:
-        """The summaries of data (..., *its shape), (..., C)."""
-        self._check_condition_shape(condition)
-        shape = condition.shape[: condition.ndim - len(self.condition_shape)]
-        found: Tensor = self.embedding(condition.reshape(-1, *self.condition_shape))
-        return found.reshape(*shape, -1)
+        return self.net.given(self.flat(condition)).sample(torch.Size(sample_shape))

@@ -255,11 +255,13 @@ def in_memory(
     return splits if len(splits.valid) or splits.n_incomplete_valid else replace(splits, valid=train)
 
 
-def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Sequence[float]) -> Splits:
+def given(
+    train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Sequence[float], *, context: int = 0
+) -> Splits:
     """Rows (N, ...) that are split already, checked; without validation rows the training rows validate, too.
 
     They hold grey levels 0..levels-1, or, without levels, numbers that are multiples of their `steps`, where that is
-    not 0. Training rows may have NaN where a value is missing.
+    not 0. Training rows may have NaN where a value is missing. The last `context` columns are not modelled.
     """
     shape = train.shape[1:]
     if valid is not None and valid.shape[1:] != shape:
@@ -272,9 +274,10 @@ def given(train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Seque
         raise NicestError(f"expected rows of {len(steps)} numbers, as the flow has dimensions, got {parts[0].shape[1]}")
     for name, each in zip(("training", "validation"), parts, strict=False):
         _require_stored(each, name, levels, steps)
-    missing = np.isnan(parts[0]).any(1)
+    missing = np.isnan(parts[0][:, : len(steps) - context]).any(1)
     kept = parts[0][~missing] if missing.any() else parts[0]
-    require_density(Rows(parts[0], shape, levels or None, tuple(steps)), IN_MEMORY)
+    modelled = slice(len(steps) - context)
+    require_density(Rows(parts[0][:, modelled], shape, levels or None, tuple(steps[modelled])), IN_MEMORY)
     tail = (shape, levels or None, () if levels else tuple(steps))
     splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], *tail)
     return with_incomplete(splits, parts[0][missing], 0, 0) if missing.any() else splits

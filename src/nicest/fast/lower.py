@@ -28,7 +28,6 @@ from nicest.flows import (
     Coupling,
     Elementwise,
     FeatureNetwork,
-    Flow,
     Mixing,
     Mixture,
     Partition,
@@ -38,12 +37,11 @@ from nicest.flows import (
     Within,
 )
 from nicest.flows.chain import Ledger, ledger
-from nicest.flows.repeated import once
 from nicest.flows.shares import Dropout, dropout, own, whole
 from nicest.flows.units import check_rows
 
 
-def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
+def lower(flow: Any, dtype: torch.dtype | None = None) -> Any:
     """A flow that computes the same function from the same parameters, faster; gradients go to those parameters.
 
     Between couplings x stays split in its two parts. In a `dtype` other than the flow's own, such as bfloat16, coupling
@@ -56,14 +54,27 @@ def lower(flow: Flow, dtype: torch.dtype | None = None) -> Flow:
     """
     if any(hasattr(p, "full_tensor") for p in flow.parameters()):
         return flow
-    twin = copy.copy(flow)  # of its class, whose methods may be someone's own
+    twin = copy.copy(flow)  # keeps the class, whose methods may be the caller's own
     twin._modules = dict(flow._modules)
-    twin.chain = LoweredChain(flow.chain, dtype or flow.units.scale.dtype)
     if isinstance(flow, Mixture):
-        twin.others = nn.ModuleList(LoweredChain(each, twin.chain.dtype) for each in flow.chains[1:])
-    if type(flow.units) is Units and flow.units.only_pixels and not _hooked(flow.units):
-        twin.units = LoweredUnits(flow.units)  # type: ignore[assignment]
+        twin.members = nn.ModuleList(lower(each, dtype) for each in flow.members)
+        return twin
+    twin.bijection = LoweredChain(flow.bijection, dtype or flow.units.scale.dtype)
+    if type(flow.units) is Units and flow.units.levels and not _hooked(flow.units):
+        twin.units = LoweredUnits(flow.units)
     return twin
+
+
+def lowered_chains(flow: Any) -> list[LoweredChain]:
+    """Return the lowered bijections of a flow, or of the members of a mixture."""
+    members = flow.members if isinstance(flow, Mixture) else [flow]
+    return [each.bijection for each in members if isinstance(getattr(each, "bijection", None), LoweredChain)]
+
+
+def copy_weights(flow: Any) -> None:
+    """Let the networks of a lowered flow keep copies of their weights as they are now."""
+    for chain in lowered_chains(flow):
+        chain.copy_weights()
 
 
 class LoweredUnits(nn.Module):
@@ -274,16 +285,18 @@ class FastCoupling:
             b = self.conv.read(x1, context)
         elif self.network is None and self.residual is None:
             with reduced(x1, self.dtype):
-                b = once(self.layer.network, x1, context)
+                b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
         else:
-            b = once(self._fast, x1, context)
+            b = self._fast(x1, context)
         self.layer.parameters_from(x1, b)  # checks the shape
         return x1, b.to(x1.dtype)
 
     def _fast(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         network = self.network or self.residual
         assert network is not None
-        return network.read(x1 if self.features is None else self.features(x1), context)[1]
+        if self.features is None:
+            return network.read(x1, context)[1]
+        return network.read(self.features(x1 if context is None else torch.cat((context.to(x1), x1), 1)), None)[1]
 
 
 class LoweredChain(Bijection):
@@ -332,6 +345,8 @@ class LoweredChain(Bijection):
     def _has_fast_form(part: FastCoupling | nn.Module) -> bool:
         if isinstance(part, FastCoupling):
             return bool(part.network or part.residual or part.conv)
+        if isinstance(part, FastConditional):
+            return part.fast[0] is not None
         return isinstance(part, Mixing | FastChannelMixing) or not any(p.ndim > 1 for p in part.parameters())
 
     def copy_weights(self) -> None:
@@ -451,8 +466,11 @@ def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijectio
         return FastWithin(layer, dtype)
     if type(layer) is ChannelMixing and not _hooked(layer):
         return FastChannelMixing(layer)
-    if type(layer) is Elementwise and type(layer.law) is Spline and not layer.context_dim and not _hooked(layer):
-        return FastElementwise(layer)
+    if type(layer) is Elementwise and not _hooked(layer):
+        if layer.conditioner is not None:
+            return FastConditional(layer, dtype)
+        if type(layer.law) is Spline:
+            return FastElementwise(layer)
     return layer
 
 
@@ -470,6 +488,39 @@ class FastElementwise(Bijection):
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.plain.inverse(y)
+
+
+class FastConditional(Bijection):
+    """A law whose parameters a conditioner computes, with the fast forms of both."""
+
+    def __init__(self, layer: Elementwise, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert layer.conditioner is not None
+        self.dim, self.plain, self.law, self.dtype = layer.dim, layer, fast_law(layer.law), dtype
+        network, self.features = layer.conditioner, None
+        if type(network) is FeatureNetwork:
+            self.features, network = network.features, network.network
+        self.fast = [FastMLP.of(network, dtype) or FastResidual.of(network, dtype)]  # in a list: no submodule
+        if self.fast[0]:
+            self.fast[0].by_columns = isinstance(self.law, FastSpline | FastAffineSpline)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, log_slope = self.law.forward(x, self.parameters_at(x, context))
+        return y, log_slope.sum(-1)
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, log_slope = self.law.inverse(y, self.parameters_at(y, context))
+        return x, log_slope.sum(-1)
+
+    def parameters_at(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """Return the parameters of every row, (B, dim, size)."""
+        network = self.fast[0]
+        if network is None or context is None:
+            with reduced(x, self.dtype):
+                return self.plain.parameters_at(x, context)
+        c = context.to(x.dtype)
+        b = network.read(c if self.features is None else self.features(c), None)[1]
+        return b.unflatten(1, (self.plain.dim, self.law.size))
 
 
 class FastChannelMixing(Bijection):

@@ -3,20 +3,20 @@
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain
 from nicest.flows.coupling import Coupling, Partition, channels, checkerboard, halves, odd_even
-from nicest.flows.features import FeatureNetwork, Features
+from nicest.flows.density import Density
+from nicest.flows.features import FeatureNetwork, Features, Standardiser
 from nicest.flows.flow import Flow
-from nicest.flows.forest import ForestCoupling
 from nicest.flows.images import ChannelMixing, ConvNet, Squeeze
 from nicest.flows.laws import LAWS, Additive, Affine, AffineSpline, Law, Multiplicative, Spline
 from nicest.flows.linear import ZCA, DiagonalScaling, Mixing, TriangularAffine, moments
 from nicest.flows.marginals import Bounded, Elementwise, Logit, SinhArcsinh
 from nicest.flows.mixed_units import MixedUnits
-from nicest.flows.mixture import Mixture
+from nicest.flows.mixture import Mixture, members
 from nicest.flows.networks import MLP, OneHot, ResidualMLP
-from nicest.flows.priors import Gaussian, Logistic, PartPrior, Prior
+from nicest.flows.priors import Gaussian, Logistic, Prior
 from nicest.flows.units import Units, bits_per_dim
 from nicest.flows.vae import VAE, Standardise
-from nicest.flows.within import At, Within
+from nicest.flows.within import AtContext, Within, at_context
 
 __all__ = [
     "LAWS",
@@ -26,19 +26,19 @@ __all__ = [
     "Additive",
     "Affine",
     "AffineSpline",
-    "At",
+    "AtContext",
     "Bijection",
     "Bounded",
     "Chain",
     "ChannelMixing",
     "ConvNet",
     "Coupling",
+    "Density",
     "DiagonalScaling",
     "Elementwise",
     "FeatureNetwork",
     "Features",
     "Flow",
-    "ForestCoupling",
     "Gaussian",
     "Law",
     "Logistic",
@@ -48,7 +48,6 @@ __all__ = [
     "Mixture",
     "Multiplicative",
     "OneHot",
-    "PartPrior",
     "Partition",
     "Prior",
     "ResidualMLP",
@@ -56,13 +55,16 @@ __all__ = [
     "Spline",
     "Squeeze",
     "Standardise",
+    "Standardiser",
     "TriangularAffine",
     "Units",
     "Within",
+    "at_context",
     "bits_per_dim",
     "channels",
     "checkerboard",
     "halves",
+    "members",
     "moments",
     "odd_even",
 ]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection
 from nicest.flows.laws import Law
-from nicest.flows.repeated import once
 
 
 class Partition(nn.Module):
@@ -132,7 +131,7 @@ class Coupling(Bijection):
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the parameters of the law at x_I1, (B, |I2|, size)."""
-        return self.parameters_from(x1, once(self.network, x1, context))
+        return self.parameters_from(x1, self.network(x1) if context is None else self.network(x1, context))
 
     def parameters_from(self, x1: Tensor, b: Tensor) -> Tensor:
         """Check and reshape the network's output b for x_I1: (B, |I2|, size) in the dtype of x_I1."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nicest.flows.linear import mean_and_variance
 from nicest.flows.shares import own, whole
 
 FREQUENCIES = 8  # at which a number is read
@@ -79,13 +80,48 @@ class Features(nn.Module):
 
 
 class FeatureNetwork(nn.Module):
-    """m(features(x_I1)): a coupling function that reads columns by their `Features`; `make` gives m for its inputs."""
+    """A coupling function m(features(context, x_I1)) that reads columns by their `Features`.
+
+    The columns of `features` are those of the context, then those of x_I1. `make` builds m for a number of inputs.
+    """
 
     def __init__(self, features: Features, make: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.features, self.network = features, make(features.outputs)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        read = self.features(x1)
-        b: Tensor = self.network(read) if context is None else self.network(read, context)
+        b: Tensor = self.network(self.features(x1 if context is None else torch.cat((context.to(x1), x1), 1)))
         return b
+
+
+class Standardiser(nn.Module):
+    """An embedding of the columns of a table: (c - loc) / scale of numbers, categories as they are; NaN stays NaN.
+
+    `categories` are as in `Features`.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    numbers: Tensor
+
+    def __init__(self, categories: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("loc", torch.zeros(len(categories)))
+        self.register_buffer("scale", torch.ones(len(categories)))
+        self.register_buffer("numbers", torch.tensor([not count for count in categories]), persistent=False)
+
+    def forward(self, c: Tensor) -> Tensor:
+        return ((c - self.loc) / self.scale).to(self.scale.dtype)
+
+    @torch.no_grad()
+    def fit(self, c: Tensor) -> None:
+        """Set loc and scale to the mean and standard deviation of the columns of c, (N, C), ignoring NaN."""
+        mean, variance = mean_and_variance(c)
+        self.loc.copy_(torch.where(self.numbers, mean, 0.0))
+        self.scale.copy_(torch.where(self.numbers & (variance > 0), variance.sqrt(), 1.0))
+
+    @torch.no_grad()
+    def rescale(self, unit: Tensor) -> None:
+        """Adapt to numbers that are `unit` times as large, (C,)."""
+        for each in (self.loc, self.scale):
+            each.mul_(unit.to(each))

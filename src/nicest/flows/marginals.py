@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows.bijection import Bijection, check_context
+from nicest.flows.bijection import Bijection
 from nicest.flows.laws import Law, Spline
 from nicest.flows.optimizer import LightLBFGS
 
@@ -177,20 +177,20 @@ class Elementwise(Bijection):
     law : Law
     dim : int
         Number of features.
-    context_dim : int
-        Size of the context. If positive, the parameters are an affine function of the context: in front of the prior,
-        an affine law of a label gives every class a prior of its own.
+    conditioner : nn.Module, optional
+        Maps the context to the parameters, (B, dim · law.size), in place of learned parameters that are the same for
+        all rows. In front of the prior, an affine law with a linear function of a label gives every class a prior of
+        its own. A conditioner with a method `initialise(context, x)` is given the data first.
     """
 
     elementwise = True
 
-    def __init__(self, law: Law, dim: int, context_dim: int = 0) -> None:
+    def __init__(self, law: Law, dim: int, conditioner: nn.Module | None = None) -> None:
         super().__init__()
-        self.law, self.context_dim = law, context_dim
+        self.law, self.conditioner = law, conditioner
         self.dim: int = dim
-        self.b = nn.Parameter(torch.zeros(dim * law.size))
-        if context_dim:
-            self.weight = nn.Parameter(torch.zeros(dim * law.size, context_dim))
+        if conditioner is None:
+            self.b = nn.Parameter(torch.zeros(dim * law.size))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y, log_slope = self.law.forward(x, self.parameters_at(x, context))
@@ -202,15 +202,22 @@ class Elementwise(Bijection):
 
     def parameters_at(self, x: Tensor, context: Tensor | None) -> Tensor:
         """Return the parameters of every row, (B, dim, size)."""
-        check_context(context if self.context_dim else None, self.context_dim)
-        if not self.context_dim or context is None:
+        if self.conditioner is None:
             return self.b.view(self.dim, self.law.size).expand(len(x), -1, -1)
-        return functional.linear(context.to(x.dtype), self.weight, self.b).unflatten(1, (self.dim, self.law.size))
+        if context is None:
+            raise ValueError("Elementwise: expected a context, got none")
+        b: Tensor = self.conditioner(context.to(x.dtype))
+        if b.shape != (len(x), self.dim * self.law.size):
+            expected = (len(x), self.dim * self.law.size)
+            raise ValueError(f"the conditioner must return {expected}, got {tuple(b.shape)}")
+        return b.to(x.dtype).unflatten(1, (self.dim, self.law.size))
 
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
         """Start a spline at the map from the quantiles of x to those of a Gaussian; other laws at the identity."""
-        if not isinstance(self.law, Spline):
+        if initialise := getattr(self.conditioner, "initialise", None):
+            initialise(context, x)
+        if self.conditioner is not None or not isinstance(self.law, Spline):
             return
         x = x[:: -(-len(x) // ENOUGH)]
         y = torch.linspace(-self.law.bound, self.law.bound, self.law.bins + 1)[1:-1].to(x)

@@ -52,9 +52,8 @@ class MixedUnits(Units):
         unordered: Sequence[bool] = (),
         bounds: Sequence[tuple[float, float]] = (),
         room: int = 1,
-        as_they_are: Sequence[int] = (),
     ) -> None:
-        super().__init__(step, standardise=True, as_they_are=as_they_are)
+        super().__init__(step, standardise=True)
         self.discrete, self.unordered = True, tuple(unordered) or (False,) * self.dim
         dim, room = self.dim, max(room, *map(len, atoms), 1)
         at = torch.full((dim, room), math.inf)
@@ -114,15 +113,15 @@ class MixedUnits(Units):
         x = torch.where(self.line > 0, x.clamp(self.low, self.high), x)
         return torch.where(hits.any(-1), torch.where(hits, self.at, 0.0).sum(-1), x)
 
-    def local(self, y: Tensor, scored: Sequence[int] | None = None) -> Tensor:
+    def local(self, y: Tensor) -> Tensor:
         starts, ends = self._edges()
         hits = (y[..., None] >= starts) & (y[..., None] < ends)
         logs = torch.where(hits, (self._width / self._unit[:, None]).log(), 0.0).sum(-1)
-        return (logs if scored is None else logs[:, list(scored)]).sum(-1)
+        return logs.sum(-1)
 
-    def support(self, scored: Sequence[int] | None = None) -> constraints.Constraint:
-        among = slice(None) if scored is None else list(scored)
-        return Mixed(*(each[among] for each in (self.step, self.at, self.line, self.low, self.high)))
+    @property
+    def support(self) -> constraints.Constraint:
+        return Mixed(self.step, self.at, self.line, self.low, self.high)
 
     def box(self, bounds: Bounds | None = None) -> tuple[Tensor, Tensor]:
         low, high = bounds or (-math.inf, math.inf)
@@ -211,7 +210,6 @@ class MixedUnits(Units):
         self.loc.copy_(torch.where(self.low.isfinite(), self.low, mean))
         spread = torch.where(variance > 0, variance.sqrt(), 1.0)  # a column that is given may be constant
         self.scale.copy_(torch.where(self.low.isfinite(), reach, spread))
-        self.loc[self.as_they_are], self.scale[self.as_they_are] = 0.0, 1.0
 
     def _fit_category(self, d: int, count: Tensor, order: Tensor) -> None:
         count = count[order] + SMOOTHING

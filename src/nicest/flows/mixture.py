@@ -1,4 +1,4 @@
-"""The mean of several densities, each with a chain of its own."""
+"""Mixtures of densities."""
 
 from __future__ import annotations
 
@@ -8,107 +8,178 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import constraints
 
-from nicest.flows.bijection import Bijection
-from nicest.flows.flow import Flow
-from nicest.flows.priors import Prior
-from nicest.flows.units import Units, check_rows
+from nicest.flows.density import Density, as_rows, by_rows
+from nicest.flows.flow import Flow, units_ledger
+from nicest.flows.units import check_rows
 
 
-class Mixture(Flow):
-    """p(x) = Σ_k w_k p_k(x): K flows under the same units and prior; an exact likelihood, as that of each is.
+class Mixture(Density):
+    """p(x) = Σ_k w_k p_k(x), an exact likelihood if that of every member is.
 
-    In training, `log_prob` is the mean of the log-likelihoods, so that each learns as if it were alone. They differ
-    by their initialisation and dropout, and their mean errs less than any of them (Lakshminarayanan et al. 2017).
-    All have the same weight, 1/K; unless there is a `forest`, a chain that is fitted and not trained, which comes last:
-    `share` is its weight, and the others share the rest.
+    The training objective is the mean of the members' own objectives, so each learns as if it were alone; members
+    without trainable parameters are left out. The mean of densities that differ by initialisation and dropout errs
+    less than any of them (Lakshminarayanan et al. 2017).
 
-    A code is (h, v): v ~ N(0, 1) says whose it is, the k in whose part of [0, 1] Φ(v) lies, and x = f_k⁻¹(h). No x has
-    a code of its own.
+    Flows that share their `units` share the dequantisation noise too. Such a mixture has latents (h, v): v ~ N(0, 1)
+    chooses the member k in whose interval of [0, 1] Φ(v) lies, and x = f_k⁻¹(h).
+
+    Parameters
+    ----------
+    members : sequence of Density
+    weights : sequence of float, optional
+        The w_k; equal by default.
     """
 
-    share: Tensor
+    weights: Tensor
 
-    def __init__(
-        self, units: Units, chains: Sequence[Bijection], prior: Prior, forest: Bijection | None = None
-    ) -> None:
-        super().__init__(units, chains[0], prior)
-        self.others = nn.ModuleList([*chains[1:], *([] if forest is None else [forest])])
-        self.trained = len(chains)
-        if forest is not None:
-            self.register_buffer("share", torch.zeros(()))
-
-    @property
-    def chains(self) -> list[Bijection]:
-        return [self.chain, *self.others]
+    def __init__(self, members: Sequence[Density], weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        if len({member.dim for member in members}) != 1:
+            raise ValueError(f"expected members of one dimension, got {sorted({m.dim for m in members}) or 'none'}")
+        self.members: Any = nn.ModuleList(members)
+        count = len(self.members)
+        found = [1 / count] * count if weights is None else list(weights)
+        if len(found) != count or min(found) < 0 or abs(sum(found) - 1) > 1e-6:
+            raise ValueError(f"expected {count} weights of sum 1, got {found}")
+        self.register_buffer("weights", torch.tensor(found))
 
     @property
-    def shares(self) -> Tensor:
-        """The weights w_k, (K,)."""
-        if self.trained == len(self.chains):
-            return self.units.scale.new_full((self.trained,), 1 / self.trained)
-        share = self.share.to(self.units.scale)
-        return torch.cat((((1 - share) / self.trained).expand(self.trained), share[None]))
+    def dim(self) -> int:  # type: ignore[override]
+        return self.members[0].dim
 
-    def of_each(self, y: Tensor, context: Tensor | None = None, *, all: bool = True) -> Tensor:
-        """The log-density of y in each flow, (K, B), or in each that is trained."""
-        found = []
-        for chain in self.chains if all else self.chains[: self.trained]:
-            h, log_det = chain(y, context)
-            found.append(self.prior.log_prob(h) + log_det)
-        return torch.stack(found)
+    @property
+    def support(self) -> constraints.Constraint:
+        return self.members[0].support
+
+    @property
+    def shares_units(self) -> bool:
+        """True if all members are flows with the same units."""
+        return all(isinstance(each, Flow) and each.units is self.members[0].units for each in self.members)
+
+    @property
+    def units(self) -> Any:
+        """The units of the flows, which all share them."""
+        if not self.shares_units:
+            raise AttributeError("the members of this mixture do not share units")
+        return self.members[0].units
+
+    @property
+    def prior(self) -> Any:
+        """The prior of the first flow."""
+        return self.members[0].prior
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.device
+
+    def log_prob(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Return log Σ_k w_k p_k(x | context); the options are those of the members' `log_prob`."""
+
+        def of_rows(x: Tensor, context: Tensor | None) -> Tensor:
+            if not self.shares_units:
+                return self._mixed(torch.stack([each.log_prob(x, context, **options) for each in self.members]))
+            y = self.units.enter(x, **options)
+            nats = self.log_density(y, context) + self.units.log_det(y)
+            return torch.where(self.units.contains(x) | nats.isnan(), nats, -torch.inf)
+
+        return by_rows(of_rows, x, context, self.dim)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Return the mean of the log-likelihoods of the members that train, (B,)."""
+        trained = self.trained
+        if not self.shares_units:
+            return torch.stack([each(x, context, **options) for each in trained]).mean(0)
+        y = self.units.enter(x, **options)
+        return torch.stack([each.log_density(y, context) for each in trained]).mean(0) + self.units.log_det(y)
+
+    @property
+    def trained(self) -> list[Any]:
+        """The members with trainable parameters, or all if there are none."""
+        found = [each for each in self.members if any(p.requires_grad for p in each.parameters())]
+        return found or list(self.members)
 
     def log_density(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        # the prior's mode, since a lowered flow shares the prior of the plain one, which is switched
-        if self.prior.training:
-            return self.of_each(y, context, all=False).mean(0)
-        return (self.of_each(y, context) + self.shares.log()[:, None]).logsumexp(0)
+        """Return the log-density of real numbers y = units.enter(x), (B,)."""
+        return self._mixed(self.log_densities(y, context))
 
-    def code_density(self, y: Tensor) -> Tensor:
-        """The mean over the flows of log p_H(f_k(y)), (B,)."""
-        return self.shares @ torch.stack([self.prior.log_prob(chain(y)[0]) for chain in self.chains])
+    def log_densities(self, y: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return the log-density of y in every member, (K, B)."""
+        return torch.stack([each.log_density(y, context) for each in self.members])
 
-    def encode(self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True) -> Tensor:
-        raise ValueError(f"a mixture of {len(self.chains)} flows has no latent coordinates: each of them has its own")
+    def _mixed(self, each: Tensor) -> Tensor:
+        return (each + self.weights.to(each).log()[:, None]).logsumexp(0)
 
-    @property
-    def code_dim(self) -> int:
-        return self.dim + 1
+    def terms(
+        self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Return the ledger: the units, and the mixture as one term; each (B,)."""
+        y = self.units.enter(x, generator=generator)
+        return units_ledger(self.units, y) | {"mixture": self.log_density(y, context)}
 
-    def invert(self, h: Tensor, context: Tensor | None = None) -> Tensor:
-        check_rows(h, self.code_dim)
-        return self.of_members(h[:, :-1], self.chosen(torch.special.ndtr(h[:, -1])), context)
+    def rsample(
+        self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None, **options: Any
+    ) -> Tensor:
+        """Draw n rows, with gradients to the parameters of the members."""
+        context = None if context is None else as_rows(context, (n,))
+        if self.shares_units:
+            return self.decode(self.sample_latent(n, generator=generator, **options), context)
+        u = torch.rand(n, generator=generator, device=self.device)
+        drawn = [each.sample(n, context, generator=generator, **options) for each in self.members]
+        return torch.stack(drawn)[self._chosen(u), torch.arange(n, device=self.device)]
 
-    def chosen(self, u: Tensor) -> Tensor:
-        """The k in whose part of [0, 1] each number u lies; with u drawn from [0, 1], draws of k."""
-        return torch.searchsorted(self.shares.cumsum(0)[:-1].to(u), u.contiguous(), right=True)
+    @torch.no_grad()
+    def sample(self, n: int, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Draw n rows without gradients; the options are those of `rsample`."""
+        return self.rsample(n, context, **options)
 
-    def of_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
-        """y = f_k⁻¹(h), with the k of each row."""
-        y = torch.stack([chain.inverse(h, context)[0] for chain in self.chains], 1)
+    def initialise(self, rows: Tensor, context: Tensor | None = None) -> None:
+        """Initialise every member."""
+        for each in self.members:
+            each.initialise(rows, context)
+
+    def sample_latent(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n latents (h, v), (n, D + 1)."""
+        h = self.prior.rsample(n, temperature=temperature, generator=generator)
+        return torch.cat((h, torch.randn(n, 1, generator=generator, dtype=h.dtype, device=h.device)), 1)
+
+    def decode(self, latent: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return the stored rows x of latents (h, v)."""
+        return self.units.leave(self.invert(latent, context))
+
+    def invert(self, latent: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return the real numbers y of latents (h, v)."""
+        check_rows(latent, self.dim + 1)
+        return self.invert_members(latent[:, :-1], self._chosen(torch.special.ndtr(latent[:, -1])), context)
+
+    def invert_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return y = f_k⁻¹(h) with the k of each row."""
+        y = torch.stack([each.bijection.inverse(h, each.embed(context))[0] for each in self.members], 1)
         return y.gather(1, k[:, None, None].expand(-1, 1, self.dim))[:, 0]
 
-    def code_log_prob(self, h: Tensor) -> Tensor:
-        v = h[:, -1]
-        return self.prior.log_prob(h[:, :-1]) - 0.5 * (v.square() + math.log(2 * math.pi))
+    def _chosen(self, u: Tensor) -> Tensor:
+        """Return the member k in whose interval of [0, 1] each u lies."""
+        return torch.searchsorted(self.weights.cumsum(0)[:-1].to(u), u.contiguous(), right=True)
 
-    def code_of(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """(f_k(y), v), its k drawn by how probable each flow makes y."""
-        h, log_det = map(torch.stack, zip(*(chain(y) for chain in self.chains), strict=True))
-        shares = self.shares
-        each = torch.stack([self.prior.log_prob(one) for one in h]) + log_det + shares.log()[:, None]
+    def latent_log_prob(self, latent: Tensor) -> Tensor:
+        """Return the log-density of latents (h, v), (B,)."""
+        v: Tensor = latent[:, -1]
+        nats: Tensor = self.prior.log_prob(latent[:, :-1])
+        return nats - 0.5 * (v.square() + math.log(2 * math.pi))
+
+    def infer_latent(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Sample a latent (h, v) from p(h, v | y)."""
+        h, log_det = map(torch.stack, zip(*(each.bijection(y) for each in self.members), strict=True))
+        weights = self.weights.to(y)
+        each = torch.stack([self.prior.log_prob(one) for one in h]) + log_det + weights.log()[:, None]
         u = torch.rand(2, len(y), generator=generator, dtype=y.dtype, device=y.device)
         k = (each.softmax(0).cumsum(0) < u[0]).sum(0).clamp_max(len(h) - 1)
-        below = shares.cumsum(0) - shares
-        v = torch.special.ndtri(below[k] + shares[k] * u[1]).clamp(-9, 9)  # whose share of the draws is that of all
+        below = weights.cumsum(0) - weights
+        v = torch.special.ndtri(below[k] + weights[k] * u[1]).clamp(-9, 9)
         return torch.cat((h[k, torch.arange(len(y), device=y.device)], v[:, None]), 1)
 
-    def draw_latent(self, n: int, *, generator: torch.Generator | None = None, **options: Any) -> Tensor:
-        h = super().draw_latent(n, generator=generator, **options)
-        v = torch.randn(n, 1, generator=generator, dtype=h.dtype, device=h.device)
-        return torch.cat((h, v), 1)
 
-    def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
-        y = self.enter(x)
-        density = self.log_density(y, context)
-        return self.units_of_ledger(y, density) | {"mixture": density}
+def members(density: Density) -> list[Any]:
+    """Return the members of a mixture, or the density itself."""
+    return list(density.members) if isinstance(density, Mixture) else [density]

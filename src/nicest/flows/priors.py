@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nicest.flows.coupling import Partition
 from nicest.flows.units import check_rows
 
 
@@ -23,7 +22,6 @@ class Prior(nn.Module, ABC):
     loc: Tensor
     log_scale: Tensor
     standard_deviation: float  # of the standard law
-    scored: tuple[int, ...] | None = None  # the components it is of, if not of all
 
     def __init__(self, dim: int, *, learned: bool = False) -> None:
         super().__init__()
@@ -135,31 +133,3 @@ class Logistic(Prior):
 
     def standard_quantile(self, share: Tensor) -> Tensor:
         return torch.logit(share)
-
-
-class PartPrior(Prior):
-    """A prior of the components I2 alone: under it a flow that keeps I1 as it is scores log p(x_I2 | x_I1).
-
-    It draws nothing by itself: `Flow.sample(n, given=c)` decodes rows of the condition and draws of `prior`.
-    """
-
-    prior: Prior
-    partition: Partition
-
-    def __init__(self, prior: Prior, partition: Partition) -> None:
-        super().__init__(partition.dim)
-        if prior.dim != len(partition.i2):
-            raise ValueError(f"expected a prior of the {len(partition.i2)} components in I2, got one of {prior.dim}")
-        self.prior, self.partition, self.scored = prior, partition, partition.i2
-        self.standard_deviation = prior.standard_deviation
-        self.of = f"{len(partition.i2)} numbers given {len(partition.i1)}"  # in words
-
-    def standard_log_prob(self, e: Tensor) -> Tensor:
-        return self.prior.log_prob(self.partition.split(e)[1])
-
-    @property
-    def mode(self) -> Tensor:
-        raise ValueError("this prior is of a part of each row: the mode of that part is that of `prior.prior`")
-
-    def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        raise ValueError(f"expected a condition, {self.of}; got none: give it as given=")

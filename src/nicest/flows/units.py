@@ -46,14 +46,13 @@ class Units(nn.Module):
         levels: int = 0,
         interval: tuple[float, float] = (0.0, 1.0),
         standardise: bool = False,
-        as_they_are: Sequence[int] = (),
     ) -> None:
         super().__init__()
         steps = step.tolist() if isinstance(step, Tensor) else list(step)
         if not all(each >= 0 for each in steps):
             raise ValueError("every step must be 0 or more")
         self.dim, self.levels, self.interval, self.standardise = len(steps), levels, interval, standardise
-        self.discrete, self.as_they_are = any(each > 0 for each in steps), list(as_they_are)
+        self.discrete = any(each > 0 for each in steps)
         low, high = interval
         width = levels / (high - low) if levels else 1.0
         constants = {
@@ -61,32 +60,23 @@ class Units(nn.Module):
             "loc": torch.full((self.dim,), -low * width if levels else 0.0),
             "scale": torch.full((self.dim,), width),
         }
-        constants["loc"][self.as_they_are], constants["scale"][self.as_they_are] = 0.0, 1.0
-        for name, values in constants.items():  # stored where they come from data, and not from what is given above
+        for name, values in constants.items():  # stored only if they are fitted to data
             self.register_buffer(name, values, persistent=standardise)
 
     @classmethod
-    def pixels(
-        cls,
-        dim: int,
-        levels: int = 256,
-        interval: tuple[float, float] = (0.0, 1.0),
-        *,
-        as_they_are: Sequence[int] = (),
-    ) -> Units:
-        """Grey levels 0..levels-1, dequantised onto an interval; dimensions `as_they_are`, such as labels, are not."""
+    def pixels(cls, dim: int, levels: int = 256, interval: tuple[float, float] = (0.0, 1.0)) -> Units:
+        """Make units of grey levels 0..levels-1, dequantised onto an interval."""
         if levels < 2:
             raise ValueError(f"expected at least 2 levels, got {levels}")
         low, high = interval
         if not (low < high and 1e-30 < high - low < 1e30 and max(-low, high) < 1e6 * (high - low)):
             raise ValueError(f"expected an interval from low to high, such as (-1, 1), got {interval}")
-        steps = [float(i not in as_they_are) for i in range(dim)]
-        return cls(steps, levels=levels, interval=interval, as_they_are=as_they_are)
+        return cls([1.0] * dim, levels=levels, interval=interval)
 
     @classmethod
-    def columns(cls, step: Sequence[float] | Tensor, *, as_they_are: Sequence[int] = ()) -> Units:
-        """Columns of a table, standardised by `fit` but for some: integers in multiples of their step, reals with 0."""
-        return cls(step, standardise=True, as_they_are=as_they_are)
+    def columns(cls, step: Sequence[float] | Tensor) -> Units:
+        """Make units of the columns of a table, standardised by `fit`: multiples of a step, or reals if it is 0."""
+        return cls(step, standardise=True)
 
     @classmethod
     def continuous(cls, dim: int, *, standardise: bool = True) -> Units:
@@ -107,7 +97,7 @@ class Units(nn.Module):
         count = (x.detach() / self._unit).round()
         low, high = self.place(count * self._unit), self.place((count + 1) * self._unit)
         inside = torch.maximum(torch.minimum(y, torch.nextafter(high, torch.full_like(high, -math.inf))), low)
-        return inside if self.only_pixels else torch.where(self.step > 0, inside, self.place(stored))
+        return inside if self.levels else torch.where(self.step > 0, inside, self.place(stored))
 
     def place(self, x: Tensor) -> Tensor:
         """Real numbers in the units of the data as y; a step x has its edges at x and x + step."""
@@ -127,28 +117,23 @@ class Units(nn.Module):
         count = count + (self.place((count + 1) * unit) <= y).to(y) - (self.place(count * unit) > y).to(y)
         if self.levels:
             count = count.clamp(0, self.levels - 1)
-        return count if self.only_pixels else torch.where(self.step > 0, count * unit, x)
+        return count if self.levels else torch.where(self.step > 0, count * unit, x)
 
-    @property
-    def only_pixels(self) -> bool:
-        """Whether every dimension holds grey levels."""
-        return bool(self.levels) and not self.as_they_are
+    def terms(self) -> dict[str, Tensor | float]:
+        """Return what the change of units adds to the log-likelihood of every row, by name.
 
-    def terms(self, scored: Sequence[int] | None = None) -> dict[str, Tensor | float]:
-        """What the change of units adds to the log-likelihood of every row, by name, of all dimensions or of those
-        that a prior scores; for a discrete dimension it turns the density of y into a probability of x."""
+        For a discrete dimension it turns the density of y into a probability of x.
+        """
         terms: dict[str, Tensor | float] = {}
-        among = slice(None) if scored is None else list(scored)
         if self.levels:
             low, high = self.interval
-            count = len(set(range(self.dim) if scored is None else scored) - set(self.as_they_are))
-            terms["dequantise"] = -count * math.log(self.levels)
+            terms["dequantise"] = -self.dim * math.log(self.levels)
             if high - low != 1 or low:
-                terms["interval"] = count * math.log(high - low)
+                terms["interval"] = self.dim * math.log(high - low)
         elif self.discrete:
-            terms["columns"] = self._unit[among].log().sum()
+            terms["columns"] = self._unit.log().sum()
         if self.standardise:
-            terms["standardise"] = -self.scale[among].log().sum()
+            terms["standardise"] = -self.scale.log().sum()
         return terms
 
     @property
@@ -160,19 +145,18 @@ class Units(nn.Module):
         """Layers that a chain begins with, by name, where not every real number is a y."""
         return {}
 
-    def local(self, y: Tensor, scored: Sequence[int] | None = None) -> Tensor | float:
-        """What it adds beyond `terms`, where that changes from row to row, (B,)."""
+    def local(self, y: Tensor) -> Tensor | float:
+        """Return what is added beyond `terms` where that differs between rows, (B,)."""
         return 0.0
+
+    def log_det(self, y: Tensor) -> Tensor | float:
+        """Return log p(x) - log p(y) of rows y: a number, or (B,) where it differs between rows."""
+        return sum(self.terms().values()) + self.local(y)
 
     @property
     def _unit(self) -> Tensor:
         """The step of a discrete dimension, 1 for a continuous one."""
         return torch.where(self.step > 0, self.step, 1.0)
-
-    @property
-    def log_det(self) -> Tensor | float:
-        """Σ of `terms`: log p(x) = log p(y) + log_det."""
-        return sum(self.terms().values())
 
     @property
     def interval_nats(self) -> float:
@@ -181,14 +165,20 @@ class Units(nn.Module):
         A level has volume 1 among levels and (high - low)/levels on the interval.
         """
         low, high = self.interval
-        return (self.dim - len(self.as_they_are)) * math.log(self.levels / (high - low)) if self.levels else 0.0
+        return self.dim * math.log(self.levels / (high - low)) if self.levels else 0.0
 
-    def support(self, scored: Sequence[int] | None = None) -> constraints.Constraint:
-        """Where x lies, as `torch.distributions` says it, of all dimensions or of those that a prior scores."""
+    @property
+    def support(self) -> constraints.Constraint:
+        """The values that x can take, as a constraint of `torch.distributions`."""
         if self.levels or not self.discrete:
             each = constraints.integer_interval(0, self.levels - 1) if self.levels else constraints.real
             return constraints.independent(each, 1)
-        return InSteps(self.step if scored is None else self.step[list(scored)])
+        return InSteps(self.step)
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Return which rows x lie in the support, (B,)."""
+        found: Tensor = self.support.check(x)
+        return found if self.discrete else x.isfinite().all(-1)
 
     def values_of(self, column: int) -> Tensor | None:
         """All values of a category, whose intervals may lie in any order; None for columns of numbers."""
@@ -234,8 +224,7 @@ class Units(nn.Module):
         step = self.step.to(mean)
         self.loc.copy_(mean + step / 2)
         spread = (variance + step**2 / 12).sqrt()
-        self.scale.copy_(torch.where(spread > 0, spread, 1.0))  # a column that is given may be constant
-        self.loc[self.as_they_are], self.scale[self.as_they_are] = 0.0, 1.0
+        self.scale.copy_(torch.where(spread > 0, spread, 1.0))
 
     def extra_repr(self) -> str:
         if self.levels:

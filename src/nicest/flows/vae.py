@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import constraints
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain, ledger
 from nicest.flows.coupling import Coupling, Partition
-from nicest.flows.flow import Flow
+from nicest.flows.density import Density, by_rows
+from nicest.flows.flow import Flow, units_ledger
 from nicest.flows.laws import Affine, Law
 from nicest.flows.priors import Gaussian
 from nicest.flows.shares import own, whole
@@ -52,7 +54,7 @@ class Standardise(Law):
         return self.floor + functional.softplus(b1 + math.log(math.expm1(-self.floor)))
 
 
-class VAE(Flow):
+class VAE(Density):
     """A variational auto-encoder, written as a NICE over the pair (x, ε) (NICE App. C).
 
         z0 = μ(x) + exp(s(x)) ⊙ ε      encoder: an affine coupling that reads x and changes ε
@@ -74,7 +76,7 @@ class VAE(Flow):
     numbers, log σ and μ of each component of x in turn, with log σ kept above `floor` (see `Standardise`). The paper's
     one σ is a decoder that returns log σ as one parameter, repeated.
 
-    It is a `Flow` whose `log_prob` is the bound, so that `nicest.fit` trains it like any other.
+    `log_prob` is the bound for one draw of ε, so that `nicest.fit` trains it like a flow.
     """
 
     def __init__(
@@ -91,17 +93,29 @@ class VAE(Flow):
     ) -> None:
         if summary is not None and posterior is None:
             raise ValueError("a summary of x is for the couplings of a posterior: give both, or neither")
-        nn.Module.__init__(self)  # the chain has more dimensions than the units: those of the noise
+        super().__init__()
         both = units.dim + latent_dim
-        given_x = Partition(range(units.dim), both)
-        layers: dict[str, Bijection] = {"encoder": Coupling(given_x, Affine(ENCODER_BOUND), encoder)}
+        reads_x = Partition(range(units.dim), both)
+        layers: dict[str, Bijection] = {"encoder": Coupling(reads_x, Affine(ENCODER_BOUND), encoder)}
         if posterior is not None:
-            layers["posterior"] = Within(given_x, posterior, summary)
-        layers["decoder"] = Coupling(given_x.swap(), Standardise(floor), decoder)
+            layers["posterior"] = Within(reads_x, posterior, summary)
+        layers["decoder"] = Coupling(reads_x.swap(), Standardise(floor), decoder)
         if prior is not None:
-            layers["latent_prior"] = Within(given_x, prior)
-        self.units, self.chain, self.prior = units, Chain(layers), Gaussian(both)
+            layers["latent_prior"] = Within(reads_x, prior)
+        self.units, self.bijection, self.prior = units, Chain(layers), Gaussian(both)
         self.noise, self.latent_dim = Gaussian(latent_dim), latent_dim
+
+    @property
+    def dim(self) -> int:  # type: ignore[override]
+        return self.units.dim
+
+    @property
+    def device(self) -> torch.device:
+        return self.units.scale.device
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return self.units.support
 
     @property
     def joint(self) -> Flow:
@@ -109,43 +123,83 @@ class VAE(Flow):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # App. C is two couplings: z need not depend on ξ
             units = Units.continuous(self.prior.dim, standardise=False).to(self.units.scale)
-            return Flow(units, self.chain, self.prior)
+            return Flow(units, self.bijection, self.prior)
 
-    def enter(self, x: Tensor, *, noise: bool | Tensor = True) -> Tensor:
-        """The pair (y, ε)."""
-        y = self.units.enter(x, noise=noise)
-        return torch.cat((y, own(self.noise.rsample(whole(len(y))))), dim=-1)
+    def bound(self, y: Tensor, noise: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """Return log p(y, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a lower bound of log p(y) in the mean.
 
-    def bound(self, y: Tensor, noise: Tensor | None = None) -> Tensor:
-        """log p(y, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a bound on log p(y) in mean (NICE App. C)."""
-        noise = own(self.noise.rsample(whole(len(y)))) if noise is None else noise
-        return self.log_density(torch.cat((y, noise), dim=-1)) - self.noise.log_prob(noise)
+        See NICE App. C.
+        """
+        noise = self._draw_noise(len(y), generator) if noise is None else noise
+        h, log_det = self.bijection(torch.cat((y, noise), dim=-1))
+        return self.prior.log_prob(h) + log_det - self.noise.log_prob(noise)
 
     def log_prob(
-        self, x: Tensor, context: Tensor | None = None, *, noise: bool | Tensor = True, given: Tensor | None = None
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        noise: bool | Tensor = True,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The bound for one ε of each row, (B,), in nats of the space x lives in."""
-        if x.ndim != 2 or given is not None:
-            return super().log_prob(x, context, noise=noise, given=given)
-        return self.bound(self.units.enter(x, noise=noise)) + self.units.log_det
+        """Return the bound for one ε of each row, in nats of the space in which x is stored."""
 
-    def terms(self, x: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
-        """The ledger of the bound; `noise` is -log p(ε)."""
-        pair = self.enter(x)
-        h, terms = ledger(self.chain, pair, context)
-        units = {name: h.new_zeros(len(h)) + term for name, term in self.units.terms().items()}
-        return units | terms | {"noise": -self.noise.log_prob(pair[:, self.dim :]), "prior": self.prior.log_prob(h)}
+        def of_rows(x: Tensor, _: Tensor | None) -> Tensor:
+            y = self.units.enter(x, noise=noise, generator=generator)
+            nats = self.bound(y, generator=generator) + self.units.log_det(y)
+            return torch.where(self.units.contains(x) | nats.isnan(), nats, -torch.inf)
+
+        if context is not None:
+            raise ValueError("expected no context: this VAE is not conditional")
+        return by_rows(of_rows, x, None, self.dim)
+
+    def terms(
+        self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Return the ledger of the bound; `noise` is -log p(ε)."""
+        y = self.units.enter(x, generator=generator)
+        noise = self._draw_noise(len(y), generator)
+        h, terms = ledger(self.bijection, torch.cat((y, noise), -1))
+        return (
+            units_ledger(self.units, y)
+            | terms
+            | {
+                "noise": -self.noise.log_prob(noise),
+                "prior": self.prior.log_prob(h),
+            }
+        )
+
+    def initialise(self, rows: Tensor, context: Tensor | None = None) -> None:
+        """Fit the units to rows, and layers of the posterior and the prior to what reaches them."""
+        self.units.fit_rows(rows)
+        y = self.units.enter(rows.to(self.device))
+        self.bijection.initialise(torch.cat((y, self._draw_noise(len(y))), -1))
 
     def importance_bound(self, y: Tensor, draws: int) -> Tensor:
-        """log 1/k Σ_k p(y, ε_k) / p(ε_k), (B,): a bound that rises to log p(y) with the number of draws k."""
+        """Return log 1/k Σ_k p(y, ε_k) / p(ε_k), (B,): a bound that rises to log p(y) with the number of draws k."""
         return torch.stack([self.bound(y) for _ in range(draws)]).logsumexp(0) - math.log(draws)
 
     def decode(self, h: Tensor, context: Tensor | None = None) -> Tensor:
-        """x from (ξ, h)."""
-        return self.units.leave(self.chain.inverse(h, context)[0][:, : self.dim])
+        """Return x from latents (ξ, h)."""
+        return self.units.leave(self.bijection.inverse(h, context)[0][:, : self.dim])
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        context: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw n rows x."""
+        return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator))
 
     def means(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of z, and the means of p(x|z), without its low-level noise."""
+        """Draw n latents z and return the means of p(x|z), without its noise."""
         h = self.prior.rsample(n, generator=generator).detach()
         h[:, : self.dim] = 0
         return self.decode(h)
+
+    def _draw_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        return own(self.noise.rsample(whole(n), generator=generator))

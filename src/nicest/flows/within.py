@@ -1,12 +1,14 @@
-"""A flow of some components given the others: couplings whose law is itself a flow, and conditional densities."""
+"""Bijections of some components, and bijections at a fixed context."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.chain import Ledger, ledger
+from nicest.flows.chain import Chain, Ledger, ledger
 from nicest.flows.coupling import Partition
+from nicest.flows.laws import Law
+from nicest.flows.marginals import Elementwise
 
 
 class Within(Bijection):
@@ -14,8 +16,7 @@ class Within(Bijection):
 
         y_I1 = x_I1,   y_I2 = f(x_I2; m(x_I1)),   log |det dy/dx| = log |det df/dx_I2|
 
-    m(x_I1) is the context of f; without a `network` m, f is the same for every x_I1. Under a `PartPrior` that scores
-    I2 alone, log_prob is log p(x_I2 | x_I1).
+    m(x_I1) is the context of f; without a `network` m, f has the context of the whole, if any.
     """
 
     def __init__(self, partition: Partition, inner: Bijection, network: nn.Module | None = None) -> None:
@@ -51,38 +52,66 @@ class Within(Bijection):
         return found
 
 
-class At(Bijection):
-    """A bijection f that keeps I1, at one value c of x_I1: a bijection of x_I2 alone.
+class AtContext(Bijection):
+    """A bijection with a fixed context: a bijection without one.
 
-        y_I2 = f(c, x_I2)_I2,   log |det dy_I2/dx_I2| = log |det df/dx|
-
-    `given` is c, (C,). Of a flow of x given a condition it makes one of x.
+    Parameters
+    ----------
+    inner : Bijection
+    context : Tensor of shape (N, C)
+        Row i serves the rows i k to (i + 1) k - 1 of x, with k = len(x) / N.
     """
 
-    given: Tensor
+    context: Tensor
 
-    def __init__(self, partition: Partition, inner: Bijection, given: Tensor) -> None:
+    def __init__(self, inner: Bijection, context: Tensor) -> None:
         super().__init__()
-        if given.shape != (len(partition.i1),):
-            raise ValueError(f"expected {len(partition.i1)} numbers that are given, got shape {tuple(given.shape)}")
-        self.dim, self.partition, self.inner = len(partition.i2), partition, inner
-        self.register_buffer("given", given)
+        self.dim, self.inner = inner.dim, inner
+        self.register_buffer("context", context, persistent=False)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, log_det = self.inner(self.beside(x), context)
-        return self.partition.split(y)[1], log_det
+        return self.inner(x, repeated(self.context, len(x)))  # type: ignore[no-any-return]
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, log_det = self.inner.inverse(self.beside(y), context)
-        return self.partition.split(x)[1], log_det
-
-    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
-        self.inner.initialise(self.beside(x), context)
+        return self.inner.inverse(y, repeated(self.context, len(y)))
 
     def ledger(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
-        y, terms = ledger(self.inner, self.beside(x), context)
-        return self.partition.split(y)[1], terms
+        """Return the output and the log-determinant of every layer inside, by name."""
+        return ledger(self.inner, x, repeated(self.context, len(x)))
 
-    def beside(self, x: Tensor) -> Tensor:
-        """Rows of which x is I2, beside c."""
-        return self.partition.merge(self.given.to(x).expand(len(x), -1), x)
+
+class FixedLaw(Bijection):
+    """A law in every dimension with fixed parameters (N, D, size), which serve rows as in `AtContext`."""
+
+    elementwise = True
+    parameters_: Tensor
+
+    def __init__(self, law: Law, parameters: Tensor) -> None:
+        super().__init__()
+        self.dim, self.law = parameters.shape[1], law
+        self.register_buffer("parameters_", parameters, persistent=False)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, log_slope = self.law.forward(x, repeated(self.parameters_, len(x)))
+        return y, log_slope.sum(-1)
+
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, log_slope = self.law.inverse(y, repeated(self.parameters_, len(y)))
+        return x, log_slope.sum(-1)
+
+
+def at_context(layer: Bijection, context: Tensor) -> Bijection:
+    """Fix the context of a bijection; conditioners that read nothing else are evaluated once."""
+    if isinstance(layer, Chain):
+        named = {name: at_context(each, context) for name, each in layer.layers.items()}  # type: ignore[arg-type]
+        return Chain(named)
+    if isinstance(layer, Elementwise) and layer.conditioner is not None:
+        return FixedLaw(layer.law, layer.parameters_at(context, context))
+    return AtContext(layer, context)
+
+
+def repeated(values: Tensor, rows: int) -> Tensor:
+    """Repeat each of N values for rows / N consecutive rows."""
+    if rows % len(values):
+        raise ValueError(f"expected a multiple of {len(values)} rows, one for each context, got {rows}")
+    return values.repeat_interleave(rows // len(values), 0)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from nicest.errors import NicestError
 from nicest.fast import lower
-from nicest.flows import Flow, PartPrior, Units
+from nicest.flows import Flow, Mixture, Units, members
 from nicest.inference.engine import frozen
 from nicest.inference.impute import MIXED, split_r_hat
 from nicest.inference.langevin import half_square
@@ -195,13 +195,13 @@ class Conditional:
         seed: int = 0,
         watch: Callable[[float, str], None] = lambda rows, text: None,
     ) -> None:
-        if isinstance(flow.prior, PartPrior):
-            raise NicestError(f"where: the model is conditional, {flow.prior.of}: expected one of all columns")
-        self.own, self.units, self.watch = flow, flow.units, watch
+        if any(getattr(each, "embedding", None) is not None for each in members(flow)):
+            raise NicestError("where: the model is conditional: expected one of all columns")
+        self.own, self.units, self.watch, self.mixture = flow, flow.units, watch, isinstance(flow, Mixture)
         self.generator = torch.Generator(flow.device).manual_seed(seed)
         self.region = Region(flow.units, ranges)
         spread = (flow.prior.standard_deviation * flow.prior.log_scale.detach().exp()).expand(flow.dim)
-        centre, more = flow.prior.loc.detach().expand(flow.dim).to(spread), (0, flow.code_dim - flow.dim)
+        centre, more = flow.prior.loc.detach().expand(flow.dim).to(spread), (0, int(isinstance(flow, Mixture)))
         self.kernels = [Kernel(pad(centre, more), pad(spread, more, value=1.0).diag(), 0.5)]
         self.limit, self.weighted, self.length, self.r_hat = math.inf, False, 0, 1.0
         with frozen(flow), torch.no_grad():
@@ -233,12 +233,21 @@ class Conditional:
 
     def pool(self, n: int) -> Particles:
         """Draws of the model."""
-        parts = [self.at(self.own.draw_latent(BATCH, generator=self.generator)) for _ in range(n // BATCH)]
+        parts = [self.at(self.draw(BATCH)) for _ in range(n // BATCH)]
         return Particles(*map(torch.cat, zip(*parts, strict=True)))
 
+    def draw(self, n: int) -> Tensor:
+        """Draw n latents."""
+        draw = self.own.sample_latent if isinstance(self.own, Mixture) else self.own.prior.rsample
+        return draw(n, generator=self.generator)
+
+    def latent_log_prob(self, h: Tensor) -> Tensor:
+        """Return the log-density of latents, (B,)."""
+        return self.flow.latent_log_prob(h) if self.mixture else self.flow.prior.log_prob(h)
+
     def at(self, h: Tensor) -> Particles:
-        y = self.flow.invert(h)
-        off, nats = self.region.off(y), self.flow.code_log_prob(h)
+        y = self.flow.invert(h) if self.mixture else self.flow.bijection.inverse(h)[0]
+        off, nats = self.region.off(y), self.latent_log_prob(h)
         if self.weighted:  # p_H(h) p(T(y)) |dT/dy| / p(y), where it will be asked for
             near = off <= self.limit
             nats = nats.masked_fill(~near, -torch.inf)
@@ -338,7 +347,7 @@ class Conditional:
             self.adapt(which, go, self.kernels[-1].white(to.h) - self.kernels[-1].white(at.h))
         pairs = zip(to, at, strict=True)
         moved = Particles(*(torch.where(go[:, None] if a.ndim == 2 else go, a, b) for a, b in pairs))
-        return self.recoded(moved) if self.own.code_dim > self.own.dim else moved
+        return self.recoded(moved) if self.mixture else moved
 
     def adapt(self, which: Tensor, go: Tensor, way: Tensor) -> None:
         """Learn from moves by kernels: how long their steps should be, and how far they lead."""
@@ -352,8 +361,8 @@ class Conditional:
 
     def recoded(self, at: Particles) -> Particles:
         """Particles of a mixture with another code of the same y, by chance: so they go from one flow to another."""
-        h = self.flow.code_of(at.y, self.generator)
-        return at._replace(h=h, nats=at.nats + self.flow.code_log_prob(h) - self.flow.code_log_prob(at.h))
+        h = self.flow.infer_latent(at.y, self.generator)
+        return at._replace(h=h, nats=at.nats + self.latent_log_prob(h) - self.latent_log_prob(at.h))
 
     def walked(self, done: int, n: int) -> Tensor:
         """The states of all chains, so far from the last that they hardly depend on them."""

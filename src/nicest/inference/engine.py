@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nicest.fast import LoweredChain, capture, lower
-from nicest.flows import Flow
+from nicest.fast import capture, copy_weights, lower
+from nicest.flows import Flow, Mixture
 from nicest.flows.shares import Share
 
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
@@ -34,7 +34,7 @@ class Engine:
 
     def __init__(
         self,
-        flow: Flow,
+        flow: Flow | Mixture,
         *,
         batch: int | None = None,
         precision: torch.dtype | None = None,
@@ -48,13 +48,13 @@ class Engine:
         self.copies = precision not in (None, flow.units.scale.dtype) and self.device.type == "cuda"
         self.refresh()
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """log p of every row, (n,), on the device of the flow."""
-        return self._gathered(self.each("log_prob", x), ())
+    def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return log p of every row, (n,), on the device of the flow."""
+        return self._gathered(self.each("log_prob", x, context), ())
 
-    def sample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-        """n draws, (n, D), on the device of the flow."""
-        return self._gathered(self.draws(n, temperature=temperature, generator=generator), (self.flow.dim,))
+    def sample(self, n: int, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Draw n rows, (n, D), on the device of the flow; the options are those of `draws`."""
+        return self._gathered(self.draws(n, context, **options), (self.flow.dim,))
 
     def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
         """Concatenate batches along the rows; `shape` is that of one row, for when there are none."""
@@ -67,25 +67,38 @@ class Engine:
     def draws(
         self,
         n: int,
+        context: Tensor | None = None,
         *,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
-        given: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """Yield n samples in batches; with `given`, (n, C), one sample for each row of context."""
-        rows = self.batch  # of which memory may want fewer on the way
+        """Yield n samples in batches, each for its row of the context (n, C), if there is one."""
+        rows, flow = self.batch, self.flow  # memory may want smaller batches on the way
+        latents = flow.sample_latent if isinstance(flow, Mixture) else flow.prior.rsample
         for start in range(0, n, rows):
             size = min(rows, n - start)
-            some = given if given is None else given[start : start + size]
-            h = self.flow.draw_latent(size, temperature=temperature, generator=generator, given=some)
-            yield from self.each("decode", h, batch=self._size(n))
+            h = latents(size, temperature=temperature, generator=generator)
+            yield from self.each("decode", h, None if context is None else context[start : start + size], of=n)
 
     @torch.no_grad()
-    def each(self, method: str, x: Tensor, *, batch: int = 0, **options: bool) -> Iterator[Any]:
-        """Apply a method of the flow to x in batches, and yield each result, in memory of its own."""
-        batch, start = batch or self._size(len(x)), 0
+    def each(
+        self,
+        method: str | Callable[..., Any],
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        of: int = 0,
+        **options: bool,
+    ) -> Iterator[Any]:
+        """Apply a method of the flow to x and its context in batches; yield each result, in memory of its own.
+
+        `method` is a name, or a function whose first argument is the flow. `of` is the number of rows that the size of
+        a batch is chosen for, by default those of x.
+        """
+        batch, start = self._size(of or len(x)), 0
         while start < len(x):
-            entire = x[start : start + batch]
+            some = slice(start, start + batch)
+            entire = (x[some],) if context is None else (x[some], context[some])
             try:
                 result = self._one(method, entire, batch, options)
             except RuntimeError as error:
@@ -96,20 +109,22 @@ class Engine:
             if result is None:  # out of the handler, since the error holds on to the memory of what failed
                 batch = self._fewer(batch)
                 continue
-            start += len(entire)
+            start += len(entire[0])
             yield result
 
-    def _one(self, method: str, entire: Tensor, batch: int, options: dict[str, bool]) -> Any:
-        """What a method gives for the own rows of one batch, or of the first rows of one."""
-        part = self.share.rows(entire).to(self.device)
+    def _one(
+        self, method: str | Callable[..., Any], entire: tuple[Tensor, ...], batch: int, options: dict[str, bool]
+    ) -> Any:
+        """Apply a method to this process's rows of one batch, the last of which may have fewer rows."""
+        parts = [self.share.rows(each).to(self.device) for each in entire]
         if self.device.type != "cuda":
-            return self._apply(method, options, part, len(entire))
-        key = (method, *options.items(), batch, part.shape[1:], part.dtype, self.flow.training)
+            return self._apply(method, options, *parts, whole=len(entire[0]))
+        key = (method, *options.items(), batch, *((p.shape[1:], p.dtype) for p in parts), self.flow.training)
         if key not in self.graphs:
             size = len(range(self.share.rank, batch, self.share.size))
             function = partial(self._apply, method, options, whole=batch)
-            self.graphs[key] = Graph(function, (size, *part.shape[1:]), part, captured=self.captured)
-        return self.graphs[key](part)
+            self.graphs[key] = Graph(function, size, parts, captured=self.captured)
+        return self.graphs[key](*parts)
 
     def _fewer(self, batch: int) -> int:
         """Half the batch, from now on: memory ran out."""
@@ -121,15 +136,16 @@ class Engine:
         warnings.warn(f"out of memory with {batch} rows at once: going on with {self.batch}", stacklevel=3)
         return self.batch
 
-    def _apply(self, method: str, options: dict[str, bool], x: Tensor, whole: int) -> Any:
-        """A method of the flow at the own rows of a batch that has so many as a whole."""
+    def _apply(self, method: str | Callable[..., Any], options: dict[str, bool], *parts: Tensor, whole: int) -> Any:
+        """Apply a method of the flow to this process's rows of a batch of `whole` rows."""
         with self.share.of(whole):
-            return getattr(self.fast, method)(x, **options)
+            function = getattr(self.fast, method) if isinstance(method, str) else partial(method, self.fast)
+            return function(*parts, **options)
 
     def refresh(self) -> None:
         """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of them."""
-        if self.copies and isinstance(self.fast.chain, LoweredChain):
-            self.fast.chain.copy_weights()
+        if self.copies:
+            copy_weights(self.fast)
 
     def _size(self, n: int) -> int:
         """The batch for n rows: on a GPU one of few, since each has a graph."""
@@ -144,27 +160,33 @@ class Graph:
     """
 
     def __init__(
-        self, function: Callable[[Tensor], Any], shape: tuple[int, ...], example: Tensor, *, captured: bool = True
+        self, function: Callable[..., Any], rows: int, examples: Sequence[Tensor], *, captured: bool = True
     ) -> None:
         self.function, self.graph = function, None
-        self.x = example.new_zeros(shape)
-        self.x[: len(example)] = example
+        self.inputs = [each.new_zeros(rows, *each.shape[1:]) for each in examples]
+        self._put(examples)
         if captured:
-            random = torch.cuda.get_rng_state(example.device)
-            self.graph, self.output = capture(lambda: function(self.x), example.device)
-            torch.cuda.set_rng_state(random, example.device)
+            device = examples[0].device
+            random = torch.cuda.get_rng_state(device)
+            self.graph, self.output = capture(lambda: function(*self.inputs), device)
+            torch.cuda.set_rng_state(random, device)
+
+    def _put(self, values: Sequence[Tensor]) -> None:
+        for buffer, each in zip(self.inputs, values, strict=True):
+            buffer[: len(each)].copy_(each)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Any:
-        self.x[: len(x)].copy_(x)
+    def __call__(self, *values: Tensor) -> Any:
+        self._put(values)
         if self.graph is None:
-            self.output = self.function(self.x)
+            self.output = self.function(*self.inputs)
         else:
             self.graph.replay()
+        n = len(values[0])
         # copies: the next replay overwrites the output
         if isinstance(self.output, dict):
-            return {name: values[: len(x)].clone() for name, values in self.output.items()}
-        return self.output[: len(x)].clone()
+            return {name: each[:n].clone() for name, each in self.output.items()}
+        return self.output[:n].clone()
 
 
 def out_of_memory(error: BaseException | None) -> bool:

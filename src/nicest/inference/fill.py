@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.fast import LoweredChain, capture, lower
+from nicest.fast import capture, copy_weights, lower
 from nicest.flows import Flow
 from nicest.flows.units import Bounds
 from nicest.inference.engine import frozen
@@ -134,8 +134,7 @@ class Ascent:
         self.flow = lower(self.flow, precision if self.z.is_cuda else None)  # holds what the graph reads
         if not self.z.is_cuda:
             return self.iteration
-        if isinstance(self.flow.chain, LoweredChain):
-            self.flow.chain.copy_weights()
+        copy_weights(self.flow)
         state = (self.z, self.i, self.mean, self.square)
         before, random = [each.detach().clone() for each in state], self.generator.get_state()
         graph, _ = capture(self.iteration, self.z.device, generator=self.generator)
@@ -248,7 +247,7 @@ def _climb(
             continue
         y = ascent.y
         with torch.no_grad():
-            nats = flow.log_density(y).double() + flow.units_log_det + flow.units.local(y)
+            nats = flow.log_density(y).double() + flow.units.log_det(y)
         mean_nats = float(nats.mean())
         if not math.isfinite(mean_nats):
             cause = "choose a smaller gradient scale" if i else "is every observed value a number?"

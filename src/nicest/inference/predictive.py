@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from nicest.fast import lower
-from nicest.flows import Flow, Mixture
-from nicest.flows.repeated import Network, repeated
+from nicest.flows import Bijection, Flow, Mixture, at_context, members
 
 POINTS = 64  # quantiles of each member, that a mean is taken over
 HALVINGS = 40  # of the interval in which a quantile lies
@@ -26,23 +24,30 @@ class Predictive:
     the probability between the ends of its interval.
     """
 
-    def __init__(self, flow: Flow, given: Tensor) -> None:
-        prior = flow.conditional_prior
-        self.part, self.prior = prior.partition, prior.prior
-        if len(self.part.i2) != 1:
-            raise ValueError(f"expected a flow of one target, got one of {len(self.part.i2)}")
-        self.flow, self.fast, self.given = flow, lower(flow.eval()), given
-        self.shares = flow.shares if isinstance(flow, Mixture) else flow.units.scale.new_ones(1)
-        # coupling functions read the conditions alone, which stay as they are: each is computed once
-        self.blocks: list[tuple[Tensor, dict[Network, Tensor]]] = [(some, {}) for some in given.split(BLOCK)]
+    @torch.no_grad()
+    def __init__(self, flow: Flow | Mixture, context: Tensor) -> None:
+        if flow.dim != 1:
+            raise ValueError(f"expected a flow of one target, got one of {flow.dim}")
+        self.flow, self.units, self.prior, self.context = flow.eval(), flow.units, flow.prior, context
+        self.weights = flow.weights if isinstance(flow, Mixture) else flow.units.scale.new_ones(1)
+        # bijections of every block of contexts and every member: conditioners are evaluated once
+        self.blocks = [
+            (len(some), [at_context(each.bijection, each.embed(some)) for each in members(flow)])
+            for some in context.split(BLOCK)
+        ]
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.context)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """The log-density of targets (N,), or their log-probability where they are discrete."""
+        """Return the log-density of targets (N,), or their log-probability where they are discrete."""
         low, high = self._ends(x[:, None])
-        density = self._each(x[:, None], lambda rows: self.fast.log_prob(rows, noise=False))
+        y = self._enter(x[:, None], 0.5)
+        h, log_det = self._forward(y)
+        log_det = log_det + torch.as_tensor(self.units.log_det(y.reshape(-1, 1))).to(y).expand(y.numel()).view_as(y)
+        each = self.prior.log_prob(h.reshape(-1, 1)).view_as(h) + log_det
+        density = (each + self.weights.to(each).log()[:, None, None]).logsumexp(0)
+        density = torch.where(self.units.contains(x[:, None])[:, None], density, -math.inf)
         inside = self._between(low, high).clamp_min(torch.finfo(density.dtype).tiny).log()
         return torch.where(high > low, inside, density)[:, 0]
 
@@ -62,10 +67,10 @@ class Predictive:
     def points(self, count: int = POINTS) -> Tensor:
         """About K · count targets (N, M) that stand for the distribution: of each member, as many as its weight asks
         for, the medians of parts of equal probability."""
-        counts = (self.shares * len(self.shares) * count).round().long().tolist()
+        counts = (self.weights * len(self.weights) * count).round().long().tolist()
         found = []
         for each in dict.fromkeys(filter(None, counts)):
-            share = ((torch.arange(each, device=self.given.device) + 0.5) / each).to(self.shares)
+            share = ((torch.arange(each, device=self.context.device) + 0.5) / each).to(self.weights)
             who = [k for k, own in enumerate(counts) if own == each]
             found.append(self._members(share, who).movedim(0, 1).flatten(1))
         return self._leave(torch.cat(found, 1))
@@ -78,7 +83,7 @@ class Predictive:
         scale = self.flow.units.scale
         u = torch.rand(len(self), n, generator=generator, dtype=scale.dtype, device=scale.device)
         chosen = torch.rand(u.shape, generator=generator, dtype=scale.dtype, device=scale.device)
-        k = torch.searchsorted(self.shares.cumsum(0)[:-1], chosen, right=True)
+        k = torch.searchsorted(self.weights.cumsum(0)[:-1], chosen, right=True)
         eps = torch.finfo(u.dtype).eps
         y = self._inverse(self.prior.quantile(u.clamp(eps / 4, 1 - eps / 2)))
         return self._leave(y.gather(0, k[None])[0])
@@ -108,61 +113,55 @@ class Predictive:
 
     def _averaged(self, found: Tensor) -> Tensor:
         """The mean of numbers of each member, (K, ...), by their weights."""
-        return torch.tensordot(self.shares.to(found), found, 1)
+        return torch.tensordot(self.weights.to(found), found, 1)
 
     def _latent(self, y: Tensor) -> Tensor:
-        """The latent coordinates of numbers y, (N, L), in each member, (K, N, L).
+        """Return the latents of numbers y, (N, L), in each member, (K, N, L).
 
-        They are infinite at the bounds of y, to which a chain only comes near.
+        They are infinite at the bounds of y, which a bijection only approaches.
         """
-
-        def found(rows: Tensor) -> Tensor:
-            return torch.cat([self.part.split(chain(rows)[0])[1] for chain in self.fast.chains], 1)
-
-        h = self._each(y, found, stored=False).movedim(-1, 0)
-        low, high = (end[0, self.part.i2[0]] for end in self.flow.units.box())
+        h = self._forward(y)[0]
+        low, high = (end[0, 0] for end in self.units.box())
         h = torch.where(y <= low, -math.inf, h)
         return torch.where(y >= torch.nextafter(high, torch.full_like(high, -math.inf)), math.inf, h)
 
     def _inverse(self, h: Tensor, who: Sequence[int] | None = None) -> Tensor:
-        """The y of each member, (K, N, L), or of those that are named, whose latent coordinate is h, (N, L)."""
-        chains = [each for k, each in enumerate(self.fast.chains) if who is None or k in who]
+        """Return the y of each member, (K, N, L), or of those that are named, whose latent is h, (N, L)."""
+        return self._each(h, lambda bijection, rows: bijection.inverse(rows)[0][:, 0], who)
 
-        def found(rows: Tensor) -> Tensor:
-            return torch.cat([self.part.split(chain.inverse(rows)[0])[1] for chain in chains], 1)
+    def _forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the latents of numbers y, (N, L), and the log-determinants, both (K, N, L)."""
+        both = self._each(y, lambda bijection, rows: torch.stack((bijection(rows)[0][:, 0], bijection(rows)[1]), -1))
+        return both[..., 0], both[..., 1]
 
-        return self._each(h, found, stored=False).movedim(-1, 0)
+    def _enter(self, x: Tensor, noise: float) -> Tensor:
+        """Return targets (N, L) as real numbers y, at this place in their interval."""
+        level = torch.full((), noise).to(self.units.scale)
+        y: Tensor = self.units.enter(x.reshape(-1, 1), noise=level)
+        return y.view(x.shape)
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The ends of the interval of each target (N, L), in y; those of a continuous one are the same."""
-
-        def found(noise: float) -> Tensor:
-            level = torch.full((), noise).to(self.flow.units.scale)
-            return self._each(x, lambda rows: self._targets(self.flow.units.enter(rows, noise=level)))
-
-        return found(0.0), found(1.0)
-
-    def _targets(self, rows: Tensor) -> Tensor:
-        return self.part.split(rows)[1][:, 0]
+        """Return the ends of the intervals of targets (N, L), in y; those of a continuous one are the same."""
+        return self._enter(x, 0.0), self._enter(x, 1.0)
 
     def _leave(self, y: Tensor) -> Tensor:
-        return self._each(y, lambda rows: self._targets(self.flow.units.leave(rows)), stored=False)
+        x: Tensor = self.units.leave(y.reshape(-1, 1))
+        return x.view(y.shape)
 
     @torch.no_grad()
-    def _each(self, x: Tensor, function: Callable[[Tensor], Tensor], *, stored: bool = True) -> Tensor:
-        """A function of rows [c | x], for x (N, L): (N, L, ...). c comes as it is `stored`, or as the chain sees it."""
-        parts, sizes = [], [len(given) for given, _ in self.blocks]
-        for (given, known), wide in zip(self.blocks, x.split(sizes), strict=True):
-            like = given.new_zeros(len(given), 1)
-            c = given if stored else self.part.split(self.flow.enter(self.part.merge(given, like), noise=False))[0]
+    def _each(
+        self, x: Tensor, function: Callable[[Bijection, Tensor], Tensor], who: Sequence[int] | None = None
+    ) -> Tensor:
+        """Apply a function of a member's bijection and rows (N · L, 1) to x (N, L): (K, N, L, ...)."""
+        parts = []
+        for (size, bijections), wide in zip(self.blocks, x.split([size for size, _ in self.blocks]), strict=True):
+            chosen = [each for k, each in enumerate(bijections) if who is None or k in who]
             found = []
-            for some in wide.split(max(1, ROWS // max(1, len(given))), 1):
-                n = some.shape[1]
-                rows = self.part.merge(c.repeat_interleave(n, 0), some.reshape(-1, 1).to(c.dtype))
-                with repeated(n, known if n else None):
-                    found.append(function(rows).unflatten(0, (len(c), n)))
-            parts.append(torch.cat(found, 1))
-        return torch.cat(parts)
+            for some in wide.split(max(1, ROWS // max(1, size)), 1):
+                rows = some.reshape(-1, 1).to(self.units.scale)
+                found.append(torch.stack([function(each, rows).unflatten(0, some.shape) for each in chosen]))
+            parts.append(torch.cat(found, 2))
+        return torch.cat(parts, 1)
 
 
 def interval(level: float) -> tuple[float, float]:

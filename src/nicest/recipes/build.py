@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from nicest.data import Splits
-from nicest.data.columns import Support
 from nicest.errors import NicestError
 from nicest.flows import (
     LAWS,
     MLP,
     ZCA,
+    AffineSpline,
     Bijection,
     Chain,
     ChannelMixing,
@@ -27,7 +27,6 @@ from nicest.flows import (
     FeatureNetwork,
     Features,
     Flow,
-    ForestCoupling,
     Gaussian,
     Law,
     Logistic,
@@ -37,11 +36,11 @@ from nicest.flows import (
     Mixture,
     OneHot,
     Partition,
-    PartPrior,
     Prior,
     ResidualMLP,
     SinhArcsinh,
     Squeeze,
+    Standardiser,
     TriangularAffine,
     Units,
     Within,
@@ -68,72 +67,79 @@ from nicest.recipes.blocks import (
     ZCABlock,
     of_kind,
 )
+from nicest.recipes.forest import STEEPEST, Forest
 from nicest.recipes.recipe import DataSettings, Recipe
 
 WIDEST = 6000  # columns that are whitened
 Pixels = tuple[int, int] | None  # height and width of the images that a network reads, if it does
 
 
-def build(recipe: Recipe, splits: Splits | None = None) -> Flow:
-    """The flow of a recipe whose data.shape and data.levels are known, untrained; whitening is still the identity.
+def build(recipe: Recipe, splits: Splits | None = None) -> Flow | Mixture:
+    """Build the untrained flow of a recipe whose data.shape and data.levels are known; whitening is the identity.
 
-    `splits` tell which values the columns of a table have; without them stored weights must.
+    Parameters
+    ----------
+    recipe : Recipe
+    splits : Splits, optional
+        Tell which values the columns of a table have; without them stored weights must.
     """
     if recipe.own_flow:
-        raise NicestError("expected a recipe with a [model], got one of a flow built by hand: train it with nicest.fit")
+        raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
     model, data = recipe.model, recipe.data
-    part = _given(data)
-    dim = len(part.i2) if part else data.dim
+    dim = len(data.targets) or data.dim
     prior: Prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](dim, learned=model.learned_prior)
     units = units_of(data, splits)
     if model.members > 1 and (data.levels or data.classes):
         raise NicestError(f"model.members is for tables: expected 1 for images, got {model.members}")
-    if part and data.classes:
-        within = _chain(recipe, prior, enumerate(model.layers, 1), data.shape)
-        return Flow(units, Within(part, within, OneHot(len(data.classes))), PartPrior(prior, part))
-
-    def chain() -> Chain:
-        shape = (dim,) if part else data.shape
-        return _chain(recipe, prior, enumerate(model.layers, 1), shape, units.first_layers(), part)
-
-    whole = PartPrior(prior, part) if part else prior
-    if model.trees and (part is None or dim != 1):
+    if model.trees and len(data.targets) != 1:
         raise NicestError(f"model.trees is for tables with one target: expected 0 here, got {model.trees}")
-    if model.members == 1 and not model.trees:
-        return Flow(units, chain(), whole)
-    chains = [chain() for _ in range(model.members)]
-    if part is None or not model.trees:
-        return Mixture(units, chains, whole)
-    forest = ForestCoupling(part, model.bins, prior, model.trees, model.leaves)
-    return Mixture(units, chains, whole, Chain({**units.first_layers(), "forest": forest}))
-
-
-def _given(data: DataSettings) -> Partition | None:
-    """The columns that are given, or the label, and what is modelled; None where all is."""
+    shape = (dim,) if data.targets else data.shape
+    embedding: nn.Module | None = None
     if data.classes:
-        return Partition([data.dim], data.row_dim)
-    return Partition(set(range(data.dim)) - set(data.targets), data.dim) if data.targets else None
+        embedding = OneHot(len(data.classes))
+    elif data.targets:
+        embedding = Standardiser(_context_categories(data))
+
+    def member() -> Flow:
+        chain = _chain(recipe, prior, enumerate(model.layers, 1), shape, units.first_layers())
+        return Flow(units, chain, prior, embedding)
+
+    if model.members == 1 and not model.trees:
+        return member()
+    members = [member() for _ in range(model.members)]
+    if not model.trees:
+        return Mixture(members)
+    law = AffineSpline(model.bins, 5.0, STEEPEST)
+    forest = Forest(data.dim - 1, law, prior, model.trees, model.leaves)
+    grown = Flow(units, Chain({**units.first_layers(), "forest": Elementwise(law, 1, forest)}), prior, embedding)
+    return Mixture([*members, grown], [1 / model.members] * model.members + [0.0])
+
+
+def _context_categories(data: DataSettings) -> list[int]:
+    """Return the number of categories of each column that is not a target, 0 for numbers."""
+    return [count for i, count in enumerate(data.categories) if i not in data.targets]
 
 
 def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
-    """From the data as it is stored to real numbers of a sensible size."""
+    """Return the map from the data as it is stored to real numbers of a sensible size; of targets alone, if any."""
     if data.levels:
         low, high = data.interval
         try:
-            return Units.pixels(data.row_dim, data.levels, (low, high), as_they_are=range(data.dim, data.row_dim))
+            return Units.pixels(data.dim, data.levels, (low, high))
         except ValueError as error:
             raise NicestError(f"data.interval: {error}") from error
-    dim = data.dim
-    as_codes = [i for i, count in enumerate(data.categories) if count]  # given: a network reads them
+    among = data.targets or range(data.dim)
     if not data.atoms:
-        steps = (splits and splits.steps) or (float(data.discrete > 0),) * dim
-        among = data.targets or range(dim)
-        return Units.columns([step if i in among else 0.0 for i, step in enumerate(steps)], as_they_are=as_codes)
-    found = (splits and splits.support) or Support(
-        (0.0,) * dim, ((),) * dim, (False,) * dim, (False,) * dim, ((-math.inf, math.inf),) * dim
-    )
-    options = {"categories": found.categories, "unordered": found.unordered, "bounds": found.bounds, "room": data.atoms}
-    return MixedUnits(found.steps, found.atoms, as_they_are=as_codes, **options)  # type: ignore[arg-type]
+        steps = (splits and splits.steps) or (float(data.discrete > 0),) * data.dim
+        return Units.columns([steps[i] for i in among])
+    if splits is None or splits.support is None:
+        dim = len(among)
+        return MixedUnits((0.0,) * dim, ((),) * dim, room=data.atoms)
+    found = splits.support
+    options = {"categories": found.categories, "unordered": found.unordered, "bounds": found.bounds}
+    chosen = {name: [values[i] for i in among] for name, values in options.items()}
+    steps, atoms = ([values[i] for i in among] for values in (found.steps, found.atoms))
+    return MixedUnits(steps, atoms, room=data.atoms, **chosen)  # type: ignore[arg-type]
 
 
 def _chain(
@@ -142,17 +148,11 @@ def _chain(
     blocks: Iterator[tuple[int, Block]],
     shape: tuple[int, ...],
     first: Mapping[str, Bijection] | None = None,
-    part: Partition | None = None,
 ) -> Chain:
-    """The layers of these blocks, numbered, for examples of this shape; stored weights have the names of layers.
-
-    With a `part`, they are of its I2 alone, and couplings read I1 besides.
-    """
+    """Return the layers of these blocks, numbered, for examples of this shape; stored weights have their names."""
     layers = dict(first or {})
     count: Counter[str] = Counter()
-    for name, layer in _layers(recipe, prior, blocks, shape, part):
-        if part and name != "coupling":
-            layer = Within(part, layer)
+    for name, layer in _layers(recipe, prior, blocks, shape):
         count[name] += 1
         layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
     return Chain(layers)
@@ -163,7 +163,6 @@ def _layers(
     prior: Prior,
     blocks: Iterator[tuple[int, Block]],
     shape: tuple[int, ...],
-    part: Partition | None = None,
 ) -> Iterator[tuple[str, Bijection]]:
     """The layers of all blocks, each with its name; those after a factor-out are in a chain of their own."""
     data, dim, listed = recipe.data, math.prod(shape), bool(recipe.model.blocks)
@@ -186,27 +185,33 @@ def _layers(
                 # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
                 yield "whitening", TriangularAffine(dim, shrinkage=shrinkage).requires_grad_(False)
             case CouplingBlock(repeat, split, law_settings, network, mixing):
-                if dim < 2 and not part:
+                if dim < 2 and not data.targets:
                     remedy = f"leave out block {i}" if listed else "set model.couplings=0"
                     raise NicestError(f"a coupling needs two parts, and this data has one column: {remedy}")
                 law = _law(law_settings, f"model.blocks, block {i}: law")
                 for _ in range(repeat):  # the roles of the two sets alternate
-                    last = partitions.get((split, shape))
-                    if part:
-                        inner = None if dim < 2 else last.swap() if last else _partition(split, shape, i)
-                        partitions[split, shape] = inner or part
-                        yield "coupling", _coupling_with_given(data, part, inner, law, network)
+                    if dim < 2:
+                        yield "coupling", Elementwise(law, 1, _reads_columns(data, 0, 1, law, network))
                         continue
+                    last = partitions.get((split, shape))
                     partition = partitions[split, shape] = last.swap() if last else _partition(split, shape, i)
                     if mixing:
                         yield "mixing", ChannelMixing(_image(shape, f"block {i}: mixing"))
                     pixels = _pixels(split, shape) if isinstance(network, ConvNetwork) else None
                     sizes = (len(partition.i1), len(partition.i2), len(data.classes))
-                    m = NETWORKS[network.kind](network, *sizes, law, pixels)
+                    if data.targets:
+                        m = _reads_columns(data, sizes[0], sizes[1], law, network)
+                    else:
+                        m = NETWORKS[network.kind](network, *sizes, law, pixels)
                     yield "coupling", Coupling(partition, law, m)
             case ElementwiseBlock(law_settings):
                 law = _law(law_settings, f"model.blocks, block {i}: law")
-                yield "elementwise", Elementwise(law, dim, len(data.classes))
+                conditioner = None
+                if data.classes:
+                    conditioner = nn.Linear(len(data.classes), dim * law.size)
+                    nn.init.zeros_(conditioner.weight)
+                    nn.init.zeros_(conditioner.bias)
+                yield "elementwise", Elementwise(law, dim, conditioner)
             case MixingBlock():
                 if dim > 1:
                     yield "mixing", Mixing(dim)
@@ -232,16 +237,12 @@ def _layers(
                 yield "scaling", scaling
 
 
-def _coupling_with_given(
-    data: DataSettings, part: Partition, inner: Partition | None, law: Law, network: Any
-) -> Coupling:
-    """A coupling that changes targets, those in I2 of `inner` or all, and reads all else."""
-    changed = {part.i2[i] for i in (inner.i2 if inner else range(len(part.i2)))}
-    partition = Partition(set(range(data.dim)) - changed, data.dim)
-    features = Features([data.categories[i] for i in partition.i1], [i in part.i1 for i in partition.i1])
+def _reads_columns(data: DataSettings, read: int, changed: int, law: Law, network: Any) -> FeatureNetwork:
+    """Return a network that reads the context columns, and `read` targets, for laws of `changed` targets."""
+    context = _context_categories(data)
+    features = Features([*context, *[0] * read], [True] * len(context) + [False] * read)
     make = NETWORKS[network.kind]
-    m = FeatureNetwork(features, lambda inputs: make(network, inputs, len(changed), 0, law, None))
-    return Coupling(partition, law, m)
+    return FeatureNetwork(features, lambda inputs: make(network, inputs, changed, 0, law, None))
 
 
 def _law(settings: LawSettings, where: str) -> Law:

@@ -98,6 +98,7 @@ class DataSettings(Settings):
         (), "with targets: number of categories of each other column, 0 for numbers; taken from the data"
     )
     classes: tuple[int, ...] = setting((), "with labels: training images of each label; taken from the data")
+    context: int = setting(0, "with a flow of your own: columns at the end of a row that it is conditioned on")
     digest: str = setting("", "digest of all rows and their split; taken from the data")
 
     @property
@@ -108,6 +109,20 @@ class DataSettings(Settings):
     def row_dim(self) -> int:
         """Numbers in a stored row: an example, and its label where it has one."""
         return self.dim + bool(self.classes)
+
+    @property
+    def conditional(self) -> bool:
+        """True if a model of this data is conditioned on labels or on other columns."""
+        return bool(self.classes or self.targets or self.context)
+
+    def split(self, rows: Any) -> tuple[Any, Any]:
+        """Split stored rows (N, row_dim) into what is modelled and its context, which is None if there is none."""
+        if count := self.context or int(bool(self.classes)):
+            return rows[:, :-count], rows[:, -count:]
+        if not self.targets:
+            return rows, None
+        others = [i for i in range(self.dim) if i not in self.targets]
+        return rows[:, list(self.targets)], rows[:, others]
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         yield "test", "between 0 and 1, with data.valid below 1 in all", 0 < self.test < 1 - self.valid

@@ -21,10 +21,10 @@ from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError, Resumable
 from nicest.files import flush, replacing, write_text, writing
-from nicest.flows import Flow
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
+from nicest.recipes.recipe import DataSettings
 from nicest.remote import place
 from nicest.runs.digests import ENVIRONMENT, begins_as_written, expect, read_environment, settle, verify
 from nicest.runs.formats import FORMAT, convert
@@ -319,18 +319,24 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT) -> Flow:
+def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT) -> Any:
     """Build the flow of a recipe with stored weights, in float64: fitted constants were stored in it."""
-    _require_weights(recipe, tensors, source)
+    _require_weights(recipe, tensors, source, version)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever trained it was warned then
-        return filled(build(recipe).double(), tensors, source, version)
+        return filled(build(recipe).double(), tensors, source, version, recipe.data)
 
 
-def filled(flow: Flow, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT) -> Flow:
-    """Load stored weights, of any version of the format, into a flow."""
+def filled(
+    flow: Any,
+    tensors: Mapping[str, Tensor],
+    source: str,
+    version: int = FORMAT,
+    data: DataSettings | None = None,
+) -> Any:
+    """Load stored weights, of any version of the format, into a flow; `data` are the settings of an older run."""
     own = flow.state_dict()
-    tensors = convert(tensors, flow) if version < FORMAT else tensors
+    tensors = convert(tensors, flow, data or DataSettings()) if version < FORMAT else tensors
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64) and (name not in own or tensor.dtype != own[name].dtype):
             raise NicestError(f"{source}: expected weights of float32 or float64, got {shown(name)} of {tensor.dtype}")
@@ -354,7 +360,7 @@ def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str) -> None:
+def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int) -> None:
     """Refuse weights of other shapes than the recipe's, before a flow of its size is built."""
     if recipe.own_flow:
         raise NicestError(f"{source} holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
@@ -367,10 +373,12 @@ def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            expected = {name: tuple(t.shape) for name, t in build(recipe).state_dict().items()}
+            sketch = build(recipe)
+            expected = {name: tuple(t.shape) for name, t in sketch.state_dict().items()}
     except ValueError as error:
         raise NicestError(f"{source}: no flow can be built from its recipe ({brief(error)})") from error
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    stored = convert(tensors, sketch, recipe.data) if version < FORMAT else tensors
+    found = {name: tuple(t.shape) for name, t in stored.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             wanted, got = (shown(each.get(name, "no such tensor")) for each in (expected, found))

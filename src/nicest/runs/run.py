@@ -15,10 +15,9 @@ from torch import Tensor
 from nicest.data import Splits
 from nicest.data.columns import Column
 from nicest.errors import NicestError
-from nicest.flows import At, Flow
+from nicest.flows import AtContext, Flow
 from nicest.inference.engine import Engine
 from nicest.messages import listed
-from nicest.recipes.build import units_of
 from nicest.recipes.splits import load_splits
 from nicest.runs.factory import from_factory
 from nicest.runs.folder import COLUMNS, RunFolder, filled, restore_flow
@@ -75,11 +74,10 @@ class Run:
         if self.own is None:
             flow = restore_flow(self.trained, self.tensors, source, self.version)
         else:
-            flow = filled(copy.deepcopy(self.own).double(), self.tensors, source, self.version)
+            flow = filled(copy.deepcopy(self.own).double(), self.tensors, source, self.version, self.trained.data)
         if self.label is not None:
-            prior = flow.conditional_prior
-            chain = At(prior.partition, flow.chain, torch.tensor([float(self.label)]))
-            flow = Flow(units_of(self.recipe.data), chain, prior.prior)
+            label = torch.tensor([[float(self.label)]], dtype=torch.float64)
+            flow = Flow(flow.units, AtContext(flow.bijection, flow.embed(label)), flow.prior)
         return flow.to(device=self.device, dtype=dtype).eval()
 
     @functools.cached_property

@@ -171,7 +171,7 @@ class Images:
                 if i in keep:
                     kept.append(y.double())
                 if i == steps or due(i + warmup):
-                    nats = at.height[0].double() + self.model.flow.units_log_det + self.units.local(y)
+                    nats = at.height[0].double() + self.units.log_det(y)
                     yield i + warmup, states, nats, self.spread(sums, kept, hidden) if i == steps else {}
 
         return looks()

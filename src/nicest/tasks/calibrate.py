@@ -15,7 +15,7 @@ from nicest.data.cells import Batch
 from nicest.data.columns import Column
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
-from nicest.flows import Flow
+from nicest.flows import Flow, Mixture, members
 from nicest.inference.calibration import Calibration, Cells, ks_distance, own_ranks, randomised_ranks
 from nicest.inference.engine import Engine
 from nicest.inference.impute import in_parts
@@ -119,7 +119,7 @@ def calibration(
     engine: Engine | None = None,
 ) -> Calibration:
     """PITs and coverage of rows of the model's numbers; without columns, as of images, only the joint PITs."""
-    if flow.prior.scored is not None:
+    if any(getattr(each, "embedding", None) is not None for each in members(flow)):
         raise NicestError("expected a density of all columns, got one given a condition: it cannot be sampled alone")
     missing = np.isnan(rows.rows).any(1) if rows.rows.dtype.kind == "f" else np.zeros(len(rows.rows), dtype=bool)
     complete = rows.rows[~missing & ~rows.unknown]
@@ -160,8 +160,8 @@ def _draws(flow: Flow) -> int:
 def encoded(engine: Engine, rows: np.ndarray) -> np.ndarray:
     """Latent coordinates of rows, in whose steps noise is drawn; of a mixture, those of its first flow."""
     x, flow = rows_to(rows, engine.device), engine.flow
-    if len(flow.chains) > 1:  # data and samples are compared by them, for which any coordinates do
-        engine = Engine(Flow(flow.units, flow.chain, flow.prior))
+    if isinstance(flow, Mixture):  # data and samples are compared by them, for which any coordinates do
+        engine = Engine(flow.members[0])
     found = np.concatenate([part.cpu().numpy() for part in engine.each("encode", x)])
     return np.nan_to_num(found, nan=np.inf)  # too far out for a number
 

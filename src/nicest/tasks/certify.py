@@ -10,7 +10,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.fast import lower
 from nicest.files import require_writable, to_json, write_text
-from nicest.flows import Bijection, Flow
+from nicest.flows import AtContext, Bijection, members
 from nicest.progress import track
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.runs.folder import kept_recipe
@@ -35,11 +35,12 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     torch.manual_seed(seed)
     flow = run.flow_in(torch.float64)
     if recipe.data.name == IN_MEMORY:  # nothing of which is kept: samples alone
-        rows = flow.sample(1)
+        x, context = flow.sample(1), None
     else:
         test = run.splits.test
         rows = rows_to(test[torch.randperm(len(test))[: max(1, n // 2)].numpy()], run.device)
-    y = examples(flow, rows, n)
+        x, context = recipe.data.split(rows)
+    y, context = examples(flow, x, context, n)
     picked = torch.linspace(0, len(y) - 1, jacobians).round().long()  # from the real half and the sampled half
 
     result: dict[str, Any] = {"dtype": [], "max_roundtrip": [], "mean_roundtrip": [], "max_logdet_error": []}
@@ -51,12 +52,16 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     for precision, each in track(flows.items(), "certifying", len(flows)):
         points = y.to(each.units.scale.dtype)
         with torch.inference_mode():
-            trips = [chain.inverse(chain(points)[0])[0] - points for chain in each.chains]
+            trips = [chain.inverse(chain(points)[0])[0] - points for chain in bijections(each, context)]
             roundtrip = torch.cat(trips).abs() / width
         result["dtype"].append(precision)
         result["max_roundtrip"].append(float(roundtrip.max()))
         result["mean_roundtrip"].append(float(roundtrip.mean()))
-        found = [log_det_error(chain, points[i]) for chain in each.chains for i in picked]
+        found = [
+            log_det_error(chain, points[i])
+            for i in picked
+            for chain in bijections(each, None if context is None else context[i : i + 1])
+        ]
         errors = torch.tensor(found, dtype=torch.float64)
         result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
     result |= {"n": len(y), "jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
@@ -66,13 +71,19 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
 
 
 @torch.inference_mode()
-def examples(flow: Flow, rows: Tensor, n: int) -> Tensor:
-    """n points y of the space that the chain works on: rows, then samples."""
-    real, more = flow.units.enter(rows), max(1, n - len(rows))
-    given = None
-    if flow.prior.scored is not None:  # samples of the conditions of these rows
-        given = flow.conditional_prior.partition.split(rows)[0].to(real)[torch.arange(more) % len(rows)]
-    return torch.cat((real, flow.invert(flow.draw_latent(more, given=given))))
+def examples(flow: Any, x: Tensor, context: Tensor | None, n: int) -> tuple[Tensor, Tensor | None]:
+    """Return n points y of the space that the bijection works on, from rows and then from samples, and their context."""
+    more = max(1, n - len(x))
+    drawn = None if context is None else context[torch.arange(more) % len(context)]
+    y = flow.units.enter(torch.cat((x.to(flow.units.scale), flow.sample(more, drawn).to(flow.units.scale))))
+    return y, None if context is None or drawn is None else torch.cat((context, drawn)).to(y)
+
+
+def bijections(flow: Any, context: Tensor | None) -> list[Bijection]:
+    """Return the bijections of a flow, or of the members of a mixture, at this context."""
+    if context is None:
+        return [each.bijection for each in members(flow)]
+    return [AtContext(each.bijection, each.embed(context.to(each.units.scale))) for each in members(flow)]
 
 
 def log_det_error(chain: Bijection, y: Tensor) -> float:

@@ -91,15 +91,14 @@ def log_likelihoods(run: Run, images: np.ndarray, draws: int) -> Tensor:
     the mean density, which a few draws decide.
     """
     flow, count = run.flow, len(run.recipe.data.classes)
-    rows = rows_to(np.column_stack((images, np.zeros(len(images), images.dtype))), run.device)
-    each = []
+    rows, each = rows_to(images, run.device), []
     for _ in range(draws):
-        y = flow.enter(rows)
+        y = flow.units.enter(rows)
         for label in range(count):
-            y[:, -1] = label
-            each.append(torch.cat([part.double() for part in run.engine.each("log_density", y)]))
+            labels = y.new_full((len(y), 1), label)
+            each.append(torch.cat([part.double() for part in run.engine.each("log_density", y, labels)]))
     nats = torch.stack(each, 1).unflatten(1, (draws, count)).mean(1)
-    return nats + flow.units_log_det + flow.units.interval_nats
+    return nats + flow.units.log_det(rows) + flow.units.interval_nats
 
 
 def posterior(nats: np.ndarray, classes: Sequence[int]) -> np.ndarray:

@@ -44,7 +44,7 @@ def evaluate(
     nats = torch.zeros(draws, len(rows), dtype=torch.float64)
     for draw in track(range(draws), "evaluating", draws):
         start = 0
-        for terms in run.engine.each("terms", rows):
+        for terms in run.engine.each("terms", *recipe.data.split(rows)):
             for name, term in terms.items():
                 nats[draw, start : start + len(term)] += term.double().cpu()
                 sums[name] = sums.get(name, 0.0) + float(term.double().sum())
@@ -54,7 +54,7 @@ def evaluate(
     levels = flow.units.terms() if flow.units.levels else {}  # between levels and the interval nats are reported on
     terms = {name: value for name, value in means.items() if name not in levels}
     level_nats = float(each.mean())
-    dim, whole = len(flow.prior.scored or range(splits.dim)), flow.prior.scored is None
+    dim, whole = flow.dim, not recipe.data.conditional
     return {
         "dataset": recipe.data.name,
         "split": split,

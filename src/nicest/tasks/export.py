@@ -18,9 +18,9 @@ from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.fast import lower
 from nicest.files import to_json, write_bytes, write_text
-from nicest.flows import Bijection, Flow, Mixture
-from nicest.flows.priors import Prior
+from nicest.flows import Bijection, Mixture, members
 from nicest.messages import brief
+from nicest.recipes.recipe import DataSettings
 from nicest.runs.run import Run
 
 To = Literal["onnx", "torch-export"]
@@ -47,8 +47,10 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
     """
     folder, flow = Path(out or run.path / to), run.flow_in(torch.float32).cpu().requires_grad_(False)
     (folder / CARD).unlink(missing_ok=True)
-    found, rows, exact = {}, examples(flow), graphs(run.flow_in(torch.float64).cpu())
-    for name, module in graphs(lower(flow)).items():
+    data = run.recipe.data
+    how: dict[str, Any] = {"conditional": data.conditional}
+    found, rows, exact = {}, examples(flow, data), graphs(run.flow_in(torch.float64).cpu(), **how)
+    for name, module in graphs(lower(flow), **how).items():
         inputs = {each: rows[each] for each in module.inputs}
         with quiet():
             try:
@@ -56,7 +58,7 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
             except ImportError:
                 raise
             except Exception as reason:
-                raise NicestError(f"{run.path}: {_refusal(flow, name, to, reason)}") from reason
+                raise NicestError(f"{run.path}: {_refusal(flow, data, name, to, reason)}") from reason
             error = largest_error(module, exact[name], inputs, content, to)
         write_bytes(folder / f"{name}{SUFFIXES[to]}", content)
         found[name] = {
@@ -69,9 +71,9 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
         "nicest": nicest.__version__,
         "format": to,
         "dim": flow.dim,
-        "prior": type(drawn_from(flow)).__name__.lower(),
-        "members": len(flow.chains),
-        **({"shares": flow.shares.tolist()} if isinstance(flow, Mixture) else {}),
+        "prior": type(flow.prior).__name__.lower(),
+        "members": len(members(flow)),
+        **({"shares": flow.weights.tolist()} if isinstance(flow, Mixture) else {}),
         "graphs": found,
         "columns": columns_to_json(run.columns),
     }
@@ -84,74 +86,68 @@ class Score(nn.Module):
 
     inputs: tuple[str, ...]
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Any, *, conditional: bool) -> None:
         super().__init__()
         self.flow = flow
-        self.inputs = ("x", "noise") if flow.units.discrete else ("x",)
+        self.inputs = ("x", *(("context",) if conditional else ()), *(("noise",) if flow.units.discrete else ()))
 
-    def forward(self, x: Tensor, noise: Any = False) -> Tensor:
-        return self.flow.log_prob(x, noise=noise)
+    def forward(self, x: Tensor, context: Tensor | None = None, noise: Any = False) -> Tensor:
+        return self.flow.log_prob(x, context, noise=noise)  # type: ignore[no-any-return]
 
 
 class Encode(Score):
     """h = f(y) of stored rows, (B, D)."""
 
-    def forward(self, x: Tensor, noise: Any = False) -> Tensor:
-        return self.flow.encode(x, noise=noise)
+    def forward(self, x: Tensor, context: Tensor | None = None, noise: Any = False) -> Tensor:
+        return self.flow.encode(x, context, noise=noise)  # type: ignore[no-any-return]
 
 
 class Sample(Score):
     """Stored rows of draws e from the standard law of the prior."""
 
-    def __init__(self, flow: Flow) -> None:
-        super().__init__(flow)
-        given = () if flow.prior.scored is None else ("given", *self.inputs[1:])
-        self.inputs = ("e", *given, *(("member",) if len(flow.chains) > 1 else ()))
+    def __init__(self, flow: Any, *, conditional: bool) -> None:
+        super().__init__(flow, conditional=conditional)
+        several = isinstance(flow, Mixture)
+        self.inputs = ("e", *(("context",) if conditional else ()), *(("member",) if several else ()))
 
     def forward(  # type: ignore[override]
-        self, e: Tensor, given: Tensor | None = None, noise: Any = False, member: Tensor | None = None
+        self, e: Tensor, context: Tensor | None = None, member: Tensor | None = None
     ) -> Tensor:
-        flow, prior = self.flow, drawn_from(self.flow)
+        flow, prior = self.flow, self.flow.prior
         h = prior.loc + prior.log_scale.exp() * e
-        if given is not None:
-            part = flow.conditional_prior.partition
-            y = flow.enter(part.merge(given, torch.zeros_like(h)), noise=noise)
-            h = part.merge(part.split(y)[0], h)
-        found = flow.invert(h) if member is None else flow.of_members(h, member)  # type: ignore[operator]
-        x = flow.units.leave(found)
-        return x if given is None else flow.conditional_prior.partition.split(x)[1]
+        if member is None:
+            return flow.decode(h, context)  # type: ignore[no-any-return]
+        return flow.units.leave(flow.invert_members(h, member, context))  # type: ignore[no-any-return]
 
 
-def drawn_from(flow: Flow) -> Prior:
-    """The prior of what a sample graph draws."""
-    return flow.prior if flow.prior.scored is None else flow.conditional_prior.prior
-
-
-def graphs(flow: Flow) -> dict[str, Any]:
-    found = {"score": Score(flow), "sample": Sample(flow), "encode": Encode(flow)}
-    if len(flow.chains) > 1:
-        del found["encode"]  # each of the flows has latent coordinates of its own
-    return {name: module.eval() for name, module in found.items()}
+def graphs(flow: Any, *, conditional: bool) -> dict[str, Any]:
+    """Return the modules that are exported, by name."""
+    kinds = {"score": Score, "sample": Sample, "encode": Encode}
+    if isinstance(flow, Mixture):
+        del kinds["encode"]  # each of the flows has latent coordinates of its own
+    return {name: kind(flow, conditional=conditional).eval() for name, kind in kinds.items()}
 
 
 @torch.no_grad()
-def examples(flow: Flow) -> dict[str, Tensor]:
-    """Inputs of every graph, by name: rows that the model draws, or, if it is of some columns given others, any."""
+def examples(flow: Any, data: DataSettings) -> dict[str, Tensor]:
+    """Return inputs of every graph, by name."""
     generator = torch.Generator().manual_seed(0)
-    units, conditional = flow.units, flow.prior.scored is not None
-    if conditional:
-        rows = units.leave(torch.randn(ROWS, flow.dim, generator=generator))
-        rows = rows.clamp_min(0) if units.levels else rows
-    else:
-        rows = flow.sample(ROWS, generator=generator)
-    x = rows.to(torch.uint8 if units.levels <= 256 else torch.int32) if units.levels else rows
-    prior = drawn_from(flow)
+    units, context = flow.units, torch.zeros(ROWS, 0)
+    if data.classes:
+        context = torch.randint(len(data.classes), (ROWS, 1), generator=generator).float()
+    elif data.targets:
+        counts = torch.tensor([count for i, count in enumerate(data.categories) if i not in data.targets])
+        embedding = members(flow)[0].embedding
+        numbers = embedding.loc + embedding.scale * torch.randn(ROWS, len(counts), generator=generator)
+        codes = (torch.rand(ROWS, len(counts), generator=generator) * counts).floor()
+        context = torch.where(counts > 0, codes, numbers)
+    rows = flow.sample(ROWS, context if data.conditional else None, generator=generator)
     return {
-        "x": x,
+        "x": rows.to(torch.uint8 if units.levels <= 256 else torch.int32) if units.levels else rows,
+        "context": context,
         "noise": torch.rand(ROWS, flow.dim, generator=generator),
-        "e": prior.standard_sample((ROWS, prior.dim), generator),
-        "given": flow.conditional_prior.partition.split(x)[0] if conditional else x[:, :0],
-        "member": torch.randint(len(flow.chains), (ROWS,), generator=generator),
+        "e": flow.prior.standard_sample((ROWS, flow.dim), generator),
+        "member": torch.randint(len(members(flow)), (ROWS,), generator=generator),
     }
 
 
@@ -201,9 +197,9 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
     return torch.where(same, 0.0, error)
 
 
-def _refusal(flow: Flow, name: str, to: To, error: Exception) -> str:
+def _refusal(flow: Any, data: DataSettings, name: str, to: To, error: Exception) -> str:
     """What has no graph, in one line: the first layer that has none by itself, if there is one."""
-    for layer, kind, alone, values in _layers(flow, back=name == "sample"):
+    for layer, kind, alone, values in _layers(flow, data, back=name == "sample"):
         try:
             written(alone, values, to)
         except Exception as reason:
@@ -229,7 +225,7 @@ class _Alone(nn.Module):
         return (self.layer.inverse if self.back else self.layer)(x, context)[0]
 
 
-def _layers(flow: Flow, *, back: bool) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
+def _layers(flow: Any, data: DataSettings, *, back: bool) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
     """Every innermost layer with an example of what it is given."""
     met, hooks = [], []
     for name, layer in flow.named_modules():
@@ -238,12 +234,12 @@ def _layers(flow: Flow, *, back: bool) -> Iterator[tuple[str, str, nn.Module, di
             def keep(layer: Any, given: Any, out: Any, name: str = name) -> None:
                 rows = [out[0] if back else given[0], *(each for each in given[1:] if each is not None)]
                 named = dict(zip(("x", "context"), rows, strict=False))
-                met.append((name.removeprefix("chain.layers."), type(layer).__name__, _Alone(layer, back), named))
+                met.append((name.removeprefix("bijection.layers."), type(layer).__name__, _Alone(layer, back), named))
 
             hooks.append(layer.register_forward_hook(keep))
     with torch.no_grad():
-        rows = examples(flow)
-        flow.log_prob(rows["x"], noise=rows["noise"])
+        rows = examples(flow, data)
+        flow.log_prob(rows["x"], rows["context"] if data.conditional else None, noise=rows["noise"])
     for hook in hooks:
         hook.remove()
     yield from met

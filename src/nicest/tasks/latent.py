@@ -15,7 +15,7 @@ from torch import Tensor
 from nicest import plots
 from nicest.errors import NicestError
 from nicest.files import require_writable
-from nicest.flows import Units, moments
+from nicest.flows import Units, members, moments
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks.pictures import as_images, brightest, save_arrays
@@ -40,18 +40,18 @@ class Model:
         self.data, self.units, prior = self.recipe.data, self.flow.units, self.flow.prior
         self.loc, self.scale = prior.mode, prior.log_scale.detach().exp().expand(prior.dim)
         self.deviation = prior.standard_deviation
-        found = [getattr(layer, "sigma", None) for layer in self.flow.chain.modules()]
+        found = [getattr(layer, "sigma", None) for layer in self.flow.bijection.modules()]
         scalings = [each for each in found if isinstance(each, Tensor) and each.shape == self.scale.shape]
         self.sigma = (scalings[-1] if scalings else torch.ones_like(self.scale)) * self.scale
         self.order = self.sigma.argsort(descending=True, stable=True)
-        self.whitens = any(getattr(layer, "whitens", False) for layer in self.flow.chain.modules())
+        self.whitens = any(getattr(layer, "whitens", False) for layer in self.flow.bijection.modules())
         of = "" if run.label is None else f", label {run.label}"
         self.heading = plots.heading(self.data.name, self.recipe.name) + of
 
     @classmethod
     def with_codes(cls, run: Run) -> Model:
         """The model of a run, unless its rows have no codes."""
-        if (count := len(run.flow.chains)) > 1:
+        if (count := len(members(run.flow))) > 1:
             what = f"{run.path} holds the mean of {count} flows, which has no latent coordinates"
             raise NicestError(f"{what}: train with model.members=1")
         return cls(run)
@@ -69,7 +69,7 @@ class Model:
     def draw(self, n: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
         """Codes of n samples, (n, D)."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        return self.flow.draw_latent(n, temperature=temperature, generator=generator).detach()
+        return self.flow.prior.rsample(n, temperature=temperature, generator=generator).detach()
 
     def nats(self, x: Tensor) -> Tensor:
         """log p of rows, (B,), a level at its middle, in the recipe's unit."""
@@ -79,8 +79,8 @@ class Model:
     @torch.no_grad()
     def code_nats(self, h: Tensor) -> Tensor:
         """log p of the points that codes stand for, (B,), before they are rounded to levels, in the recipe's unit."""
-        _, log_det = self.flow.chain.inverse(h)
-        return (self.flow.prior.log_prob(h) - log_det + self.flow.units_log_det).double() + self.units.interval_nats
+        _, log_det = self.flow.bijection.inverse(h)
+        return (self.flow.prior.log_prob(h) - log_det + self.units.log_det(h)).double() + self.units.interval_nats
 
     def places(self, h: Tensor) -> Tensor:
         """Codes in standard deviations of the prior from its mode, the components of largest σ_d first."""

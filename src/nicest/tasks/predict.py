@@ -320,10 +320,10 @@ def log_densities(
     if targets.shape[1] == 1:
         nats = Predictive(flow, c).log_prob(x[:, 0])
     else:
-        rows, fast, generator = flow.beside(c, x), lower(flow), _generator(flow, seed)
-        drawn = [units.enter(rows, generator=generator) for _ in range(DRAWS if units.discrete else 1)]
-        each = [fast.log_density(y) + units.local(y, flow.prior.scored) for y in drawn]
-        nats = torch.stack(each).logsumexp(0) - math.log(len(each)) + flow.units_log_det
+        fast, generator = lower(flow), _generator(flow, seed)
+        drawn = [units.enter(x, generator=generator) for _ in range(DRAWS if units.discrete else 1)]
+        each = [fast.log_density(y, c) + units.log_det(y) for y in drawn]
+        nats = torch.stack(each).logsumexp(0) - math.log(len(each))
     found = nats.double().cpu().numpy()
     return np.where(np.isnan(targets).any(1), np.nan, np.where(unknown, -np.inf, found))
 
@@ -340,7 +340,7 @@ def _generator(flow: Flow, seed: int | list[int]) -> torch.Generator:
 
 def _joint(flow: Flow, given: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """Draws of all targets, (N, draws, T)."""
-    drawn = flow.sample(len(given) * draws, given=given.repeat_interleave(draws, 0), generator=generator)
+    drawn = flow.sample(len(given) * draws, given.repeat_interleave(draws, 0), generator=generator)
     return drawn.unflatten(0, (-1, draws))
 
 

@@ -112,8 +112,8 @@ def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: n
     if not 1 <= n <= LARGEST // data.dim:
         most = f"{LARGEST // data.dim:,} samples of {data.dim:,} numbers"
         raise NicestError(f"expected 1 to {most}, got {n:,}: draw the others into other files, with other seeds")
-    given = None if labels is None else torch.from_numpy(labels[:, None]).to(run.flow.units.scale)
-    parts = run.engine.draws(n, temperature=temperature, generator=generator, given=given)
+    context = None if labels is None else torch.from_numpy(labels[:, None]).to(run.flow.units.scale)
+    parts = run.engine.draws(n, context, temperature=temperature, generator=generator)
     return np.concatenate([as_images(part.cpu().numpy(), data) for part in parts])
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nicest.data import Splits
-from nicest.flows import Chain, Flow, ForestCoupling, Mixture
+from nicest.flows import Flow, Mixture
+from nicest.recipes.recipe import DataSettings
 from nicest.runs.runtime import rows_to
 
 PRIOR = 4.0  # rows that speak for the forest before any is looked at, and as many against it
@@ -17,25 +18,28 @@ ROUNDS = 200
 
 
 @torch.no_grad()
-def blend(flow: Flow, splits: Splits) -> None:
+def blend(flow: Flow | Mixture, splits: Splits, data: DataSettings) -> None:
     """Weigh the forest of a mixture, if it has one, against its trained flows, by rows that neither has seen.
 
     For this, a second forest is grown from the training rows alone; the flow's own may have seen all.
     """
-    if not isinstance(flow, Mixture) or flow.trained == len(flow.chains) or splits.valid is splits.train:
+    if not isinstance(flow, Mixture) or splits.valid is splits.train:
         return
     flow.eval()
-    y, valid = (
-        flow.enter(rows_to(rows, flow.device).to(flow.units.scale)) for rows in (splits.training, splits.validating)
+    *others, forest = flow.members
+    grown = copy.deepcopy(forest.bijection)
+    (y, c), (valid, context) = (
+        (flow.units.enter(x.to(flow.units.scale)), forest.embed(context))
+        for x, context in (data.split(rows_to(rows, flow.device)) for rows in (splits.training, splits.validating))
     )
-    trained, own = flow.of_each(valid, all=False), copy.deepcopy(flow.chains[-1])
-    for layer in own if isinstance(own, Chain) else (own,):
-        if isinstance(layer, ForestCoupling):
-            layer.fit(y)
-        y = layer(y)[0]
-    h, log_det = own(valid)
+    grown.initialise(y, c)
+    h, log_det = grown(valid, context)
+    each = [one.bijection(valid, context) for one in others]
+    trained = torch.stack([flow.prior.log_prob(latent) + inner for latent, inner in each])
     mean = trained.logsumexp(0) - math.log(len(trained))
-    flow.share.fill_(weight(mean, flow.prior.log_prob(h) + log_det))
+    found = weight(mean, flow.prior.log_prob(h) + log_det)
+    flow.weights[:-1] = (1 - found) / len(others)
+    flow.weights[-1] = found
 
 
 def weight(without: Tensor, forest: Tensor) -> float:

@@ -52,8 +52,9 @@ class Fitted(NamedTuple):
 def fit(
     flow: Flow,
     rows: np.ndarray | Tensor,
+    context: np.ndarray | Tensor | None = None,
     *,
-    valid: np.ndarray | Tensor | None = None,
+    valid: Any = None,
     settings: TrainSettings = TrainSettings(),
     augment: AugmentSettings = AugmentSettings(),
     sink: Sink | str | Path | None = None,
@@ -63,8 +64,9 @@ def fit(
 ) -> Fitted:
     """Train any flow on rows (N, ...), in place, by maximum likelihood; the best weights by validation are kept.
 
-    `valid` are rows that tell when to stop and which weights are best; without them the training rows do. Cells that
-    are NaN are missing. With `initialise` the flow's constants are fitted to the rows first (`Flow.initialise`).
+    `context`, (N, C), is what the flow is conditioned on. `valid` are rows that tell when to stop and which weights are
+    best, or a pair of rows and their context; without them the training rows do. Cells of rows that are NaN are missing.
+    With `initialise` the flow's constants are fitted to the rows first (`Flow.initialise`).
     A `sink` keeps metrics, states and the best model: in memory by default; in a `RunFolder`, or the path of one, a
     training that was killed goes on exactly where it stopped, when the same call is made again, and
     `nicest.open(path, flow=flow)` opens it. Without `callbacks` a progress bar is shown. Under torchrun all processes
@@ -78,9 +80,11 @@ def fit(
     with joined(device) as (world, place):
         opened = RunFolder(sink) if isinstance(sink, str | Path) else sink
         kept = opened if opened and world.rank == 0 else Memory(handles_signals=isinstance(opened, RunFolder))
-        steps = flow.units.step.tolist()
-        splits = given(_array(rows), None if valid is None else _array(valid), flow.units.levels, steps)
-        data = DataSettings(name=IN_MEMORY)
+        width = 0 if context is None else int(np.prod(np.shape(context)[1:]))
+        kept_valid = None if valid is None else _with_context(*(valid if isinstance(valid, tuple) else (valid, None)))
+        steps = [*flow.units.step.tolist(), *[0.0] * width]
+        splits = given(_with_context(rows, context), kept_valid, flow.units.levels, steps, context=width)
+        data = DataSettings(name=IN_MEMORY, context=width)
         recipe = Recipe("own", "a flow built by hand", own_flow=True, data=data, augment=augment, train=settings)
         recipe = describe(recipe, splits)
         with kept.open_for_writing():
@@ -110,13 +114,13 @@ def fit_flow(
             flow.double()
             if saved:
                 recipe = _same_training(saved.recipe, recipe, sink)
-                filled(flow, under("flow.", saved.tensors), str(sink), saved.version)
+                filled(flow, under("flow.", saved.tensors), str(sink), saved.version, saved.recipe.data)
             else:
                 sink.refuse_existing()
-                prepare(flow, splits, device, world, fitted=initialise)
+                prepare(flow, splits, recipe.data, device, world, fitted=initialise)
             if not any(p.requires_grad for p in flow.parameters()):
-                nats = Engine(flow.to(device).eval()).log_prob(rows_to(splits.validating, device)).double().mean()
-                figures = {"epoch": 0, "step": 0, "valid_nats": float(nats) + flow.units.interval_nats}
+                nats = Engine(flow.to(device).eval()).log_prob(*recipe.data.split(rows_to(splits.validating, device)))
+                figures = {"epoch": 0, "step": 0, "valid_nats": float(nats.double().mean()) + flow.units.interval_nats}
                 return Fitted(flow.to(dtype), figures, [], recipe)  # all was fitted in closed form
             state = State(recipe, flow, device, world)
             if saved:
@@ -145,7 +149,7 @@ def keep_start(state: State, splits: Splits, sink: Sink) -> None:
     """Take the flow as it is for the best so far: training must do better to replace it."""
     state.prepare_average()
     engine = Engine(state.average, share=state.world.share, captured=not state.sharded)
-    nats = state.world.mean(engine.log_prob(rows_to(splits.validating, state.device)))
+    nats = state.world.mean(engine.log_prob(*state.recipe.data.split(rows_to(splits.validating, state.device))))
     state.flow.train()
     if math.isfinite(nats):
         state.counters.best_nats = nats + state.flow.units.interval_nats
@@ -214,8 +218,7 @@ def weighed(ended: dict[str, Any], sink: Sink, splits: Splits, world: World) -> 
     if best is not None and best.recipe.model.trees:
         flow = restore_flow(best.recipe, best.tensors, str(sink), best.version)
         blended(flow, splits, best.recipe)
-        share = flow.state_dict()["share"].to(best.tensors["share"])
-        sink.save_model(best._replace(tensors={**best.tensors, "share": share}))
+        sink.save_model(Saved({**flow.state_dict()}, best.recipe, best.figures))
     return ended
 
 
@@ -223,7 +226,8 @@ def blended(flow: Flow, splits: Splits, recipe: Recipe) -> Flow:
     """The flow, in place, its forest weighed; torch's random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
-        blend(flow, splits)
+        if recipe.model.trees:
+            blend(flow, splits, recipe.data)
     return flow
 
 
@@ -297,7 +301,7 @@ def fit_rows(
             torch.manual_seed(recipe.train.seed)
             flow = build(recipe, splits).double()
             if sink.read_state() is None:
-                prepare(flow, splits, torch.device("cpu"), World(), everything=everything)
+                prepare(flow, splits, recipe.data, torch.device("cpu"), World(), everything=everything)
     fitted = fit_flow(flow, recipe, splits, sink, callbacks, device, initialise=False, until=until)
     return fitted._replace(flow=blended(fitted.flow, splits, recipe))
 
@@ -307,12 +311,19 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits).double().to(device)
-    prepare(flow, splits, device, world)
+    prepare(flow, splits, recipe.data, device, world)
     return State(recipe, flow, device, world)
 
 
 def prepare(
-    flow: Flow, splits: Splits, device: torch.device, world: World, *, fitted: bool = True, everything: bool = False
+    flow: Any,
+    splits: Splits,
+    data: DataSettings,
+    device: torch.device,
+    world: World,
+    *,
+    fitted: bool = True,
+    everything: bool = False,
 ) -> None:
     """Before training: fit the constants of a flow to the training rows; all processes start from the same weights.
 
@@ -326,7 +337,7 @@ def prepare(
         try:
             # which draws noise: after it, this process draws what the others do
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                flow.initialise(rows_to(rows, device))
+                flow.initialise(*data.split(rows_to(rows, device)))
         except ValueError as error:  # such as columns that depend on each other
             raise NicestError(str(error)) from error
     if world.joined:
@@ -421,6 +432,16 @@ def _same_training(stored: Recipe, changed: Recipe, sink: Sink) -> Recipe:
         )
     same = ("title", "reading", "paper_nats", "expected_nats", "own_flow")
     return replace(changed, **{name: getattr(stored, name) for name in same})
+
+
+def _with_context(rows: np.ndarray | Tensor, context: np.ndarray | Tensor | None) -> np.ndarray:
+    """Return the rows as an array, with the context in its last columns."""
+    if context is None:
+        return _array(rows)
+    parts = [_array(each) for each in (rows, context)]
+    if len(parts[0]) != len(parts[1]):
+        raise NicestError(f"expected a context for each of {len(parts[0])} rows, got {len(parts[1])}")
+    return np.concatenate([each.reshape(len(each), -1) for each in parts], 1)
 
 
 def _array(rows: np.ndarray | Tensor) -> np.ndarray:

@@ -83,7 +83,7 @@ class FusedUpdate:
             and all(p.requires_grad for p in inside)
             and all(p.ndim <= 1 for p in other_weights(state, chain))
             and chain.exclusive
-            and type(state.flow).log_prob is Flow.log_prob  # one that uses the chain twice would need sums
+            and type(state.flow).forward is Flow.forward  # one that uses the chain twice would need sums
             and type(state.flow).log_density is Flow.log_density
             and kernels_for(inside[0]) is not None
         )

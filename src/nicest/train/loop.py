@@ -16,9 +16,9 @@ from torch import Tensor
 
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.flows import Flow, bits_per_dim
+from nicest.flows import Flow, bits_per_dim, members
 from nicest.inference.engine import Engine, out_of_memory
-from nicest.recipes.recipe import TrainSettings
+from nicest.recipes.recipe import DataSettings, TrainSettings
 from nicest.runs.folder import Sink
 from nicest.runs.runtime import rows_to
 from nicest.runs.sinks import Saved
@@ -67,7 +67,7 @@ class Training:
         self.per_epoch = len(self.rows) // self.batch  # what is left over sits out this epoch; each has a new order
         self.total = self.settings.epochs * self.per_epoch
         self.until = self.settings.epochs if until is None else until
-        self.dim, self.offset = len(state.flow.prior.scored or range(state.flow.dim)), state.flow.units.interval_nats
+        self.dim, self.offset = state.flow.dim, state.flow.units.interval_nats
         if len(state.losses) not in (0, self.per_epoch):
             raise NicestError(
                 f"an epoch of {sink} had {len(state.losses)} steps, now {self.per_epoch}: a resumed run keeps its data"
@@ -185,7 +185,9 @@ class Training:
         """Score the validation rows, keep the model if it is the best, and save the state if it is time."""
         state, counters = self.state, self.state.counters
         state.prepare_average()
-        scored = None if self.stopped else score(self.engine, self.valid, self.interrupted, self.world)
+        scored = (
+            None if self.stopped else score(self.engine, self.valid, state.recipe.data, self.interrupted, self.world)
+        )
         state.flow.train()
         if scored is None and not self.world.any(not finite(state.flow)):
             counters.unscored = self.stopped = True  # a signal waits for no validation: the resumed run makes it
@@ -234,7 +236,8 @@ class Training:
     def diverged(self) -> str:
         """What to say when a run cannot go on: the step, the layer, the remedy."""
         state = self.state
-        found = self.world.all_gather(sick_layer(state.whole(state.flow), self.rows[self.step.index]))
+        x, context = state.recipe.data.split(self.rows[self.step.index])
+        found = self.world.all_gather(first_nonfinite_layer(state.whole(state.flow), x, context))
         where = next((each for each in found if each != ELSEWHERE), ELSEWHERE)
         return (
             f"non-finite loss at step {state.counters.step}, for the second time, first in {where}: lower train.lr"
@@ -289,7 +292,7 @@ def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
     return epoch >= settings.epochs or (position == 0 and tired)
 
 
-def score(engine: Engine, rows: Tensor, interrupted: threading.Event, world: World) -> float | None:
+def score(engine: Engine, rows: Tensor, data: DataSettings, interrupted: threading.Event, world: World) -> float | None:
     """Mean log-likelihood of rows; None if a signal comes in between, and the random numbers to come as before."""
     cuda = [engine.device] if engine.device.type == "cuda" else []
     random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]
@@ -300,7 +303,7 @@ def score(engine: Engine, rows: Tensor, interrupted: threading.Event, world: Wor
             for device, numbers in zip(cuda, random[1], strict=True):
                 torch.cuda.set_rng_state(numbers, device)
             return None
-        scores.append(engine.log_prob(part))
+        scores.append(engine.log_prob(*data.split(part)))
     return world.mean(torch.cat(scores))
 
 
@@ -310,14 +313,16 @@ def finite(flow: Flow) -> bool:
 
 
 @torch.no_grad()
-def sick_layer(flow: Flow, x: Tensor) -> str:
-    """The first layer whose weights, output or log-det are not finite."""
-    y = flow.enter(x)
-    for chain in flow.chains:
-        x, layers = y, getattr(chain, "layers", None)
-        for name, layer in layers.items() if isinstance(layers, torch.nn.ModuleDict) else [("chain", chain)]:
-            x, log_det = layer(x)
-            suspects = {"weights": layer.parameters(), "output": [x], "log-det": [log_det]}
+def first_nonfinite_layer(flow: Any, x: Tensor, context: Tensor | None) -> str:
+    """Return which layer is the first whose weights, output or log-determinant are not finite."""
+    for each in members(flow):
+        y, given = flow.units.enter(x), each.embed(context) if hasattr(each, "embed") else None
+        layers = getattr(each.bijection, "layers", None)
+        if y.shape[1] != each.prior.dim:
+            break
+        for name, layer in layers.items() if isinstance(layers, torch.nn.ModuleDict) else [("chain", each.bijection)]:
+            y, log_det = layer(y, given)
+            suspects = {"weights": layer.parameters(), "output": [y], "log-det": [log_det]}
             for part, tensors in suspects.items():
                 if not all(bool(tensor.isfinite().all()) for tensor in tensors):
                     return f"the {part} of layer {name!r}"

@@ -118,7 +118,7 @@ class State:
         tensors, _, counters, version = saved
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         if version < FORMAT:
-            tensors = convert_state(tensors, self.flow, trained)
+            tensors = convert_state(tensors, self.flow, self.recipe.data, trained)
         weights = under("flow.", tensors)
         if self.sharded:
             weights = {name: placed(weights[name], like) for name, like in self.flow.state_dict().items()}

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from nicest.fast import LoweredChain, capture, lower
+from nicest.fast import capture, lower, lowered_chains
 from nicest.fast.conv import deterministic
+from nicest.flows import Flow
 from nicest.flows.shares import own, whole
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
@@ -40,7 +41,7 @@ class TrainingStep:
         self.watched = state.counters.rolled_back
         on_gpu = state.device.type == "cuda"
         fast = lower(state.flow, state.precision)
-        chain = fast.chain if isinstance(fast.chain, LoweredChain) else None
+        chain = next(iter(lowered_chains(fast)), None) if isinstance(fast, Flow) else None
         self.plain_layers = chain.plain_layers if chain and state.precision != torch.float32 else []
         fused = on_gpu and chain and state.precision != torch.float32 and FusedUpdate.fits(state, chain)
         self.fused = FusedUpdate(state, chain) if fused and chain else None
@@ -71,13 +72,13 @@ class TrainingStep:
     def differentiate(self) -> None:
         """The loss of these rows and its gradients."""
         state, settings = self.state, self.state.recipe.train
-        unit = len(state.flow.prior.scored or range(state.flow.dim)) if settings.loss == "nats-per-dim" else 1
+        unit = state.flow.dim if settings.loss == "nats-per-dim" else 1
         with self.share.of(self.batch):
-            rows = self.warp(self.rows[self.index])
+            x, context = state.recipe.data.split(self.warp(self.rows[self.index]))
             if settings.label_weight:
-                rows = torch.cat((rows, self.mislabelled(rows)))
-        with self.share.of(self.batch, copies=len(rows) // len(self.index)), deterministic():
-            nats = self.flow(rows) / unit  # forward is log_prob; noise is drawn afresh inside
+                x, context = x.repeat(2, 1), torch.cat((context, self.other_labels(context)))
+        with self.share.of(self.batch, copies=len(x) // len(self.index)), deterministic():
+            nats = (self.flow(x) if context is None else self.flow(x, context)) / unit  # draws the noise inside
             right, *wrong = nats.split(len(self.index))
             loss = -right.mean()
             self.loss.copy_(loss.detach())
@@ -86,11 +87,11 @@ class TrainingStep:
             self.fused.zero_grad() if self.fused else state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
 
-    def mislabelled(self, rows: Tensor) -> Tensor:
-        """The same images, each with another label, drawn at random: the label is the last number of a row."""
+    def other_labels(self, labels: Tensor) -> Tensor:
+        """Draw another label for each of these, (B, 1)."""
         count = len(self.state.recipe.data.classes)
-        other = own(torch.randint(1, count, (whole(len(rows)),), device=rows.device))
-        return torch.cat((rows[:, :-1], ((rows[:, -1:] + other[:, None]) % count).to(rows.dtype)), 1)
+        other = own(torch.randint(1, count, (whole(len(labels)),), device=labels.device))
+        return ((labels + other[:, None]) % count).to(labels.dtype)
 
     def exchange(self) -> None:
         """Make the loss, and gradients that torch does not see to, those of the whole batch."""

@@ -1,4 +1,4 @@
-"""A coupling function that is a random forest: few noisy rows teach trees more than they teach a network."""
+"""A conditioner that is a random forest: trees learn more from few noisy rows than a network does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nicest.flows.coupling import Coupling, Partition
 from nicest.flows.laws import AffineSpline
 from nicest.flows.priors import Prior
 
@@ -126,9 +125,9 @@ class Forest(nn.Module):
         return torch.cat((b1, -bound - x[:, :1] * log_scale.exp(), spline), 1)
 
     @torch.no_grad()
-    def fit(self, c: Tensor, x: Tensor) -> Self:
-        """Grow the trees from rows of c, (N, C), and targets x, (N,)."""
-        target, seed = x.double().cpu(), int(torch.randint(1 << 31, ()))
+    def initialise(self, c: Tensor, x: Tensor) -> None:
+        """Grow the trees from contexts c, (N, C), and targets x, (N, 1)."""
+        target, seed = x[:, 0].double().cpu(), int(torch.randint(1 << 31, ()))
         trees, unseen = self._grown(c.float().cpu().numpy(), target.numpy(), seed)
         for name, each in trees._asdict().items():
             kept = getattr(self, name)
@@ -145,7 +144,6 @@ class Forest(nn.Module):
                 best = nats
                 self.sharpness.fill_(sharpness)
                 self.spread.fill_(spread)
-        return self
 
     def _grown(self, given: np.ndarray, target: np.ndarray, seed: int) -> tuple[Trees, Tensor]:
         """Trees, and what each row has in the leaves of those that were grown without it, (N, M); infinite for the
@@ -200,20 +198,3 @@ def quantiles(ordered: Tensor, shares: Tensor, count: Tensor) -> Tensor:
     low = place.floor()
     start, end = (ordered.gather(1, each.long()) for each in (low, (low + 1).minimum(count[:, None] - 1)))
     return torch.lerp(start, end, place - low)
-
-
-class ForestCoupling(Coupling):
-    """A coupling that changes one component, given the others, whose m is a `Forest`; it is fitted, not trained."""
-
-    network: Forest
-
-    def __init__(self, partition: Partition, bins: int, prior: Prior, trees: int, leaves: int) -> None:
-        if len(partition.i2) != 1:
-            raise ValueError(f"expected one component that a forest predicts, got {len(partition.i2)}")
-        law = AffineSpline(bins, 5.0, STEEPEST)
-        super().__init__(partition, law, Forest(len(partition.i1), law, prior, trees, leaves))
-
-    def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
-        """Grow the forest from all rows x."""
-        c, target = self.partition.split(x)
-        self.network.fit(c, target[:, 0])
