@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nicest.data import Splits
-from nicest.flows import Chain, Flow, ForestCoupling, Mixture
+from nicest.flows import Flow, Mixture
 from nicest.runs.runtime import rows_to
 
 PRIOR = 4.0  # rows that speak for the forest before any is looked at, and as many against it
@@ -29,10 +29,7 @@ def blend(flow: Flow, splits: Splits) -> None:
         flow.enter(rows_to(rows, flow.device).to(flow.units.scale)) for rows in (splits.training, splits.validating)
     )
     trained, own = flow.of_each(valid, all=False), copy.deepcopy(flow.chains[-1])
-    for layer in own if isinstance(own, Chain) else (own,):
-        if isinstance(layer, ForestCoupling):
-            layer.fit(y)
-        y = layer(y)[0]
+    own.initialise(y)
     h, log_det = own(valid)
     mean = trained.logsumexp(0) - math.log(len(trained))
     flow.share.fill_(weight(mean, flow.prior.log_prob(h) + log_det))
