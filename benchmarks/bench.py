@@ -33,9 +33,9 @@ from benchmarks.peers import (
 from benchmarks.report import bench_figure
 from nicest.data import Splits
 from nicest.errors import NicestError
+from nicest.fast import capture, lower
 from nicest.flows import ConvNet, Flow, Spline
 from nicest.inference.engine import Engine
-from nicest.fast import capture, lower
 from nicest.plots import picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
