@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nicest.errors import NicestError
 from nicest.messages import brief
@@ -27,6 +27,14 @@ def writing(path: Path | str, hint: str = "") -> Iterator[None]:
         if not unreachable(error):
             raise
         raise NicestError(f"cannot write {path}: {brief(error)}{hint}") from error
+
+
+def lock(file: IO[Any]) -> None:
+    """Lock an open file until it is closed; OSError if another process holds the lock. Not supported on Windows."""
+    with suppress(ImportError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from nicest.errors import NicestError
+from nicest.errors import needing
 from nicest.flows.density import DensityDistribution
 
-try:
+with needing("pyro"):
     from pyro.distributions.torch_distribution import TorchDistributionMixin
-except ImportError as error:
-    raise NicestError("nicest.pyro needs Pyro, which is not installed: pip install 'nicest[pyro]'") from error
 
 
 class PyroFlow(DensityDistribution, TorchDistributionMixin):

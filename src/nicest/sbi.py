@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from nicest.errors import NicestError
+from nicest.errors import NicestError, needing
 from nicest.flows import (
     AffineSpline,
     Bijection,
@@ -28,10 +28,8 @@ from nicest.flows import (
     Units,
 )
 
-try:
+with needing("sbi"):
     from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
-except ImportError as error:
-    raise NicestError("nicest.sbi needs sbi, which is not installed: pip install 'nicest[sbi]'") from error
 
 
 @dataclass(frozen=True)

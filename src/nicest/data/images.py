@@ -30,11 +30,12 @@ IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 IDX_RANK = 8
 MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
 MAT_TO_NPZ = """
-import contextlib, resource, sys
+import contextlib, sys
 import numpy, scipy.io
 path, memory, *names = sys.argv[1:]
-hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-with contextlib.suppress(ValueError):  # where the system refuses a limit
+with contextlib.suppress(ImportError, ValueError):  # Windows has no memory limits; other systems may refuse one
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
 # a damaged file of a few bytes may announce millions of characters, which take scipy 20 seconds to join
 kinds = {name: kind for name, _, kind in scipy.io.whosmat(path)}

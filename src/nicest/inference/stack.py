@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.errors import NicestError
+from nicest.errors import needing
+from nicest.flows.grid import Grid, Map
 
 BITS = 12  # bits after the point between layers
 EXTRA = 10  # bits more, to which `bend` resolves an increasing function
@@ -161,12 +162,10 @@ def fixed(bits: int) -> Any:
 
 
 def constriction() -> Any:
-    """The library of entropy coders."""
-    try:
-        import constriction as found
-    except ImportError as error:
-        raise NicestError("compression needs constriction: pip install 'nicest[codec]'") from error
-    return found
+    """Import the library of entropy coders."""
+    with needing("codec"):
+        import constriction
+    return constriction
 
 
 class StackGrid(Grid):

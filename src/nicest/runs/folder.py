@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import warnings
@@ -20,7 +19,7 @@ from torch import Tensor
 from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError, Resumable
-from nicest.files import flush, replacing, write_text, writing
+from nicest.files import flush, lock, replacing, write_text, writing
 from nicest.messages import brief, listed, shown
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
@@ -171,15 +170,15 @@ class RunFolder:
 
     @contextmanager
     def open_for_writing(self) -> Iterator[None]:
-        """Make the folder if need be, and hold its lock: one process writes at a time."""
+        """Make the folder if needed and hold its lock, so that one process writes at a time."""
         if self.model != self.path / MODEL:
             raise NicestError(f"expected a folder to train in, got the name of a file, {self.asked}")
         with writing(f"in {self.path}", "; choose another folder"):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
-        with lock:
+            file = (self.path / ".lock").open("w")
+        with file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file)
             except OSError as error:
                 raise NicestError(
                     f"{self.path} is being written by another process; wait, or choose another folder"

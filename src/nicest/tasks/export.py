@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import nicest
 from nicest.data.columns import columns_to_json
-from nicest.errors import NicestError
+from nicest.errors import NicestError, needing
 from nicest.fast import lower
 from nicest.files import to_json, write_bytes, write_text
 from nicest.flows import Bijection, Mixture, members
@@ -46,6 +46,10 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
     draws each row.
     """
     folder, flow = Path(out or run.path / to), run.flow_in(torch.float32).cpu().requires_grad_(False)
+    if to == "onnx":
+        with needing("export"):
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
     (folder / CARD).unlink(missing_ok=True)
     data = run.recipe.data
     how: dict[str, Any] = {"conditional": data.conditional}
@@ -55,8 +59,6 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
         with quiet():
             try:
                 content = written(module, inputs, to)
-            except ImportError:
-                raise
             except Exception as reason:
                 raise NicestError(f"{run.path}: {_refusal(flow, data, name, to, reason)}") from reason
             error = largest_error(module, exact[name], inputs, content, to)
@@ -155,8 +157,6 @@ def written(module: Any, inputs: dict[str, Tensor], to: To) -> bytes:
     """A module as the content of a file."""
     program, file = graph(module, inputs), io.BytesIO()
     if to == "onnx":
-        import onnxscript  # noqa: F401  for torch.onnx, which says less clearly that it is missing
-
         names: dict[str, Any] = {"input_names": list(inputs), "output_names": ["out"]}
         made: Any = torch.onnx.export(program, kwargs=inputs, **names, dynamo=True, verbose=False)
         return made.model_proto.SerializeToString()

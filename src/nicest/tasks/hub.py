@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nicest.errors import NicestError
+from nicest.errors import NicestError, needing
 from nicest.files import write_text, writing
 from nicest.messages import brief, listed, shown
 from nicest.recipes.recipe import DataSettings
@@ -34,8 +34,9 @@ def push(run: Run, repo: str, *, about: str = "", private: bool = False) -> dict
     What goes there is what `pack` writes, with a model card made of its figures, and the SHA-256 of every file. A
     folder that was packed or pulled goes as it is.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars
+    with needing("hub"):
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     require_name(repo)
@@ -70,8 +71,9 @@ def pull(repo: str, *, revision: str | None = None, out: str | Path | None = Non
     The revision is resolved to its commit once. All files must have the SHA-256 that they were pushed with, and the
     model must open; only then does the folder appear under its name.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.utils import disable_progress_bars
+    with needing("hub"):
+        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     folder = Path(out or Path("runs") / require_name(repo).partition("/")[2])
