@@ -7,8 +7,6 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from nicest.flows.grid import Grid
-
 
 def check_features(x: Tensor, dim: int) -> None:
     """Refuse x of another number of features than dim, also where it would broadcast."""
@@ -51,22 +49,6 @@ class Bijection(nn.Module, ABC):
         """f(x), and the log-det of every layer inside by its name; that of a single layer has none."""
         y, log_det = self(x, context)
         return y, {"": log_det}
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """f on points of a grid, exactly invertible: see `Grid`."""
-        if not self.elementwise:
-            raise NotImplementedError(f"{type(self).__name__} has no exact form on a grid")
-        return grid.bend(i, lambda a: self(a, context)[0], lambda y: self.inverse(y, context))
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """The points that `to_grid` took to j."""
-        if not self.elementwise:
-            raise NotImplementedError(f"{type(self).__name__} has no exact form on a grid")
-        return grid.unbend(j, lambda a: self(a, context)[0], lambda y: self.inverse(y, context))
-
-    def parted(self) -> tuple[Bijection | None, Bijection | None]:
-        """Its first layer, if that is elementwise, and the rest: together they are f."""
-        return (self, None) if self.elementwise else (None, self)
 
     def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and covariance of f(x) from those of x; None where they do not follow."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.grid import Grid
 
 
 class Chain(Bijection):
@@ -54,26 +53,6 @@ class Chain(Bijection):
             x, inner = layer.walk(x, context)  # type: ignore[operator]
             terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
         return x, terms
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        for layer in self:
-            i = layer.to_grid(i, grid, context)
-        return i
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        for layer in reversed(self):
-            j = layer.from_grid(j, grid, context)
-        return j
-
-    def parted(self) -> tuple[Bijection | None, Bijection | None]:
-        if not len(self):
-            return None, None
-        (name, layer), *others = self.layers.items()
-        first, rest = layer.parted()  # type: ignore[operator]
-        if first is None:
-            return None, self
-        rests = {f"{name}_rest": rest} if rest is not None else {}
-        return first, Chain(rests | dict(others))
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.grid import Grid
 from nicest.flows.laws import Law
 from nicest.flows.repeated import once
 
@@ -129,14 +128,6 @@ class Coupling(Bijection):
         b = self.m(y1, context)
         x2 = self.law.inverse(y2, b)
         return self.partition.merge(y1, x2), self.law.forward(x2, b)[1]
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        i1, i2 = self.partition.split(i)
-        return self.partition.merge(i1, self.law.to_grid(i2, grid.network(self.m, i1, context), grid))
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        j1, j2 = self.partition.split(j)
-        return self.partition.merge(j1, self.law.from_grid(j2, grid.network(self.m, j1, context), grid))
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """The coupling function at x_I1."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_context, check_features
-from nicest.flows.grid import Grid
 from nicest.flows.laws import Law
 from nicest.flows.linear import Mixing
 from nicest.flows.shares import Dropout
@@ -46,12 +45,6 @@ class Squeeze(Bijection):
         channels, height, _, width, _ = self.tiles
         return y.unflatten(-1, (*self.by, channels, height, width)).permute(0, 3, 4, 1, 5, 2).flatten(1)
 
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        return self(i)[0]
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        return self.inverse(j)
-
     def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         order = self(torch.arange(self.dim, device=mean.device)[None])[0][0]
         return mean[order], covariance[order][:, order]
@@ -76,12 +69,6 @@ class ChannelMixing(Bijection):
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         return self._rows(self.mixing.inverse(self._each_pixel(y)))
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        return self._rows(self.mixing.to_grid(self._each_pixel(i), grid))
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        return self._rows(self.mixing.from_grid(self._each_pixel(j), grid))
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> Self:

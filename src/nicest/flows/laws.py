@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nicest.flows.grid import Grid, Map
-
 
 class Law(ABC):
     """A coupling law g(a; b), invertible in a for every b; b holds `size` numbers for each number of a.
@@ -30,18 +28,6 @@ class Law(ABC):
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         """The a with g(a; b) = y."""
 
-    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
-        """g(·; b) and its inverse, for rows of n numbers: what depends on b alone is computed once."""
-        return lambda a: self.forward(a, b)[0], lambda y: self.inverse(y, b)
-
-    def to_grid(self, i: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        """g on points of a grid, (B, n)."""
-        return grid.bend(i, *self.maps(grid.rounded(b), i.shape[-1]))
-
-    def from_grid(self, j: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        """The points that `to_grid` took to j."""
-        return grid.unbend(j, *self.maps(grid.rounded(b), j.shape[-1]))
-
     def from_planes(self, b: Tensor) -> Tensor:
         """b from images (B, size · C, H, W), of an a that is (C, H, W): its numbers stay at their pixel."""
         return b.flatten(1)
@@ -56,12 +42,6 @@ class Additive(Law):
 
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         return y - b
-
-    def to_grid(self, i: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        return i + grid.cells(b)
-
-    def from_grid(self, j: Tensor, b: Tensor, grid: Grid) -> Tensor:
-        return j - grid.cells(b)
 
 
 @dataclass(frozen=True)
@@ -179,10 +159,6 @@ class Spline(Law):
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         return self._find(y, self._knots(b, y.shape[-1]))
 
-    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
-        knots = self._knots(b, n)
-        return lambda a: self._rise(a, knots)[0], lambda y: self._find(y, knots)
-
     def _rise(self, a: Tensor, knots: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         inner = a.clamp(-self.bound, self.bound)
         found = self._bin(inner, *knots, axis=0)
@@ -268,11 +244,6 @@ class AffineSpline(Law):
     def inverse(self, y: Tensor, b: Tensor) -> Tensor:
         b1, b2 = b.tensor_split((Affine.size * y.shape[-1],), -1)
         return self.affine.inverse(self.spline.inverse(y, b2), b1)
-
-    def maps(self, b: Tensor, n: int) -> tuple[Map, Map]:
-        b1, b2 = b.tensor_split((Affine.size * n,), -1)
-        spline, found = self.spline.maps(b2, n)
-        return lambda a: spline(self.affine.forward(a, b1)[0]), lambda y: self.affine.inverse(found(y), b1)
 
     def from_planes(self, b: Tensor) -> Tensor:
         b1, b2 = b.tensor_split((Affine.size * b.shape[1] // self.size,), 1)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
-from nicest.flows.grid import Grid, scaled, unit_lower, unit_upper
 
 
 class DiagonalScaling(Bijection):
@@ -76,19 +75,6 @@ class Mixing(Bijection):
         inner = torch.linalg.solve_triangular(self.lu, (y - self.b).mT, upper=False, unitriangular=True)
         return torch.linalg.solve_triangular(self.upper, inner, upper=True).mT[:, self.order]
 
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """L (U D⁻¹) (D P x) + b, D the diagonal of U: a scaling, and two unit triangular matrices."""
-        d = self.log_diagonal.exp()
-        i = scaled(grid, i[:, self.order.argsort()], d)
-        i = unit_lower(grid, unit_upper(grid, i, self.lu.triu(1) / d), self.lu.tril(-1))
-        return i + grid.cells(self.b)
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        d = self.log_diagonal.exp()
-        j = unit_lower(grid, j - grid.cells(self.b), self.lu.tril(-1), undo=True)
-        j = unit_upper(grid, j, self.lu.triu(1) / d, undo=True)
-        return scaled(grid, j, d, undo=True)[:, self.order]
-
     def carry(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         matrix = self.matrix.to(mean)
         return matrix @ mean + self.b.to(mean), matrix @ covariance @ matrix.mT
@@ -144,16 +130,6 @@ class TriangularAffine(Whitening):
     def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
         check_features(y, len(self.b))
         return torch.linalg.solve_triangular(self.lower, (y - self.b).mT, upper=False).mT
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        """(L D⁻¹) (D x) + b, D the diagonal of L."""
-        d = self.log_diagonal.exp()
-        return unit_lower(grid, scaled(grid, i, d), self.below.tril(-1) / d) + grid.cells(self.b)
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        d = self.log_diagonal.exp()
-        j = unit_lower(grid, j - grid.cells(self.b), self.below.tril(-1) / d, undo=True)
-        return scaled(grid, j, d, undo=True)
 
     @torch.no_grad()
     def _fit(self, mean: Tensor, covariance: Tensor) -> Self:

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection, check_features
 from nicest.flows.coupling import Partition
-from nicest.flows.grid import Grid
 
 
 class Within(Bijection):
@@ -50,20 +49,6 @@ class Within(Bijection):
         x1, x2 = self.partition.split(x)
         y2, terms = self.inner.walk(x2, self.m(x1, context))
         return self.partition.merge(x1, y2), terms
-
-    def to_grid(self, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        i1, i2 = self.partition.split(i)
-        return self.partition.merge(i1, self.inner.to_grid(i2, grid, self._context(i1, grid, context)))
-
-    def from_grid(self, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-        j1, j2 = self.partition.split(j)
-        return self.partition.merge(j1, self.inner.from_grid(j2, grid, self._context(j1, grid, context)))
-
-    def _context(self, i1: Tensor, grid: Grid, context: Tensor | None) -> Tensor | None:
-        """What f is given beside the points of x_I2."""
-        if self.network is None:
-            return context
-        return grid.rounded(grid.network(self.network, i1, context))
 
     def m(self, x1: Tensor, context: Tensor | None) -> Tensor | None:
         if self.network is None:
