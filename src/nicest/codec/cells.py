@@ -26,16 +26,9 @@ MISSING = np.iinfo(np.int64).min
 
 
 class PixelCells:
-    """Grey levels as points k 2^-bits.
+    """Grey levels as points k 2^-bits on a device.
 
-    Parameters
-    ----------
-    units : Units
-        Units of the flow: pixels only.
-    plain : bool
-        True if the flow has no elementwise first layer, so that pixels may lie on the grid of the layers.
-    device : torch.device
-        Device of the points.
+    If `plain`, the flow has no elementwise first layer, so that pixels may lie on the grid of the layers.
     """
 
     def __init__(self, units: Units, *, plain: bool, device: torch.device) -> None:
@@ -124,13 +117,6 @@ class TableCells:
     The interval of a value is that of its atom or step, or the numbers nearer to it than to others with so many
     decimals. In a column of floats, a value owns one point, and its rank among the floats at this point is coded with
     equal probabilities. A missing cell is drawn from the bulk of its column, and costs nothing.
-
-    Parameters
-    ----------
-    units : Units
-        Units of the flow, on the CPU.
-    quantizers : sequence of Quantizer
-        One for each column.
     """
 
     bits, dtype, limits = CELL_BITS, np.dtype("<i8"), ANYWHERE

@@ -204,6 +204,7 @@ class Codec:
             return
         grid = Grid(stack, len(rows), encoding=True)
         i = self.cells.to_grid(rows, grid).to(self.device)
+        # with 3 or 4 levels and a first layer, bits == BITS: format 1 leaves the layer out (lossless, but longer)
         if self.cells.bits != BITS:
             i = grid.bend(i, self._first()[0], bits=self.cells.bits)
         self.prior.push(to_grid(self.rest, i, grid), grid)
@@ -234,13 +235,6 @@ class PriorBins:
 
     Bins are narrow in the bulk of the standard distribution and wide in its tails. Each gets a little more than its
     probability, so that all numbers up to 2048 can be coded. A learned location and scale act as a layer.
-
-    Parameters
-    ----------
-    prior : Prior
-        Gaussian or logistic.
-    device : torch.device
-        Device of the latents.
     """
 
     def __init__(self, prior: Prior, device: torch.device) -> None:

@@ -233,20 +233,7 @@ def _affine_spline(law: AffineSpline, b: Tensor, dim: int) -> tuple[Map, Map]:
 
 
 def split_first(layer: Bijection) -> tuple[Bijection | None, Bijection]:
-    """Split off the first layer if it is elementwise.
-
-    Parameters
-    ----------
-    layer : Bijection
-        A layer or a (nested) chain.
-
-    Returns
-    -------
-    first : Bijection or None
-        The first layer, or None if it is not elementwise.
-    rest : Bijection
-        The layers after it.
-    """
+    """Split off the first layer of a (nested) chain, if it is elementwise; return it, or None, and the rest."""
     if layer.elementwise:
         return layer, Chain()
     if isinstance(layer, Chain) and len(layer):
@@ -257,38 +244,25 @@ def split_first(layer: Bijection) -> tuple[Bijection | None, Bijection]:
     return None, layer
 
 
+@from_grid.register(Chain)
 @to_grid.register(Chain)
-def _chain_to(layer: Chain, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    for each in layer:
-        i = to_grid(each, i, grid, context)
+def _chain(layer: Chain, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
+    for each in layer if grid.encoding else reversed(layer):
+        i = grid.apply(each, i, context)
     return i
 
 
-@from_grid.register(Chain)
-def _chain_from(layer: Chain, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    for each in reversed(layer):
-        j = from_grid(each, j, grid, context)
-    return j
-
-
-@to_grid.register(Law)
-def _law_to(law: Law, i: Tensor, grid: Grid, b: Tensor) -> Tensor:
-    return grid.bend(i, _increasing(law, grid.rounded(b), i.shape[-1])[0])
-
-
 @from_grid.register(Law)
-def _law_from(law: Law, j: Tensor, grid: Grid, b: Tensor) -> Tensor:
-    return grid.unbend(j, *_increasing(law, grid.rounded(b), j.shape[-1]))
-
-
-@to_grid.register(Additive)
-def _additive_to(law: Additive, i: Tensor, grid: Grid, b: Tensor) -> Tensor:
-    return i + grid.cells(b)
+@to_grid.register(Law)
+def _law(law: Law, i: Tensor, grid: Grid, b: Tensor) -> Tensor:
+    g, inverse = _increasing(law, grid.rounded(b), i.shape[-1])
+    return grid.bend(i, g) if grid.encoding else grid.unbend(i, g, inverse)
 
 
 @from_grid.register(Additive)
-def _additive_from(law: Additive, j: Tensor, grid: Grid, b: Tensor) -> Tensor:
-    return j - grid.cells(b)
+@to_grid.register(Additive)
+def _additive(law: Additive, i: Tensor, grid: Grid, b: Tensor) -> Tensor:
+    return i + grid.cells(b) if grid.encoding else i - grid.cells(b)
 
 
 @from_grid.register(Coupling)
@@ -352,11 +326,7 @@ def _channel_mixing(layer: ChannelMixing, i: Tensor, grid: Grid, context: Tensor
     return layer._rows(grid.apply(layer.mixing, layer._each_pixel(i)))
 
 
-@to_grid.register(Squeeze)
-def _squeeze_to(layer: Squeeze, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    return layer.forward(i)[0]
-
-
 @from_grid.register(Squeeze)
-def _squeeze_from(layer: Squeeze, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    return layer.inverse(j)
+@to_grid.register(Squeeze)
+def _squeeze(layer: Squeeze, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
+    return layer.forward(i)[0] if grid.encoding else layer.inverse(i)

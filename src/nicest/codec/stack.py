@@ -17,13 +17,7 @@ RESERVE = 128  # bits that always stay on the stack
 
 
 class Unencodable(Exception):
-    """Raised while encoding for rows that not every machine would decode to the same values.
-
-    Parameters
-    ----------
-    rows : ndarray of bool, shape (B,)
-        True for the rows of the batch that have to be stored instead.
-    """
+    """Raised while encoding for rows (a mask, shape (B,)) that not every machine would decode to the same values."""
 
     def __init__(self, rows: np.ndarray) -> None:
         super().__init__(f"{rows.sum()} rows cannot be encoded")
@@ -41,12 +35,7 @@ class Corrupt(Exception):
 class Stack:
     """Asymmetric numeral systems (ANS) coder in memory: last in, first out.
 
-    Parameters
-    ----------
-    words : ndarray of uint32
-        Initial contents.
-    fresh : bool
-        True if `words` are arbitrary bits, False if `words` comes from an encoder.
+    It starts with `words`, uint32: arbitrary bits if `fresh`, else the contents of another stack.
     """
 
     def __init__(self, words: np.ndarray, *, fresh: bool) -> None:

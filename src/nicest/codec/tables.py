@@ -29,20 +29,17 @@ from nicest.messages import listed
 
 BLOCK = 1 << 15  # rows of a block
 MAX_DECIMALS, MIN_FRACTION = 9, 0.98  # a column has p <= 9 decimals if 98 % of its numbers have no more
+UNREADABLE = (
+    *(ArithmeticError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError, OSError),
+    *(struct.error, lzma.LZMAError, Corrupt),
+)
 START = struct.Struct("<5I")  # rows, bytes of the codec's block, stored rows, their bytes, those bytes compressed
 
 
 class CsvFormat:
     """Rows as lines of text, and how to rebuild a line from its values.
 
-    Parameters
-    ----------
-    columns : list of Column
-        Columns in the order of the file.
-    quantizers : list of Quantizer
-        One for each column.
-    header : dict
-        First line, line ends and notation of each column, as `read_table` finds them.
+    `columns` and `quantizers` are in the order of the file. `header` has its first line, line ends and notation.
     """
 
     def __init__(self, columns: list[Column], quantizers: list[Quantizer], header: dict[str, Any]) -> None:
@@ -220,17 +217,7 @@ class TableCodec:
             if len(values) + n_stored != count:
                 raise Corrupt
             return self._merge(values, np.frombuffer(raw, "<u4", n_stored).astype(np.int64), raw)
-        except (
-            ArithmeticError,
-            ValueError,
-            LookupError,
-            TypeError,
-            NotImplementedError,
-            MemoryError,
-            OSError,
-        ) as error:
-            raise NicestError("this block cannot be decoded by this model") from error
-        except (struct.error, lzma.LZMAError, Corrupt) as error:
+        except UNREADABLE as error:
             raise NicestError("this block cannot be decoded by this model") from error
 
     def _merge(self, values: np.ndarray, stored: np.ndarray, rest: bytes) -> Any:
