@@ -34,7 +34,7 @@ from benchmarks.report import bench_figure
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.fast import capture, lower
-from nicest.flows import ConvNet, Flow, Spline
+from nicest.flows import ConvNet, Spline
 from nicest.inference.engine import Engine
 from nicest.plots import picture_kind, save_figure
 from nicest.progress import track
@@ -189,9 +189,9 @@ def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
         yield [("log_prob", f"{way}, after noise", torch.inference_mode()(run)) for way, run in ways.items()]
 
 
-def by_hand(flow: Flow, x: Tensor) -> Callable[[], Tensor]:
+def by_hand(flow: Any, x: Tensor) -> Callable[[], Tensor]:
     """Return log_prob of additive couplings, a scaling and a logistic prior, written as a plain loop."""
-    layers = flow.chain.layers.values()  # type: ignore[operator]
+    layers = flow.bijection.layers.values()
     networks = [torch.nn.Sequential(*layer.network.layers) for layer in layers if hasattr(layer, "network")]
     (s,) = (layer.s for layer in layers if hasattr(layer, "s"))
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -21,6 +22,7 @@ import nicest
 from nicest.fast import lower
 from nicest.recipes import load_recipe, names
 from nicest.recipes.build import build
+from nicest.recipes.recipe import DataSettings
 from nicest.tasks.export import examples, graphs, quiet, written
 
 
@@ -37,7 +39,7 @@ def milliseconds(function: Callable[[], object]) -> float:
     return 1000 * min(windows)
 
 
-def flow_of(name: str) -> nicest.Flow:
+def flow_of(name: str) -> Any:
     """Load the flow of a run, or build the untrained flow of a recipe."""
     if name not in names():
         return nicest.load(name)
@@ -52,8 +54,9 @@ def main() -> None:
     options.intra_op_num_threads = 1
     for name in sys.argv[1:]:
         flow = flow_of(name).float().eval().requires_grad_(False)
-        rows, plain = examples(flow), graphs(flow)
-        for graph, fast in graphs(lower(flow)).items():
+        data = DataSettings(shape=(flow.dim,))
+        rows, plain = examples(flow, data), graphs(flow, conditional=False)
+        for graph, fast in graphs(lower(flow), conditional=False).items():
             inputs = {each: rows[each] for each in fast.inputs}
             with quiet():
                 session = onnxruntime.InferenceSession(written(fast, inputs, "onnx"), options)

@@ -22,6 +22,11 @@ import numpy as np
 import torch
 
 import nicest
+from nicest.codec import tables
+from nicest.codec.cells import Quantizer, TableCells
+from nicest.codec.codec import Codec
+from nicest.codec.container import CompressedFile, write_rows
+from nicest.codec.files import compress_files, decompress_file
 from nicest.data import load
 from nicest.flows import (
     MLP,
@@ -41,14 +46,8 @@ from nicest.flows import (
     checkerboard,
     odd_even,
 )
-from nicest.inference.codec import Codec
-from nicest.inference.coded_cells import Grain, Table
-from nicest.inference.packed import Packed, joined
-from nicest.inference.packed import pack as pack_rows
 from nicest.recipes import load_recipe
 from nicest.runs.run import Run
-from nicest.tasks import compress_table
-from nicest.tasks.compress import compress, decompress
 from nicest.train.fit import train
 
 WORDS = [
@@ -130,17 +129,17 @@ def flows() -> list[Codec]:
 
 
 class Quick:
-    """Makes codecs as `Codec` does, but of each flow only once; the columns of a table may have other grains."""
+    """Makes codecs as `Codec` does, but of each flow only once; the columns of a table may have other quantizers."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[Flow, Codec]] = {}
 
-    def __call__(self, flow: Flow, grains: Sequence[Grain] = ()) -> Codec:
+    def __call__(self, flow: Flow, quantizers: Sequence[Quantizer] = ()) -> Codec:
         if id(flow) not in self.made:
-            self.made[id(flow)] = flow, Codec(flow, grains)
+            self.made[id(flow)] = flow, Codec(flow, quantizers)
         found = copy.copy(self.made[id(flow)][1])
-        if grains:
-            found.cells = Table(found.flow.units, grains)
+        if quantizers:
+            found.cells = TableCells(found.flow.units, quantizers)
         return found
 
 
@@ -221,10 +220,9 @@ class Trial:
         if codec.dim % 2 == 0 and rng.random() < 0.5:
             rows = rows.reshape(count, 2, codec.dim // 2)
         file = io.BytesIO()
-        pack_rows(codec, rows, file, block=int(rng.integers(1, 30)))
-        packed = Packed(file.getvalue(), codec)
-        back = joined(packed, codec, [block.rows for block in packed.blocks()])
-        packed.require_all()
+        write_rows(file, codec, rows, block=int(rng.integers(1, 30)))
+        packed = CompressedFile(file.getvalue())
+        back = packed.joined(codec, list(packed.blocks(codec)))
         assert back.dtype == codec.dtype.newbyteorder("=")
         assert back.shape == rows.shape
         assert np.array_equal(back, rows)
@@ -237,13 +235,13 @@ class Trial:
         other = rng.random() < 0.1
         np.save(self.folder / "images.npy", images[:, 1:] if other else images)
         try:
-            compress(self.digits, [self.folder / "images.npy"], out=self.folder / "images.nicest")
+            compress_files(self.digits, [self.folder / "images.npy"], out=self.folder / "images.nicest")
         except nicest.NicestError as error:
             if other and "expected shape" in str(error):
                 return "images of another shape, refused"
             raise
         assert not other
-        decompress(self.folder / "images.nicest", out=self.folder / "back.npy")
+        decompress_file(self.folder / "images.nicest", out=self.folder / "back.npy")
         assert (self.folder / "back.npy").read_bytes() == (self.folder / "images.npy").read_bytes()
         return "images"
 
@@ -316,9 +314,9 @@ class Trial:
         file.write_bytes(data)
         for old in (packed, back):
             old.unlink(missing_ok=True)
-        compress_table.Codec = Codec if run is self.wine else self.quick
-        compress(run, [file], out=packed)
-        decompress(packed, out=back, run="wine" if run is self.wine else run)
+        tables.Codec = Codec if run is self.wine else self.quick
+        compress_files(run, [file], out=packed)
+        decompress_file(packed, out=back, run="wine" if run is self.wine else run)
         assert back.read_bytes() == data if suffix == "csv" else plain(back) == plain(file)
         return suffix
 

@@ -60,6 +60,7 @@ from published import cifar10_rows, idx_bytes, write_fer2013, write_svhn, write_
 import draws as st
 import nicest
 from draws import Some
+from nicest.codec import container as coded
 from nicest.data import Splits, images, load
 from nicest.data import splits as data_splits
 from nicest.data.arrays import read_npy, read_npz
@@ -70,7 +71,6 @@ from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.files import write_text
 from nicest.flows import Flow
-from nicest.inference import packed as coded
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.recipe import TABLES
@@ -1720,8 +1720,7 @@ def shaped_compressed(draw: Any, real: list[bytes]) -> bytes:
 def compressed() -> Reader:
     """Images, and tables of every format, by two small models that are trained here."""
     from codec_trial import Quick, Trial, small_digits
-    from nicest.tasks import compress as tasks
-    from nicest.tasks import compress_table
+    from nicest.codec import files, tables
 
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -1734,11 +1733,11 @@ def compressed() -> Reader:
         csv.write_csv(rows, folder / f"{name}.csv")
         parquet.write_table(rows, folder / f"{name}.parquet")
     quick, file = Quick(), io.BytesIO()
-    coded.pack(quick(digits.flow), images, file, shape=(8, 8), block=20)
+    coded.write_rows(file, quick(digits.flow), images, shape=(8, 8), block=20)
     real, expected = [file.getvalue()], {file.getvalue(): (digits, folder / "images.npy")}
-    with mock.patch.object(compress_table, "BLOCK", 3):
+    with mock.patch.object(tables, "BLOCK", 3):
         for name in (f"{name}.{suffix}" for name in ("all", "odd", "none") for suffix in ("csv", "parquet")):
-            tasks.compress(things, [folder / name], out=folder / "x.nicest")
+            files.compress_files(things, [folder / name], out=folder / "x.nicest")
             real.append((folder / "x.nicest").read_bytes())
             expected[real[-1]] = things, folder / name
     headers = {data[: coded.START.size + coded.START.unpack_from(data)[2]]: each for data, each in expected.items()}
@@ -1748,8 +1747,8 @@ def compressed() -> Reader:
         out = path.with_name("back" + (suffix[1].decode() if suffix else ".npy"))
         size = coded.START.unpack_from(data)[2] if len(data) >= coded.START.size else 0
         run, file = headers.get(data[: coded.START.size + size], (digits if not suffix else things, None))
-        with mock.patch.object(tasks, "Codec", quick), mock.patch.object(compress_table, "Codec", quick):
-            result = tasks.decompress(path, out=out, run=run)
+        with mock.patch.object(files, "Codec", quick), mock.patch.object(tables, "Codec", quick):
+            result = files.decompress_file(path, out=out, run=run)
         require(out.exists() and isinstance(result["rows"], int) and result["rows"] >= 0, "no answer")
         if file is not None:  # only blocks may be damaged
             size, lost = (20 if run is digits else 3), result.get("lost_blocks", [])

@@ -12,13 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nicest.codec import compress, decompress
     from nicest.detector import NICEDetector
     from nicest.errors import NicestError
     from nicest.estimator import NICE
     from nicest.fast import lower
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
-    from nicest.inference.packed import compress, decompress
     from nicest.predictors import NICEClassifier, NICERegressor
     from nicest.recipes.recipe import TrainSettings
     from nicest.runs.factory import save
@@ -68,15 +68,15 @@ _HOMES = {
     "RunFolder": "nicest.runs.folder",
     "TrainSettings": "nicest.recipes.recipe",
     "Units": "nicest.flows",
-    "compress": "nicest.inference.packed",
-    "decompress": "nicest.inference.packed",
+    "compress": "nicest.codec",
+    "decompress": "nicest.codec",
     "fit": "nicest.train.fit",
     "load": "nicest.runs.run",
     "lower": "nicest.fast",
     "open": "nicest.runs.run",
     "save": "nicest.runs.factory",
 }
-_ROOMS = ("flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "plots")
+_ROOMS = ("flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "codec", "plots")
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ from nicest.messages import listed, one_line, shown
 from nicest.progress import Bar
 from nicest.recipes import Recipe, parse
 from nicest.recipes.defaults import FEW
-from nicest.recipes.recipe import DataSettings
+from nicest.recipes.recipe import DataSettings, ModelSettings
 from nicest.runs.digests import ENVIRONMENT
 from nicest.runs.folder import COLUMNS, FORMAT, METRICS, RunFolder, newer, restore_flow
 from nicest.runs.run import DRAWS, Run
@@ -654,7 +654,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             found[whole] = self._run(method, torch.from_numpy(rows[whole]), **options)
         return found
 
-    def _run(self, method: str | Callable[..., Any], rows: torch.Tensor, **options: bool) -> np.ndarray:
+    def _warm(self, unit: np.ndarray) -> tuple[Any, ModelSettings]:
+        """Return a copy of the fitted flow, for rows divided by `unit`, and its settings."""
+        return rescaled(copy.deepcopy(self.flow_), 1 / unit, self.recipe_.data), self.recipe_.model
+
+    def _run(self, method: str | Callable[..., Any], rows: torch.Tensor, **options: Any) -> np.ndarray:
         return np.concatenate([part.cpu().numpy() for part in self._engine().each(method, rows, **options)])
 
     def _values(self, codes: np.ndarray, columns: Sequence[Column] = ()) -> Any:

@@ -133,7 +133,7 @@ class ConditionalFlow(ConditionalDensityEstimator):
 
     @property
     def embedding_net(self) -> nn.Module:
-        return self.net.members[0].embedding  # type: ignore[no-any-return]
+        return self.net.members[0].embedding
 
     def log_prob(self, input: Tensor, condition: Tensor, **options: Any) -> Tensor:
         self._check_input_shape(input)

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from nicest.flows.forest import SHAPES, quantiles
 from sklearn.ensemble import RandomForestRegressor
 from zoo import initialised
 
 from nicest.fast import lower
 from nicest.flows import Chain, DiagonalScaling, ForestCoupling, Logistic, Mixture, Partition, PartPrior, Units, Within
-from nicest.flows.forest import SHAPES, quantiles
 from nicest.inference.predictive import Predictive
 
 PART = Partition(range(2), 3)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from nicest.flows.repeated import once, repeated
 from torch import Tensor
 
 from nicest.fast.lower import FastMLP
 from nicest.flows import MLP, Features, Units
-from nicest.flows.repeated import once, repeated
 from nicest.flows.shares import Share, dropout, own, whole
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from nicest.flows.repeated import repeated
 from scipy import stats
 from torch import Tensor, nn
 
@@ -33,7 +34,6 @@ from nicest.flows import (
     Units,
     Within,
 )
-from nicest.flows.repeated import repeated
 from nicest.inference.predictive import Predictive, crps, interval
 
 PART = Partition([0, 2], 3)  # a number and a category of three are given, the target lies between them

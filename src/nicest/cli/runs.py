@@ -323,9 +323,9 @@ def compress(
 
     Example: nicest compress digits-conv images.npy --out packed.nicest
     """
-    from nicest.tasks.compress import compress as run_compression
+    from nicest.codec.files import compress_files
 
-    return run_compression(run, files, out=out, jobs=jobs)
+    return compress_files(run, files, out=out, jobs=jobs)
 
 
 @command(app, show.decompressed)
@@ -344,9 +344,9 @@ def decompress(
 
     Example: nicest decompress packed.nicest --out images.npy
     """
-    from nicest.tasks.compress import decompress as run_decompression
+    from nicest.codec.files import decompress_file
 
-    return run_decompression(packed, out=out, run=model, device=device, jobs=jobs)
+    return decompress_file(packed, out=out, run=model, device=device, jobs=jobs)
 
 
 @command(app, show.imputation, also=("labels",))

@@ -92,16 +92,12 @@ class Flow(Density):
 
         return by_rows(of_rows, x, context, self.dim)
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        noise: Noise = True,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Return log p(x | context) of rows (B, D) in the support, the objective of training."""
-        y = self.units.enter(x, noise=noise, generator=generator)
+    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Return log p(x | context) of rows (B, D) in the support, the objective of training.
+
+        The options are those of `Units.enter`.
+        """
+        y = self.units.enter(x, **options)
         return self.log_density(y, context) + self.units.log_det(y)
 
     def log_density(self, y: Tensor, context: Tensor | None = None) -> Tensor:
@@ -173,8 +169,8 @@ class Flow(Density):
         training = [module for module in self.modules() if module.training]
         self.eval()  # no dropout
         self.units.fit_rows(rows)
-        if context is not None and hasattr(self.embedding, "fit"):
-            self.embedding.fit(context)
+        if context is not None and (fit := getattr(self.embedding, "fit", None)):
+            fit(context)
         inside = list(leaves(self.bijection))
         starts = [i for i, layer in enumerate(inside) if initialises(layer)]
         some = slice(None)

@@ -158,15 +158,23 @@ class Spline(Law):
         return 3 * self.bins - 1
 
     def forward(self, a: Tensor, b: Tensor) -> Pair:
+        return self.rise(a, self.knots(b))
+
+    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+        return self.find(y, self.knots(b))
+
+    def rise(self, a: Tensor, knots: Pair) -> Pair:
+        """Return g and log dg/da at a, given the knots."""
         inner = a.clamp(-self.bound, self.bound)
-        found = self._bin(inner, b, axis=0)
+        found = self._bin(inner, knots, axis=0)
         rise, log_slope = found.rise(((inner - found.x) / found.w).clamp(0, 1))
         inside = a.abs() < self.bound
         return torch.where(inside, found.y + rise, a), torch.where(inside, log_slope, 0.0)
 
-    def inverse(self, y: Tensor, b: Tensor) -> Pair:
+    def find(self, y: Tensor, knots: Pair) -> Pair:
+        """Return the inverse of g and log da/dy at y, given the knots."""
         inner = y.clamp(-self.bound, self.bound)
-        found = self._bin(inner, b, axis=1)
+        found = self._bin(inner, knots, axis=1)
         t = found.find(inner - found.y)
         inside = y.abs() < self.bound
         return torch.where(inside, found.x + found.w * t, y), torch.where(inside, -found.rise(t)[1], 0.0)
@@ -198,14 +206,18 @@ class Spline(Law):
         logits = ((each - self.LEAST).clamp_min(1e-2 * self.LEAST).log() for each in (widths, heights))
         return torch.cat((*logits, self.STEEPEST.bound * slopes), -1)
 
-    def _bin(self, v: Tensor, b: Tensor, axis: int) -> Bin:
-        """Return the bins that contain v, which is an input (axis 0) or an output (axis 1)."""
+    def knots(self, b: Tensor) -> Pair:
+        """Return the knots on both axes, (B, n, 2, bins + 1), and the slopes at them, (B, n, bins + 1)."""
         k, bound = self.bins, self.bound
         logits, slopes = b.split((2 * k, k - 1), -1)
         fractions = self.LEAST + (1 - self.LEAST * k) * logits.unflatten(-1, (2, k)).softmax(-1)
         between = 2 * bound * fractions.cumsum(-1)[..., :-1] - bound
         knots = pad(pad(between, (1, 0), value=-bound), (0, 1), value=bound)
-        slopes = pad(self.STEEPEST.log_scale(slopes), (1, 1)).exp()
+        return knots, pad(self.STEEPEST.log_scale(slopes), (1, 1)).exp()
+
+    def _bin(self, v: Tensor, at: Pair, axis: int) -> Bin:
+        """Return the bins that contain v, which is an input (axis 0) or an output (axis 1)."""
+        knots, slopes = at
         which = (knots[..., axis, 1:-1] <= v[..., None]).sum(-1, keepdim=True)
         here = which[..., None].expand(*which.shape[:-1], 2, 1)
         (x, y), (x1, y1) = (knots.gather(-1, each)[..., 0].unbind(-1) for each in (here, here + 1))

@@ -16,6 +16,7 @@ from nicest.fast import capture, copy_weights, lower
 from nicest.flows import Flow, Mixture
 from nicest.flows.shares import Share
 
+Method = str | Callable[..., Any]
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
 
 
@@ -83,7 +84,7 @@ class Engine:
     @torch.no_grad()
     def each(
         self,
-        method: str | Callable[..., Any],
+        method: Method,
         x: Tensor,
         context: Tensor | None = None,
         *,
@@ -112,9 +113,7 @@ class Engine:
             start += len(entire[0])
             yield result
 
-    def _one(
-        self, method: str | Callable[..., Any], entire: tuple[Tensor, ...], batch: int, options: dict[str, bool]
-    ) -> Any:
+    def _one(self, method: Method, entire: tuple[Tensor, ...], batch: int, options: dict[str, bool]) -> Any:
         """Apply a method to this process's rows of one batch, the last of which may have fewer rows."""
         parts = [self.share.rows(each).to(self.device) for each in entire]
         if self.device.type != "cuda":
@@ -136,7 +135,7 @@ class Engine:
         warnings.warn(f"out of memory with {batch} rows at once: going on with {self.batch}", stacklevel=3)
         return self.batch
 
-    def _apply(self, method: str | Callable[..., Any], options: dict[str, bool], *parts: Tensor, whole: int) -> Any:
+    def _apply(self, method: Method, options: dict[str, bool], *parts: Tensor, whole: int) -> Any:
         """Apply a method of the flow to this process's rows of a batch of `whole` rows."""
         with self.share.of(whole):
             function = getattr(self.fast, method) if isinstance(method, str) else partial(method, self.fast)

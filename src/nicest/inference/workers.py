@@ -16,7 +16,7 @@ import torch
 from nicest.errors import NicestError
 from nicest.messages import brief
 
-PRELOADED = ("nicest.inference.packed",)  # what a worker needs
+PRELOADED = ("nicest.codec",)  # what a worker needs
 AHEAD = 2  # blocks for each worker that are coded or wait for their turn, at most: they are in memory
 GPU_WORKERS, GPU_BLOCKS = 4, 4  # workers on a GPU by default, at most, and blocks for each, at least: they start slowly
 

@@ -130,15 +130,15 @@ def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
             raise NicestError(f"data.interval: {error}") from error
     among = data.targets or range(data.dim)
     if not data.atoms:
-        steps = (splits and splits.steps) or (float(data.discrete > 0),) * data.dim
-        return Units.columns([steps[i] for i in among])
+        every = (splits and splits.steps) or (float(data.discrete > 0),) * data.dim
+        return Units.columns([every[i] for i in among])
     if splits is None or splits.support is None:
         dim = len(among)
         return MixedUnits((0.0,) * dim, ((),) * dim, room=data.atoms)
     found = splits.support
     options = {"categories": found.categories, "unordered": found.unordered, "bounds": found.bounds}
     chosen = {name: [values[i] for i in among] for name, values in options.items()}
-    steps, atoms = ([values[i] for i in among] for values in (found.steps, found.atoms))
+    steps, atoms = [found.steps[i] for i in among], [found.atoms[i] for i in among]
     return MixedUnits(steps, atoms, room=data.atoms, **chosen)  # type: ignore[arg-type]
 
 
@@ -199,6 +199,7 @@ def _layers(
                         yield "mixing", ChannelMixing(_image(shape, f"block {i}: mixing"))
                     pixels = _pixels(split, shape) if isinstance(network, ConvNetwork) else None
                     sizes = (len(partition.i1), len(partition.i2), len(data.classes))
+                    m: nn.Module
                     if data.targets:
                         m = _reads_columns(data, sizes[0], sizes[1], law, network)
                     else:

@@ -33,14 +33,14 @@ def origins(flow: Any, data: DataSettings) -> dict[str, Origin]:
     those of all components, one kind after the other.
     """
     found = {}
-    reorders = dict(_reorders(flow))
+    orders = dict(parameter_orders(flow))
     columns = dict(_column_orders(flow, data))
     for name in flow.state_dict():
         k, rest = 0, name
         if match := re.fullmatch(r"members\.(\d+)\.(.*)", name):
             k, rest = int(match[1]), match[2]
         part, _, inner = rest.partition(".")
-        convert = reorders.get(name, Origin("").convert)
+        convert = _chosen(orders[name]) if name in orders else Origin("").convert
         if part == "bijection":
             chain = f"others.{k - 1}" if k else "chain"
             found[name] = Origin(f"{chain}.{_old_layer(inner, data)}", columns.get(name, convert))
@@ -103,8 +103,8 @@ def _old_layer(name: str, data: DataSettings) -> str:
     return name.replace(f"layers.{layer}.", f"layers.{layer}.inner.", 1)
 
 
-def _reorders(flow: nn.Module) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Yield the tensors whose rows are in another order, with the function that reorders them."""
+def parameter_orders(flow: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names of tensors whose rows were in another order in format 2, and where each row was."""
     for name, layer in flow.named_modules():
         law, dim = getattr(layer, "law", None), getattr(layer, "dim", None)
         if not isinstance(law, Law) or not isinstance(dim, int):
@@ -112,11 +112,11 @@ def _reorders(flow: nn.Module) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         attribute = "network" if hasattr(layer, "network") else "conditioner"
         network = getattr(layer, attribute, None)
         if network is None:
-            yield f"{name}.b", _chosen(_old_order(law.size, dim).tolist())
+            yield f"{name}.b", _old_order(law.size, dim)
             continue
         for key in [key for key, each in network.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)][-1:]:
-            rows = len(network.get_submodule(key).weight) if key else len(network.weight)  # type: ignore[arg-type]
-            order = _chosen(_old_order(law.size, rows // law.size).tolist())
+            rows = len(network.get_submodule(key).weight) if key else len(network.weight)
+            order = _old_order(law.size, rows // law.size)
             for each in ("weight", "bias"):
                 yield ".".join(filter(None, (name, attribute, key, each))), order
 
@@ -150,15 +150,15 @@ def _column_orders(flow: nn.Module, data: DataSettings) -> Iterator[tuple[str, C
         width = len(inner.get_submodule(first).weight.mT)
         blocks = [k * (1 + SIZE) + j for k in order for j in range(1 + SIZE)]
         inputs = torch.tensor([*blocks, *range(len(blocks), width)])
-        yield f"{name}.network.network.{first}.weight", lambda tensor, inputs=inputs: tensor[:, inputs]
+        yield f"{name}.network.network.{first}.weight", partial(torch.Tensor.index_select, dim=1, index=inputs)
 
 
 def _context(data: DataSettings) -> list[int]:
     return [i for i in range(data.dim) if i not in data.targets]
 
 
-def _chosen(index: Iterable[int]) -> Callable[[Tensor], Tensor]:
-    rows = torch.tensor(list(index), dtype=torch.long)
+def _chosen(index: Iterable[int] | Tensor) -> Callable[[Tensor], Tensor]:
+    rows = index if isinstance(index, Tensor) else torch.tensor(list(index), dtype=torch.long)
     return lambda tensor: tensor[rows.to(tensor.device)] if tensor.ndim else tensor
 
 

@@ -285,8 +285,8 @@ class Patient(Engine):
         super().__init__(flow, batch=200)
         self.closed, self.idle = closed, idle
 
-    def each(self, method: str, x: Tensor, *, batch: int = 0, **options: bool) -> Iterator[Any]:
-        for result in super().each(method, x, batch=batch, **options):
+    def each(self, *inputs: Any, **options: Any) -> Iterator[Any]:
+        for result in super().each(*inputs, **options):
             self.idle.wait(60)
             if self.closed.is_set():
                 raise Closed

@@ -72,7 +72,7 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
 
 @torch.inference_mode()
 def examples(flow: Any, x: Tensor, context: Tensor | None, n: int) -> tuple[Tensor, Tensor | None]:
-    """Return n points y of the space that the bijection works on, from rows and then from samples, and their context."""
+    """Return n points y of the space that bijections act on, from rows and then from samples, and their context."""
     more = max(1, n - len(x))
     drawn = None if context is None else context[torch.arange(more) % len(context)]
     y = flow.units.enter(torch.cat((x.to(flow.units.scale), flow.sample(more, drawn).to(flow.units.scale))))

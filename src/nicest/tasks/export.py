@@ -94,14 +94,14 @@ class Score(nn.Module):
         self.inputs = ("x", *(("context",) if conditional else ()), *(("noise",) if flow.units.discrete else ()))
 
     def forward(self, x: Tensor, context: Tensor | None = None, noise: Any = False) -> Tensor:
-        return self.flow.log_prob(x, context, noise=noise)  # type: ignore[no-any-return]
+        return self.flow.log_prob(x, context, noise=noise)
 
 
 class Encode(Score):
     """h = f(y) of stored rows, (B, D)."""
 
     def forward(self, x: Tensor, context: Tensor | None = None, noise: Any = False) -> Tensor:
-        return self.flow.encode(x, context, noise=noise)  # type: ignore[no-any-return]
+        return self.flow.encode(x, context, noise=noise)
 
 
 class Sample(Score):
@@ -118,8 +118,8 @@ class Sample(Score):
         flow, prior = self.flow, self.flow.prior
         h = prior.loc + prior.log_scale.exp() * e
         if member is None:
-            return flow.decode(h, context)  # type: ignore[no-any-return]
-        return flow.units.leave(flow.invert_members(h, member, context))  # type: ignore[no-any-return]
+            return flow.decode(h, context)
+        return flow.units.leave(flow.invert_members(h, member, context))
 
 
 def graphs(flow: Any, *, conditional: bool) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from nicest.data import Splits, given
 from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError
 from nicest.files import to_json
-from nicest.flows import Flow
 from nicest.inference.engine import Engine
 from nicest.messages import shown
 from nicest.recipes import Recipe
@@ -43,14 +42,14 @@ CONTINUED = 1_000  # rows from which the best training is then continued
 class Fitted(NamedTuple):
     """What came of a fit: the flow, the figures it was chosen by, a row for each validation, and its recipe."""
 
-    flow: Flow
+    flow: Any
     figures: dict[str, Any]
     metrics: list[dict[str, Any]]
     recipe: Recipe
 
 
 def fit(
-    flow: Flow,
+    flow: Any,
     rows: np.ndarray | Tensor,
     context: np.ndarray | Tensor | None = None,
     *,
@@ -65,7 +64,7 @@ def fit(
     """Train any flow on rows (N, ...), in place, by maximum likelihood; the best weights by validation are kept.
 
     `context`, (N, C), is what the flow is conditioned on. `valid` are rows that tell when to stop and which weights are
-    best, or a pair of rows and their context; without them the training rows do. Cells of rows that are NaN are missing.
+    best, or a pair of rows and their context; without them the training rows do. NaN in rows stands for a missing cell.
     With `initialise` the flow's constants are fitted to the rows first (`Flow.initialise`).
     A `sink` keeps metrics, states and the best model: in memory by default; in a `RunFolder`, or the path of one, a
     training that was killed goes on exactly where it stopped, when the same call is made again, and
@@ -92,7 +91,7 @@ def fit(
 
 
 def fit_flow(
-    flow: Flow,
+    flow: Any,
     recipe: Recipe,
     splits: Splits,
     sink: Sink,
@@ -222,7 +221,7 @@ def weighed(ended: dict[str, Any], sink: Sink, splits: Splits, world: World) -> 
     return ended
 
 
-def blended(flow: Flow, splits: Splits, recipe: Recipe) -> Flow:
+def blended(flow: Any, splits: Splits, recipe: Recipe) -> Any:
     """The flow, in place, its forest weighed; torch's random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.train.seed)
@@ -284,7 +283,7 @@ def fit_rows(
     splits: Splits,
     device: torch.device,
     callbacks: Sequence[Callback] = (),
-    flow: Flow | None = None,
+    flow: Any = None,
     *,
     everything: bool = True,
     sink: Memory | None = None,

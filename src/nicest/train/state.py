@@ -6,6 +6,7 @@ import copy
 import hashlib
 import math
 from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class Counters:
 class State:
     """The flow, its average, the optimiser, the counters, the losses of the epoch and the cells that were missing."""
 
-    def __init__(self, recipe: Recipe, flow: Flow, device: torch.device, world: World = World()) -> None:
+    def __init__(self, recipe: Recipe, flow: Any, device: torch.device, world: World = World()) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
         trained = {name for name, p in flow.named_parameters(remove_duplicate=False) if p.requires_grad}
         stored = flow.state_dict()

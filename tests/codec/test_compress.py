@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 import nicest
 from nicest.cli import app
+from nicest.codec.codec import Codec
+from nicest.codec.container import write_blocks
+from nicest.codec.files import compress_files, decompress_file
 from nicest.data import load
 from nicest.errors import NicestError
-from nicest.inference.packed import write
 from nicest.runs.run import Run
-from nicest.tasks import compress as tasks
 
 pytest.importorskip("constriction", reason="compression needs constriction: install nicest[codec]")
 
@@ -34,7 +35,7 @@ def test_files_come_back_in_one_array(run: Run, images: np.ndarray, tmp_path: Pa
     idx = struct.pack(">BBBB3I", 0, 0, 8, 3, 2, 8, 8) + images[3:].tobytes()
     (tmp_path / "others-idx3-ubyte").write_bytes(idx)
     out = tmp_path / "packed.nicest"
-    result = tasks.compress(run, [tmp_path / "some.npy", tmp_path / "others-idx3-ubyte"], out=out)
+    result = compress_files(run, [tmp_path / "some.npy", tmp_path / "others-idx3-ubyte"], out=out)
     assert result["rows"] == 5
     assert result["bytes"] == out.stat().st_size
     assert result["raw_bytes"] == 5 * 64
@@ -60,9 +61,9 @@ def test_a_failure_leaves_what_was_there(run: Run, images: np.ndarray, tmp_path:
     out = tmp_path / "packed.nicest"
     out.write_text("before")
     np.save(tmp_path / "some.npy", images[:2])
-    monkeypatch.setattr(tasks.Codec, "decode", lambda self, block, expected=0: np.zeros((2, 64), np.uint8))
+    monkeypatch.setattr(Codec, "decode", lambda self, block, expected=0: np.zeros((2, 64), np.uint8))
     with pytest.raises(NicestError, match="a block did not decode"):
-        tasks.compress(run, [tmp_path / "some.npy"], out=out)
+        compress_files(run, [tmp_path / "some.npy"], out=out)
     assert out.read_text() == "before"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -76,15 +77,15 @@ def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
     ]:
         np.save(path, array)
         with pytest.raises(NicestError, match=match):
-            tasks.compress(run, [path], out=out)
+            compress_files(run, [path], out=out)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(NicestError, match=r"expected images or an array .* got a table"):
-        tasks.compress(run, [tmp_path / "t.csv"], out=out)
+        compress_files(run, [tmp_path / "t.csv"], out=out)
     path.write_bytes(b"")
     with pytest.raises(NicestError, match="0 bytes"):
-        tasks.compress(run, [path], out=out)
+        compress_files(run, [path], out=out)
     with pytest.raises(NicestError, match="got an empty one"):
-        tasks.decompress(path, out=tmp_path / "back.npy")
+        decompress_file(path, out=tmp_path / "back.npy")
     assert not out.exists()
 
 
@@ -92,12 +93,12 @@ def test_models_of_another_kind_are_refused(run: Run, images: np.ndarray, tmp_pa
     path, out = tmp_path / "some.npy", tmp_path / "packed.nicest"
     np.save(path, images[:2])
     with pytest.raises(NicestError, match="is a model given labels, which cannot compress"):
-        tasks.compress(nicest.open("mnist-labels"), [path], out=out)
+        compress_files(nicest.open("mnist-labels"), [path], out=out)
     with pytest.raises(NicestError, match=r"is of a table: expected one file \(.csv, .*\), got 'some.npy'$"):
-        tasks.compress(nicest.open("wine"), [path], out=out)
-    tasks.compress(run, [path], out=out)
+        compress_files(nicest.open("wine"), [path], out=out)
+    compress_files(run, [path], out=out)
     with pytest.raises(NicestError, match=r"packed\.nicest holds images, but .* is a model of a table: name its own"):
-        tasks.decompress(out, out=tmp_path / "back.npy", run="wine")
+        decompress_file(out, out=tmp_path / "back.npy", run="wine")
     assert not (tmp_path / "back.npy").exists()
 
 
@@ -105,8 +106,8 @@ def test_models_of_another_kind_are_refused(run: Run, images: np.ndarray, tmp_pa
 def test_a_file_that_names_no_model_is_refused(name: object, tmp_path: Path):
     path = tmp_path / "packed.nicest"
     with path.open("wb") as file:
-        write(file, {"run": name, "model": "0" * 64, "shape": [8, 8], "rows": 0, "block": 1}, [])
+        write_blocks(file, {"run": name, "model": "0" * 64, "shape": [8, 8], "rows": 0, "block": 1}, [])
     with pytest.raises(NicestError, match=r"which is not here|does not say which model") as found:
-        tasks.decompress(path, out=tmp_path / "back.npy")
+        decompress_file(path, out=tmp_path / "back.npy")
     assert str(found.value).isprintable()
     assert len(str(found.value)) < len(str(path)) + 1000
