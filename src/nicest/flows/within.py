@@ -70,7 +70,7 @@ class AtContext(Bijection):
         self.register_buffer("context", context, persistent=False)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.inner(x, repeated(self.context, len(x)))  # type: ignore[no-any-return]
+        return self.inner(x, repeated(self.context, len(x)))
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.inner.inverse(y, repeated(self.context, len(y)))

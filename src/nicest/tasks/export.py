@@ -112,7 +112,7 @@ class Sample(Score):
         several = isinstance(flow, Mixture)
         self.inputs = ("e", *(("context",) if conditional else ()), *(("member",) if several else ()))
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, e: Tensor, context: Tensor | None = None, member: Tensor | None = None
     ) -> Tensor:
         flow, prior = self.flow, self.flow.prior
