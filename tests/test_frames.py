@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nicest import NICE
+from nicest import NICE, NICEClassifier
 
 N = 600
 
@@ -106,6 +106,56 @@ def test_wrong_input_is_told_in_one_line(model: NICE):
     pandas = pytest.importorskip("pandas")
     with pytest.raises(ValueError, match=r"expected columns of one type each: .*column a"):
         NICE().fit(pandas.DataFrame({"a": [1, "x"] * 50}))
+
+
+SMALL = {"epochs": 3, "couplings": 4, "width": 8, "law": "spline", "bins": 8, "random_state": 0}
+
+
+class TestConstantColumns:
+    @pytest.mark.parametrize("constant", ["k", True, 5])
+    def test_add_nothing_to_a_log_density(self, constant: object, tmp_path: Path):
+        plain = people(200).select(["job", "wage", "member"])
+        table = plain.add_column(1, "c", pa.array([constant] * 200))
+        expected, model = NICE(**SMALL).fit(plain), NICE(**SMALL).fit(table)
+        np.testing.assert_array_equal(model.score_samples(table), expected.score_samples(plain))
+        np.testing.assert_array_equal(model.transform(table), expected.transform(plain))
+        assert model.inverse_transform(model.transform(table)[5:8])["c"].to_pylist() == [constant] * 3
+        drawn = model.sample(20, random_state=0)
+        assert drawn.schema == table.schema
+        assert drawn.drop_columns(["c"]).equals(expected.sample(20, random_state=0))
+        assert set(drawn["c"].to_pylist()) == {constant}
+        other = plain.add_column(1, "c", pa.array([{"k": "z", True: False, 5: 6}[constant]] * 200))
+        assert np.isneginf(model.score_samples(other)[5:20]).all()
+        holes = table.slice(0, 9).set_column(1, "c", pa.array([None, *[constant] * 8]))
+        assert model.impute(holes, draws=40, steps=100)["c"].to_pylist() == [constant] * 9
+        model.save(tmp_path / "run")
+        back = NICE.load(tmp_path / "run")
+        np.testing.assert_allclose(back.score_samples(table), model.score_samples(table), rtol=1e-4)
+        assert back.sample(3, random_state=0).to_pylist() == model.sample(3, random_state=0).to_pylist()
+
+    def test_of_numbers_beside_others(self):
+        pandas = pytest.importorskip("pandas")
+        x = np.random.default_rng(0).normal(size=(200, 2))
+        frame = pandas.DataFrame({"a": x[:, 0], "yes": [True] * 200, "b": x[:, 1]})
+        model = NICE(**SMALL).fit(frame)
+        expected = NICE(**SMALL).fit(frame[["a", "b"]])
+        np.testing.assert_array_equal(model.score_samples(frame), expected.score_samples(frame[["a", "b"]]))
+        assert set(model.sample(9, random_state=0)[:, 1]) == {1.0}
+
+    def test_add_nothing_to_a_classifier(self):
+        table = people(200).select(["job", "wage", "member"]).drop_null()
+        y = np.random.default_rng(0).integers(0, 2, len(table))
+        more = table.add_column(1, "c", pa.array(["k"] * len(table)))
+        small = {"epochs": 3, "couplings": 2, "width": 8, "random_state": 0}
+        expected, model = NICEClassifier(**small).fit(table, y), NICEClassifier(**small).fit(more, y)
+        np.testing.assert_array_equal(model.log_likelihood(more), expected.log_likelihood(table))
+
+    def test_alone_are_refused(self):
+        only = pa.table({"a": ["x"] * 60, "b": [3] * 60})
+        with pytest.raises(ValueError, match="expected a column that varies, got 2 constant ones"):
+            NICE().fit(only)
+        with pytest.raises(ValueError, match="expected a column of X that varies, got 2 constant ones"):
+            NICEClassifier().fit(only, [0, 1] * 30)
 
 
 class TestBounds:

@@ -31,7 +31,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from nicest.data import scan
-from nicest.data.arrays import widened
+from nicest.data.arrays import jitter_constant_columns
 from nicest.data.cells import Batch, cell_values, codes_of, decode, encode, family
 from nicest.data.columns import Column, columns_from_json, columns_to_json, with_bounds
 from nicest.data.scan import LARGEST, SMALLEST, Tally
@@ -288,9 +288,13 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             copies = copies[copies > 0]
             if len(rows) < 2:
                 raise ValueError(f"expected 2 rows or more of a positive sample_weight, got {len(rows)}")
-        warm = self.warm_start and hasattr(self, "flow_") and self.flow_.dim == rows.shape[1]
+        warm = self.warm_start and hasattr(self, "flow_") and len(self.columns_) == rows.shape[1]
         with in_words_of_parameters():
             columns, codes, unknown = self._columns_and_codes(X, rows, frame, seed, warm)
+        varying = self._varying if warm else [i for i, column in enumerate(columns) if not column.constant]
+        if not varying:
+            raise ValueError(f"expected a column that varies, got {len(columns)} constant ones")
+        codes, unknown = without_constants(codes, unknown, varying)
         if unknown.any():
             where = f"row {int(unknown.argmax())}"
             raise ValueError(f"expected values that the first fit saw, got others in {where}: fit without warm_start")
@@ -300,9 +304,9 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 f"warm_start continues to train the fitted flow: a new {', '.join(ignored)} has no effect", stacklevel=2
             )
         unit = extremes(codes)
-        columns = tuple(
-            column if each == 1 else replace(column, spikes=(), floor=None, ceiling=None)
-            for column, each in zip(columns, unit, strict=True)
+        modelled = tuple(
+            columns[i] if each == 1 else replace(columns[i], spikes=(), floor=None, ceiling=None)
+            for i, each in zip(varying, unit, strict=True)
         )
         with in_words_of_parameters():
             fitted = fit_table(
@@ -312,21 +316,16 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 valid=self.validation_fraction,
                 device=self.device,
                 quiet=not self.verbose,
-                warm=(rescaled(copy.deepcopy(self.flow_), 1 / unit, self.recipe_.data), self.recipe_.model)
-                if warm
-                else None,
-                columns=columns if any(c.discrete or c.spikes or c.floor is not None for c in columns) else (),
+                warm=self._warm(unit) if warm else None,
+                columns=modelled if any(c.discrete or c.spikes or c.floor is not None for c in modelled) else (),
                 copies=copies,
             )
-        self.flow_, self.recipe_, off = (
-            rescaled(fitted.flow, unit, fitted.recipe.data),
-            fitted.recipe,
-            float(np.log(unit).sum()),
-        )
+        self.flow_, self.recipe_ = rescaled(fitted.flow, unit, fitted.recipe.data), fitted.recipe
+        off = float(np.log(unit).sum())
         self.history_ = [
             row | {name: row[name] - off for name in ("train_nats", "valid_nats")} for row in fitted.metrics
         ]
-        self.n_epochs_, self.columns_ = int(fitted.figures["epoch"]), columns
+        self.n_epochs_, self.columns_ = int(fitted.figures["epoch"]), merged(columns, varying, modelled)
         self._frame = frame.kind if frame else ""
         complete = np.flatnonzero(~np.isnan(codes).any(1))
         if len(complete) < min(FEW, len(codes)):
@@ -370,7 +369,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         if where is None:
             return self._values(self._draw(n_samples, random_state))
         with in_words_of_parameters():
-            asked = parsed(where, self.columns_)
+            asked = parsed(where, self._modelled)
             seed = int(check_random_state(random_state).randint(2**31 - 1))
             drawn = Conditional(self.flow_, asked.ranges, seed=seed)
             rows = asked.clip(np.concatenate([each.cpu().numpy() for each in drawn.draws(n_samples)]))
@@ -394,8 +393,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         check_is_fitted(self)
         self._require_coordinates()
         h = check_array(X, dtype=np.float64)
-        if h.shape[1] != self.n_features_in_:
-            raise ValueError(f"expected {self.n_features_in_} latent coordinates, got {h.shape[1]}")
+        if h.shape[1] != self.flow_.dim:
+            raise ValueError(f"expected {self.flow_.dim} latent coordinates, got {h.shape[1]}")
         return self._values(self._each("decode", h))
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -434,7 +433,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         how: dict[str, Any] = {"draws": draws, "steps": steps, "interval": 0.9 if interval is None else interval}
         with in_words_of_parameters():
-            found = fill(self.flow_, codes, hidden, self.columns_, seed=seed, **how)
+            found = fill(self.flow_, codes, hidden, self._modelled, seed=seed, **how)
         value, low, high = (self._filled(rows, each, hidden) for each in found[:3])
         if poor := int((np.nan_to_num(found.r_hat).max(1) >= MIXED).sum()):
             warnings.warn(f"the chains of {poor} rows do not agree: use more steps", stacklevel=2)
@@ -463,7 +462,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             if self.verbose:
                 bar = stack.enter_context(Bar("calibrating", 1000))
                 how["watch"] = lambda share: bar.update(round(1000 * share))
-            return calibration(self.flow_, Batch(codes, unknown), self.columns_, seed=seed, **how)
+            return calibration(self.flow_, Batch(codes, unknown), self._modelled, seed=seed, **how)
 
     def save(self, path: str | Path) -> None:
         """Write a run folder, as `nicest train` does: `nicest sample` and the others take it; no pickle."""
@@ -498,7 +497,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             raise newer(f"{file}: unknown parameter {min(unknown)!r}")
         model = cls(**kept["params"])
         model.flow_, model.recipe_, model.history_ = run.flow, recipe, run.metrics
-        model.n_features_in_, model.n_epochs_ = recipe.data.dim, int(run.figures.get("epoch", 0))
+        model.n_epochs_ = int(run.figures.get("epoch", 0))
         model.columns_ = columns_from_json(kept["columns"], str(file)) if "named" in kept else run.columns
         if kept.get("named", bool(kept.get("columns", run.columns))):
             model.feature_names_in_ = np.asarray([column.name for column in model.columns_], dtype=object)
@@ -508,6 +507,7 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             drawn = run.engine.sample(10_000, generator=torch.Generator().manual_seed(0)).numpy()
             ranges = zip(model._names(recipe.data.dim), drawn.min(0).tolist(), drawn.max(0).tolist(), strict=True)
             model.columns_ = tuple(Column(name, "double", "real", low, high, origin=0.0) for name, low, high in ranges)
+        model.n_features_in_ = len(model.columns_)
         if "offset" in kept:
             model.offset_, model.typical_nats_ = kept["offset"], kept["typical_nats"]
             model._quantiles = np.array(kept["quantiles"])
@@ -522,7 +522,17 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
 
     @property
     def _n_features_out(self) -> int:
-        return self.n_features_in_
+        return self.flow_.dim
+
+    @property
+    def _varying(self) -> list[int]:
+        """The columns that the flow models: all but constant ones, which only a run of `nicest train` includes."""
+        everything = self.flow_.dim == len(self.columns_)
+        return [i for i, column in enumerate(self.columns_) if everything or not column.constant]
+
+    @property
+    def _modelled(self) -> tuple[Column, ...]:
+        return tuple(self.columns_[i] for i in self._varying)
 
     def __getstate__(self) -> dict[str, Any]:
         return plain_state({name: each for name, each in super().__getstate__().items() if name != "_kept_engine"})
@@ -580,8 +590,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             columns = self.columns_ if warm else with_bounds(columns, self._named_bounds(columns), SOURCE)
             return columns, *encode(rows, columns, SOURCE, np.float64)
         self._require_numbers(rows)
-        varied, dim = rows if warm else widened(rows, seed), rows.shape[1]
-        whole = whole_columns(X, dim)
+        whole, dim = whole_columns(X, rows.shape[1]), rows.shape[1]
+        varied = rows if warm else jitter_constant_columns(rows, seed, whole)
         columns = self.columns_ if warm else columns_of(varied, self._names(dim), whole, self.discrete == "values")
         columns = self.columns_ if warm else with_bounds(columns, self._named_bounds(columns), SOURCE)
         return columns, *encoded(varied, columns)
@@ -604,8 +614,10 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return found
 
     def _codes(self, X: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-        """The model's numbers of rows, NaN where a cell is missing; which hold values that training never saw; and the
-        rows, as an array or a `Frame`."""
+        """Encode the columns that are modelled, NaN where a cell is missing.
+
+        With the codes come a mask of rows that hold values not seen in training, and the rows as an array or a `Frame`.
+        """
         check_is_fitted(self)
         if self._frame:
             frame = Frame.of(X, always=True)
@@ -615,10 +627,11 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
                 missing = [each.name for each in self.columns_ if each.name not in frame.table.column_names]
                 if missing:
                     raise NicestError(f"expected the columns of training, got none called {listed(missing)}")
-                return *encode(frame.table, self.columns_, SOURCE, np.float64), frame
+                batch = encode(frame.table, self.columns_, SOURCE, np.float64)
+                return *without_constants(*batch, self._varying), frame
         options = {"dtype": [np.float64, np.float32], "reset": False, "ensure_all_finite": "allow-nan"}
         rows = validate_data(self, X, **options)
-        return *encoded(rows, self.columns_), rows
+        return *without_constants(*encoded(rows, self.columns_), self._varying), rows
 
     def _draw(self, n: int, random_state: int | np.random.RandomState | None) -> np.ndarray:
         """New rows of the model's numbers."""
@@ -628,10 +641,21 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return engine.sample(n, generator=generator).cpu().numpy()
 
     def _filled(self, rows: Any, cells: np.ndarray, hidden: np.ndarray) -> Any:
-        """Rows with the model's numbers in their hidden cells."""
+        """Return rows with decoded `cells` where they are `hidden`, and constants where these are missing."""
         if isinstance(rows, Frame):
-            return rows.back(filled(rows.table, self.columns_, cells, hidden))
-        return np.where(hidden, self._values(cells), rows).astype(rows.dtype)
+            missing = np.column_stack([rows.table[each.name].is_null() for each in self.columns_])
+            return rows.back(filled(rows.table, self.columns_, self._full(cells), self._full(hidden, missing)))
+        return np.where(self._full(hidden, np.isnan(rows)), self._values(cells), rows).astype(rows.dtype)
+
+    def _full(self, modelled: np.ndarray, others: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return an array of all columns from one of those that are modelled; constant columns are those of `others`.
+
+        The code of a constant is 0.
+        """
+        found = np.empty((len(modelled), len(self.columns_)), modelled.dtype)
+        found[:] = others
+        found[:, self._varying] = modelled
+        return found
 
     def _log_prob(self, codes: np.ndarray, unknown: np.ndarray | bool = False) -> np.ndarray:
         """Return the log-density of encoded rows: NaN for incomplete rows, -inf for `unknown` ones."""
@@ -662,8 +686,8 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         return np.concatenate([part.cpu().numpy() for part in self._engine().each(method, rows, **options)])
 
     def _values(self, codes: np.ndarray, columns: Sequence[Column] = ()) -> Any:
-        """The model's numbers as rows like those of X."""
-        columns = columns or self.columns_
+        """Decode rows to what X is: an array, or a data frame; `columns` may replace those that are modelled."""
+        codes, columns = self._full(codes), merged(self.columns_, self._varying, columns or self._modelled)
         if self._frame:
             return Frame(self._frame, decode(codes, columns)).back()
         return decoded(codes, columns)
@@ -719,10 +743,23 @@ def write_run(run: RunFolder, model: Any, file: str, kept: dict[str, Any], figur
     kept = kept | {"columns": columns, "frame": model._frame, "named": hasattr(model, "feature_names_in_")}
     made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
     lines = "".join(json.dumps(row) + "\n" for row in model.history_)
+    modelled = columns_to_json(model.columns_ if len(columns) == model.flow_.dim else model._modelled)
     run.begin(
-        model.recipe_, {ENVIRONMENT: to_json(made), METRICS: lines, file: to_json(kept), COLUMNS: to_json(columns)}
+        model.recipe_, {ENVIRONMENT: to_json(made), METRICS: lines, file: to_json(kept), COLUMNS: to_json(modelled)}
     )
     run.save_model(Saved(model.flow_.state_dict(), model.recipe_, figures))
+
+
+def without_constants(codes: np.ndarray, unknown: np.ndarray, varying: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the encoded columns that vary; rows with another value in a constant column are `unknown`, too."""
+    others = np.delete(codes, varying, axis=1)
+    return codes[:, varying], unknown | (np.nan_to_num(others) != 0).any(1)
+
+
+def merged(columns: Sequence[Column], places: Sequence[int], others: Sequence[Column]) -> tuple[Column, ...]:
+    """Return the columns with those at `places` replaced by `others`."""
+    found = dict(enumerate(columns)) | dict(zip(places, others, strict=True))
+    return tuple(found.values())
 
 
 def whole_columns(X: Any, dim: int) -> list[bool]:

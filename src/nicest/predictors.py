@@ -25,7 +25,7 @@ from sklearn.utils.validation import (
 )
 
 from nicest.data import scan
-from nicest.data.arrays import widened
+from nicest.data.arrays import jitter_constant_columns
 from nicest.data.cells import codes_of, encode
 from nicest.data.columns import Column, as_given, columns_from_json
 from nicest.errors import NicestError
@@ -329,7 +329,7 @@ class NICERegressor(RegressorMixin, Predictor):
         columns, codes = self._given_columns(rows)
         if TARGET in (names := {column.name for column in columns}):
             raise ValueError(f"expected no column called {TARGET!r} in X, got {listed(sorted(names))}")
-        values = widened(target[:, None], seed)  # which may vary by no more than rounding
+        values = jitter_constant_columns(target[:, None], seed)  # y may vary by no more than rounding error
         found = columns_of(values, [TARGET], [bool((values == values.round()).all())], by_values=False)
         own = tuple(replace(column, spikes=(), floor=None, ceiling=None) for column in found)
         both = np.column_stack([codes, encoded(values, own)[0]])
@@ -477,16 +477,19 @@ class NICEClassifier(ClassifierMixin, Predictor):
         return self.classes_[likeliest]
 
     def _target_columns(self, rows: Any, seed: int) -> tuple[tuple[Column, ...], np.ndarray]:
-        """What the columns of X hold, as columns that are modelled, and their numbers."""
+        """Return the columns of X that are modelled, and their encoded cells; constant categories are left out."""
         if isinstance(rows, Frame):
             with in_words_of_parameters():
                 found = scan.columns_of(rows.table.schema, rows.table.to_batches(), SOURCE, by_type=True)
-                columns = tuple(replace(column, spikes=(), floor=None, ceiling=None) for column in found)
+                varying = [column for column in found if not column.constant]
+                if not varying:
+                    raise NicestError(f"expected a column of X that varies, got {len(found)} constant ones")
+                columns = tuple(replace(column, spikes=(), floor=None, ceiling=None) for column in varying)
                 cells = encode(rows.table, columns, SOURCE, np.float64).rows
             if np.isnan(cells).any():
                 raise ValueError("expected X without missing cells: fill them in, with NICE().impute for example")
             return columns, cells
-        values = widened(rows, seed)
+        values = jitter_constant_columns(rows, seed)
         columns = columns_of(values, self._names(rows.shape[1]), [False] * rows.shape[1], by_values=False)
         return columns, encoded(values, columns)[0]
 

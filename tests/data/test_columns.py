@@ -193,7 +193,7 @@ def test_the_names_of_all_types_are_understood(refusal: Refusal) -> None:
         (np.append(np.arange(N - 1), FINEST + 1) * 7, "real", 0.0, ()),
         (2**53 + np.arange(N) * 2, "real", 0.0, ()),
         (2**62 + np.arange(N) * 2**50, "real", 0.0, ()),
-        (np.full(N, True), "values", 1.0, (False, True)),
+        (np.full(N, True), "values", 1.0, (True,)),
         (["a"] * N, "values", 1.0, ("a",)),
         (["b", "a"] * (N // 2), "values", 1.0, ("a", "b")),
         (["1", "2"] * (N // 2), "steps", 1.0, ()),

@@ -47,6 +47,26 @@ def test_the_covariance_is_that_of_maximum_likelihood(monkeypatch: pytest.Monkey
     assert found[1, 1] == pytest.approx(noise + slope @ covariance @ slope, abs=1e-6)
 
 
+def test_scores_are_those_of_the_ranks_of_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, missing = by_the_first(50)
+    holed, scores = np.where(missing, np.nan, rows), []
+    fit = copula.fit
+    monkeypatch.setattr(copula, "fit", lambda each: scores.append(each) or fit(each))
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: InOrder(np.random.PCG64(seed)))
+    fill(holed, CONTINUOUS)
+    together = np.concatenate([holed[~missing.any(1)], holed[missing.any(1)]])
+    ranks = stats.rankdata(together, axis=0, nan_policy="omit")
+    expected = stats.norm.ppf((ranks - 0.5) / (~np.isnan(together)).sum(0))
+    np.testing.assert_allclose(scores[0], expected, atol=1e-12)
+
+
+class InOrder(np.random.Generator):
+    """A generator that leaves rows in their order."""
+
+    def permutation(self, n: int) -> np.ndarray:
+        return np.arange(n)
+
+
 def test_draws_have_the_law_that_whole_rows_hide() -> None:
     rows, missing = by_the_first(20_000)
     holed = np.where(missing, np.nan, rows)

@@ -7,6 +7,7 @@ from scipy import stats
 from zoo import correlated, initialised
 
 from nicest.flows import ZCA, Bijection, DiagonalScaling, Flow, Gaussian, TriangularAffine, Units, moments
+from nicest.flows.linear import mean_and_variance
 
 whitenings = pytest.mark.parametrize("whitening", [TriangularAffine, ZCA])
 
@@ -41,6 +42,25 @@ def test_fitted_layer_under_a_gaussian_prior_is_the_sample_gaussian(whitening, d
     flow = gaussian_flow(initialised(whitening(dim).double(), x), dim)
     expected = stats.multivariate_normal(x.mean(0).numpy(), np.cov(x.numpy().T, bias=True)).logpdf(new.numpy())
     np.testing.assert_allclose(flow.log_prob(new).detach(), expected, rtol=1e-9)
+
+
+@whitenings
+def test_shrinkage_is_the_fraction_by_which_covariances_are_reduced(whitening):
+    x, new = correlated(300, 4), correlated(20, 4)
+    flow = gaussian_flow(whitening(4, shrinkage=0.3).double().fit(x), 4)
+    covariance = np.cov(x.numpy().T, bias=True)
+    shrunk = np.where(np.eye(4), covariance, 0.7 * covariance)
+    expected = stats.multivariate_normal(x.mean(0).numpy(), shrunk).logpdf(new.numpy())
+    np.testing.assert_allclose(flow.log_prob(new).detach(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [7, 8192])
+def test_missing_cells_do_not_count_in_mean_and_variance(rows: int):
+    x = correlated(100, 3)
+    x[::3, 0] = x[::7, 1] = torch.nan
+    mean, variance = mean_and_variance(x, rows)
+    np.testing.assert_allclose(mean, np.nanmean(x.numpy(), axis=0), rtol=1e-12)
+    np.testing.assert_allclose(variance, np.nanvar(x.numpy(), axis=0), rtol=1e-12)
 
 
 def test_triangular_closed_form_is_the_inverse_cholesky_factor():

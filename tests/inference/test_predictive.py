@@ -248,6 +248,8 @@ class TestSample:
         assert drawn.shape == (len(GIVEN), 3000)
         for share in ahead.cdf(drawn):
             assert stats.kstest(share.numpy(), "uniform").pvalue > 0.001
+            tails = (share < 0.01).sum(), (share > 0.99).sum()  # which the Kolmogorov-Smirnov test hardly looks at
+            assert all(stats.binomtest(int(count), 3000, 0.01).pvalue > 1e-4 for count in tails)
 
     @pytest.mark.parametrize("kind", ["category", "steps", "bounded steps"])
     def test_draws_of_discrete_targets_have_their_probabilities(self, kind: str):

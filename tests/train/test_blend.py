@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from nicest import NICERegressor
+from nicest.flows import ForestCoupling
+from nicest.train import blend
 from nicest.train.blend import PRIOR, weight
 
 
@@ -15,6 +17,17 @@ def test_rows_that_one_side_explains_better_move_the_weight():
     assert weight(same, same - 5) < 0.1
     assert weight(same, same - 50) == pytest.approx(PRIOR / (100 + 2 * PRIOR), abs=1e-6)
     assert weight(same, torch.full((100,), -torch.inf)) == pytest.approx(0.5)  # of rows that say nothing
+
+
+def test_the_weight_is_of_rows_that_neither_flows_nor_forest_have_seen(monkeypatch: pytest.MonkeyPatch):
+    grown, weighed, fit = [], [], ForestCoupling.fit
+    monkeypatch.setattr(ForestCoupling, "fit", lambda layer, y: grown.append(y) or fit(layer, y))
+    monkeypatch.setattr(blend, "weight", lambda *each: weighed.append(each) or weight(*each))
+    rng = np.random.default_rng(0)
+    X, short = rng.normal(size=(200, 2)), {"effort": "low", "epochs": 2, "random_state": 0, "trees": 5}
+    NICERegressor(**short, validation_fraction=0.2).fit(X, rng.normal(size=200))
+    assert [len(each) for each in weighed[-1]] == [40, 40]
+    assert len(grown[-1]) == 160  # of training rows alone
 
 
 def test_few_noisy_rows_leave_much_to_the_forest_and_a_function_little():

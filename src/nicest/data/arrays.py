@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -115,13 +115,14 @@ def require_density(rows: Rows, source: str) -> None:
         )
 
 
-def widened(rows: np.ndarray, seed: int) -> np.ndarray:
-    """Rows whose constant columns vary by noise of a thousandth of their value: the density of one is infinite.
+def jitter_constant_columns(rows: np.ndarray, seed: int, discrete: Sequence[bool] = ()) -> np.ndarray:
+    """Add noise of a thousandth of their value to constant columns, whose density would be infinite.
 
-    A column counts as constant if it varies by no more than rounding does.
+    A column is constant if it varies by no more than rounding error. `discrete` columns have no density, and stay.
     """
     largest = np.nanmax(np.abs(rows), axis=0)
-    constant = np.flatnonzero(np.nanmax(rows, axis=0) - np.nanmin(rows, axis=0) <= 4 * np.spacing(largest))
+    constant = np.nanmax(rows, axis=0) - np.nanmin(rows, axis=0) <= 4 * np.spacing(largest)
+    constant = np.flatnonzero(constant & ~np.array(discrete or [False] * rows.shape[1]))
     if not constant.size:
         return rows
     rows = rows.astype(np.float64)

@@ -73,6 +73,11 @@ class Column:
         return self.kind != "real"
 
     @property
+    def constant(self) -> bool:
+        """Whether a discrete column has one value: its probability is 1, and a density needs no such column."""
+        return self.most == 0
+
+    @property
     def most(self) -> float:
         """The largest whole number of the cells of training; none is where they are continuous."""
         if self.kind == "steps":

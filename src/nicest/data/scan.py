@@ -105,7 +105,8 @@ class Tally:
         if not self.seen:
             raise NicestError(f"{path}: {where} is missing in all rows; {leave_out(self.name)}")
         if str(self.type) == "bool":
-            return Column(self.name, "bool", "values", 0, 1, 1.0, (False, True))
+            values = tuple(bool(each) for each in sorted(self.numbers))
+            return Column(self.name, "bool", "values", 0, len(values) - 1, 1.0, values)
         if 0 < self.not_numbers < self.seen / 2:
             raise NicestError(
                 f"{path}: expected numbers in {where}, got {brief(self.example, 60)!r} among them; correct the cell,"
@@ -247,6 +248,7 @@ def _look(tally: Tally, cells: Any) -> None:
     cells = cells.drop_null()
     if str(cells.type) == "bool":
         tally.seen += len(cells)
+        tally.numbers |= set(cells.unique().to_pylist())
         return
     numbers, words = as_numbers(cells)
     if family(cells.type) == "text":

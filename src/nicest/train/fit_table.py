@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from nicest.data import in_memory
-from nicest.data.arrays import widened
 from nicest.data.columns import Column
 from nicest.data.splits import WIDEST
 from nicest.errors import NicestError
@@ -37,11 +36,11 @@ def fit_table(
     copies: np.ndarray | None = None,
     targets: Sequence[int] = (),
 ) -> Fitted:
-    """A flow of rows (N, D), what is not `given` of its recipe chosen for them; or on from a `warm` one.
+    """Fit a flow to rows (N, D) of numbers; settings that are not `given` are chosen from the data.
 
-    Cells that are NaN are missing. `valid` is the share of rows that validates, by default as their number asks for.
-    `columns` say which are discrete, if any is; `copies` how often each row counts; `targets` which columns are to be
-    predicted from the others, if not all are modelled.
+    NaN cells are missing. `valid` is the fraction of validation rows, `copies` how often each row counts. `columns`
+    describes the columns if any is discrete. With `targets`, these columns are predicted from the others. `warm` is a
+    flow to continue from, with its settings.
     """
     if not targets and rows.shape[1] > WIDEST and np.isnan(rows).any():
         raise NicestError(f"expected rows without NaN, as of all tables of more than {WIDEST} columns: leave them out")
@@ -50,7 +49,7 @@ def fit_table(
     given = {"model": {}, "train": {}} | dict(given or {})
     share = held_out(len(rows), targets=bool(targets)) if valid is None else valid
     dtype = np.float32 if np.nanmax(np.abs(rows)) < np.finfo(np.float32).max / 4 else np.float64
-    rows = (widened(rows, seed) if warm is None else rows).astype(dtype)
+    rows = rows.astype(dtype)
     splits = in_memory(IN_MEMORY, rows, seed, share, columns, targets=targets)
     place, shown = choose_device(device), () if quiet else [ProgressBar()]
     continued = continues(splits)
