@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -91,7 +90,12 @@ def _keep(folder: Path, digests: Mapping[str, list[str]]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder while its digests are changed: a run may be scored while it is trained."""
+    """Lock a folder while its digests are changed: a run may be scored while it is trained. No lock on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
