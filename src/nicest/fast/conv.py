@@ -31,7 +31,7 @@ class FastConv:
 
     @staticmethod
     def of(network: nn.Module, dtype: torch.dtype) -> FastConv | None:
-        """The fast form of a network, None where it has none: one of the parts it was made with."""
+        """Return the fast form of a network, or None if its parts are not those of an unmodified `ConvNet`."""
         if type(network) is not ConvNet:
             return None
         block = [GatedBlock, nn.Conv2d, Dropout, nn.Conv2d, nn.Linear]
@@ -47,13 +47,13 @@ class FastConv:
         return fast if all(_is_convolution(*each) for each in expected) and len(rates) < 2 else None
 
     def fits(self, partition: Partition, law: Law) -> bool:
-        """Whether it reads I1 and gives what the law takes for I2."""
+        """Return True if the network reads I1 and returns the parameters of the law for I2."""
         (channels, height, width), network = self.network.inputs, self.network
         read, given = channels * height * width, network.last.out_channels * height * width
         return network.size == law.size and read == len(partition.i1) and given == law.size * len(partition.i2)
 
     def planes(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        """m(x_I1) in `dtype`, (B, H · W, n): at every pixel the parameters of each channel in turn, then zeros."""
+        """Return m(x_I1) in `dtype`, (B, H · W, n): the parameters of each channel of a pixel in turn, then zeros."""
         network, blocks = self.network, self.blocks
         of_context = network.place.new_zeros(0) if network.context is None else network.context.weight
         context = x1.new_zeros(len(x1), 0) if context is None else context
@@ -65,14 +65,14 @@ class FastConv:
         )  # fmt: skip
 
     def read(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        """m(x_I1) in the dtype of x_I1, as the network gives it."""
+        """Return m(x_I1) in the dtype of x_I1, in the order of the plain network."""
         planes = self.planes(x1, context)[..., : self.network.last.out_channels]
         images = planes.mT.unflatten(-1, self.network.inputs[1:])
         return self.network.at_components(images).to(x1.dtype)
 
     @property
     def rate(self) -> float:
-        """Of dropout, now."""
+        """The current dropout rate (0 in eval mode)."""
         dropout = self.blocks[0].dropout if self.blocks else None
         return dropout.p if dropout is not None and dropout.training else 0.0
 
@@ -145,7 +145,7 @@ class _Pass:
         return output.unflatten(0, (self.images, -1))
 
     def back(self, gradient: Tensor, to_x: bool, to_weights: bool) -> tuple[Tensor | None, list[Tensor | None]]:
-        """The gradients of x and of the parameters, from that of the output."""
+        """Return the gradients of x and of the parameters from that of the output."""
         n, width, images = self.n, self.width, self.images
         gradient = gradient.flatten(0, 1).contiguous()
         accurate = torch.promote_types(self.dtype, torch.float32)
@@ -192,7 +192,7 @@ class _Pass:
         return None if self.kept is None else self.kept[:, k]
 
     def _images(self, rows: Tensor) -> Tensor:
-        """Rows of pixels as (B, channels, H, W), channels last in memory."""
+        """Reshape rows of pixels to (B, channels, H, W), channels last in memory."""
         return rows.view(self.images, *self.shape[1:], -1).permute(0, 3, 1, 2)
 
     def _convolve(self, rows: Tensor, taps: Tensor) -> Tensor:
@@ -200,12 +200,12 @@ class _Pass:
         return images.permute(0, 2, 3, 1).reshape(len(rows), -1)
 
     def _rows_back(self, gradient: Tensor, rows: Tensor, taps: Tensor) -> Tensor:
-        """The gradient of what was convolved."""
+        """Return the gradient of the input of a convolution."""
         images = self._convolve_back(gradient, rows, taps, [True, False, False])[0]
         return images.permute(0, 2, 3, 1).reshape(len(rows), -1)
 
     def _taps_back(self, gradient: Tensor, rows: Tensor, taps: Tensor) -> Tensor:
-        """The gradient of what it was convolved with, (outputs, inputs, 3, 3)."""
+        """Return the gradient of the weights of a convolution, (outputs, inputs, 3, 3)."""
         return self._convolve_back(gradient, rows, taps, [False, True, False])[1]
 
     def _convolve_back(self, gradient: Tensor, rows: Tensor, taps: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
@@ -233,7 +233,7 @@ class _Conv(torch.autograd.Function):
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Inside, cuDNN takes no algorithm that may add up in another order when it runs again."""
+    """Forbid cuDNN algorithms that may add up in another order when they run again."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:
@@ -243,7 +243,7 @@ def deterministic() -> Iterator[None]:
 
 
 def _patches(x: Tensor, shape: Shape, columns: int, dtype: torch.dtype) -> Tensor:
-    """What a 3 x 3 convolution sees at every pixel of x (B, C · H · W): (B · H · W, columns), the first 9 C of them."""
+    """Return the inputs of a 3 x 3 convolution at every pixel of x (B, C · H · W): (B · H · W, columns >= 9 C)."""
     if kernels := kernels_for(x):
         return kernels.patches(x, shape, columns, dtype)
     seen = functional.unfold(x.unflatten(1, shape), 3, padding=1).mT.flatten(0, 1)
@@ -251,7 +251,7 @@ def _patches(x: Tensor, shape: Shape, columns: int, dtype: torch.dtype) -> Tenso
 
 
 def _patches_back(gradient: Tensor, images: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """The gradient of x from that of its patches."""
+    """Return the gradient of x from that of its patches."""
     if kernels := kernels_for(gradient):
         return kernels.patches_back(gradient, images, shape, dtype)
     seen = gradient[:, : 9 * shape[0]].unflatten(0, (images, -1)).mT.to(dtype)
@@ -259,7 +259,7 @@ def _patches_back(gradient: Tensor, images: int, shape: Shape, dtype: torch.dtyp
 
 
 def _add_bias(out: Tensor, bias: Tensor) -> None:
-    """To the first columns, as many as it has."""
+    """Add the bias to the first len(bias) columns, in place."""
     if kernels := kernels_for(out):
         kernels.add_bias(out, bias)
     else:
@@ -267,7 +267,7 @@ def _add_bias(out: Tensor, bias: Tensor) -> None:
 
 
 def _enter(m: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """h = m + place, place (H · W, width); and silu(h)."""
+    """Return h = m + place, with place (H · W, width), and silu(h)."""
     if kernels := kernels_for(m):
         return kernels.conv_enter(m, place)
     h = (m.unflatten(0, (-1, len(place))) + place).flatten(0, 1)
@@ -275,7 +275,7 @@ def _enter(m: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _enter_back(gs: Tensor, h: Tensor, gh: Tensor | None) -> Tensor:
-    """The gradient of h from that of silu(h) and its own."""
+    """Return the gradient of h from that of silu(h) and its own."""
     if kernels := kernels_for(h):
         return kernels.conv_enter_back(gs, h, gh)
     through = gs * _silu_slope(h)
@@ -283,7 +283,7 @@ def _enter_back(gs: Tensor, h: Tensor, gh: Tensor | None) -> Tensor:
 
 
 def _activate(c: Tensor, bias: Tensor, kept: Tensor | None, rate: float, u: Tensor, mean: Tensor) -> None:
-    """u <- silu(c + bias), where kept, divided by 1 - rate, else 0; mean <- its means over the pixels of each image."""
+    """Write u = dropout(silu(c + bias)), and its mean over the pixels of each image."""
     if kernels := kernels_for(c):
         kernels.conv_activate(c, bias, kept, 1 / (1 - rate), u, mean)
         return
@@ -296,7 +296,7 @@ def _activate(c: Tensor, bias: Tensor, kept: Tensor | None, rate: float, u: Tens
 def _activate_back(
     gu: Tensor, g_mean: Tensor, c: Tensor, bias: Tensor, kept: Tensor | None, rate: float, sums: Tensor
 ) -> Tensor:
-    """The gradient of c from those of u and its means; the last third of sums <- its sums over each image."""
+    """Return the gradient of c from those of u and its means; write its sums per image to the last third of sums."""
     images, width = g_mean.shape
     if kernels := kernels_for(c):
         return kernels.conv_activate_back(gu, g_mean, c, bias, kept, 1 / (1 - rate), sums)
@@ -309,7 +309,7 @@ def _activate_back(
 
 
 def _gate(h: Tensor, ag: Tensor, bias: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """h + a ⊙ sigmoid(g), (a, g) = ag + bias with lift (B, width) added to g; and its silu."""
+    """Return h + a ⊙ sigmoid(g), (a, g) = ag + bias with lift (B, width) added to g, and its silu."""
     if kernels := kernels_for(h):
         return kernels.conv_gate(h, ag, bias, lift)
     a, open_ = _gates(ag, bias, lift)
@@ -321,9 +321,9 @@ def _gate_back(
     gs: Tensor, h: Tensor, gh: Tensor | None, ag: Tensor, bias: Tensor, lift: Tensor,
     g_ag: Tensor, g_lift: Tensor, sums: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradient of what `_gate` added to, from those of what it gave, h and s = silu(h).
+    """Return the gradient of the input of `_gate` from those of its outputs h and s = silu(h).
 
-    g_ag, g_lift <- those of the gates; the first two thirds of sums <- the sums of g_ag over each image.
+    Write those of the gates to g_ag and g_lift, and the sums of g_ag over each image to the first two thirds of sums.
     """
     if kernels := kernels_for(h):
         return kernels.conv_gate_back(gs, h, gh, ag, bias, lift, g_ag, g_lift, sums)
@@ -336,13 +336,13 @@ def _gate_back(
 
 
 def _gates(ag: Tensor, bias: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """a and sigmoid(g)."""
+    """Return a and sigmoid(g)."""
     a, g = (ag + bias).chunk(2, 1)
     return a, torch.sigmoid((g.unflatten(0, (len(lift), -1)) + lift[:, None]).flatten(0, 1))
 
 
 def _over_images(rows: Tensor, images: int, dtype: torch.dtype) -> Tensor:
-    """Sums over a batch, (H · W, channels)."""
+    """Sum over a batch, to (H · W, channels)."""
     return rows.view(images, -1).sum(0, dtype=dtype).view(-1, rows.shape[1])
 
 
@@ -352,18 +352,18 @@ def _silu_slope(x: Tensor) -> Tensor:
 
 
 def _weight(taps: Tensor) -> Tensor:
-    """(outputs, 9, inputs) as a convolution takes it."""
+    """Convert weights (outputs, 9, inputs) to those of a convolution."""
     return taps.unflatten(1, (3, 3)).permute(0, 3, 1, 2)
 
 
 def _by_kind(of_blocks: list[Tensor]) -> list[list[Tensor]]:
-    """Weights of all blocks, those of one kind together: inner.weight, inner.bias, outer.weight, ..."""
+    """Group the weights of all blocks by kind: inner.weight, inner.bias, outer.weight, ..."""
     n = len(of_blocks) // 5
     return [of_blocks[k * n : (k + 1) * n] for k in range(5)]
 
 
 def _eights(count: int) -> int:
-    """A GPU multiplies matrices fast whose rows are multiples of 16 bytes."""
+    """Round up to a multiple of 8: a GPU multiplies matrices fast if their rows are multiples of 16 bytes."""
     return -(-count // 8) * 8
 
 

@@ -10,10 +10,10 @@ import torch
 
 
 def first_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass that raises RuntimeError where its result would be differentiated (`create_graph=True`).
+    """Make a backward pass raise RuntimeError where its result would be differentiated (`create_graph=True`).
 
-    torch's `once_differentiable` is silent if x also reaches the result some other way, as in a coupling: second
-    derivatives would come out wrong.
+    torch's `once_differentiable` is silent if x also reaches the result another way, as in a coupling: second
+    derivatives would be wrong.
     """
 
     @wraps(backward)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
-    """`fast.kernels` for a tensor on a GPU, where Triton is installed and 32 bits count its numbers; else None.
+    """Return the module `fast.kernels` if it can handle a tensor, else None.
 
-    The kernels compute in float32: float64 has none.
+    It needs a GPU, Triton, a dtype other than float64 and fewer than 2^31 elements.
     """
     return _kernels() if x.is_cuda and x.dtype != torch.float64 and x.numel() < 2**31 else None
 

@@ -14,9 +14,9 @@ import torch
 def capture(
     function: Callable[[], Any], device: torch.device, warm_up: int = 3, *, generator: torch.Generator | None = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A function as one CUDA graph, after some runs that load what it needs; with it, what the function returns.
+    """Capture a function as a CUDA graph, after some warm-up runs; return the graph and the function's output.
 
-    Every replay draws anew from the device's own generator, and from `generator` where the function draws from one.
+    Every replay draws new numbers from the device's generator, and from `generator` if the function uses it.
     """
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
@@ -38,7 +38,7 @@ def capture(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No garbage collection: it may free an older graph, which would spoil the one that is being captured."""
+    """Disable garbage collection: it may free an older graph, which would invalidate the capture."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -20,7 +20,7 @@ Layout = tuple[bool, bool, int]  # as `rectified.shifted` has it
 
 
 def part(x: Tensor, layout: Layout, which: int) -> Tensor:
-    """x_I1 or x_I2, as a view."""
+    """Return x_I1 or x_I2 as a view."""
     alternating, turned, size = layout
     first = (which == 1) != turned
     if alternating:
@@ -29,7 +29,7 @@ def part(x: Tensor, layout: Layout, which: int) -> Tensor:
 
 
 def read(x: Tensor, layout: Layout, shift: float, dtype: torch.dtype) -> Tensor:
-    """(x_I1 + shift) - shift, in dtype."""
+    """Return (x_I1 + shift) - shift in `dtype`."""
     x1 = part(x, layout, 1)
     out = x1.new_empty(x1.shape, dtype=dtype)
     _read[(triton.cdiv(out.numel(), _BLOCK.value),)](x1, *x1.stride(), out, out.shape[1], out.numel(), shift)
@@ -45,7 +45,7 @@ def _read(x, row_stride, column_stride, out, columns, total, shift):
 
 
 def couple(x: Tensor, b: Tensor, layout: Layout, sign: int, shift: float) -> Tensor:
-    """y_I1 = x_I1 and y_I2 = x_I2 ± b, with x_I1 and b rounded by adding `shift` and taking it away."""
+    """Return y with y_I1 = x_I1 and y_I2 = x_I2 ± b; x_I1 and b are rounded by adding and subtracting `shift`."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     _merge[(triton.cdiv(x.numel(), _BLOCK.value),)](
         x, *x.stride(), b, y, x.shape[1], b.shape[1], x.numel(), shift, sign, *layout, to_read=False
@@ -54,7 +54,7 @@ def couple(x: Tensor, b: Tensor, layout: Layout, sign: int, shift: float) -> Ten
 
 
 def add_to_read(x: Tensor, b: Tensor, layout: Layout) -> Tensor:
-    """y_I1 = x_I1 + b and y_I2 = x_I2."""
+    """Return y with y_I1 = x_I1 + b and y_I2 = x_I2."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     _merge[(triton.cdiv(x.numel(), _BLOCK.value),)](
         x, *x.stride(), b, y, x.shape[1], b.shape[1], x.numel(), 0.0, 1, *layout, to_read=True
@@ -99,7 +99,7 @@ def _merge(
 
 
 def dequantize(x: Tensor, u: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """(x + u - loc) / scale, but below (x + 1 - loc) / scale whatever the rounding; u in [0, 1), float32."""
+    """Return (x + u - loc) / scale, kept below (x + 1 - loc) / scale; u is in [0, 1), float32."""
     y = torch.empty_like(u)
     _dequantize[(triton.cdiv(u.numel(), _BLOCK.value),)](x, u, loc, scale, y, u.shape[1], u.numel())
     return y
@@ -120,7 +120,7 @@ def _dequantize(x, u, loc, scale, y, columns, total):
 
 
 def quantize(y: Tensor, loc: Tensor, scale: Tensor, levels: int) -> Tensor:
-    """The level that y lies in, whose edges are (level - loc) / scale and (level + 1 - loc) / scale; float32."""
+    """Return the level of y, between (level - loc) / scale and (level + 1 - loc) / scale, in float32."""
     x = torch.empty_like(y)
     _quantize[(triton.cdiv(y.numel(), _BLOCK.value),)](y, loc, scale, x, levels, y.shape[1], y.numel())
     return x
@@ -142,12 +142,12 @@ def _quantize(y, loc, scale, x, levels, columns, total):
 
 
 def sum_rows(rows: int) -> int:
-    """How many rows `rectified_gradient` leaves of so many to be summed."""
+    """Return the number of partial sums that `rectified_gradient` writes for a batch."""
     return triton.cdiv(rows, _ROWS.value)
 
 
 def rectified_gradient(gradient: Tensor, active: Tensor | None, scale: float, out: Tensor, sums: Tensor) -> None:
-    """out <- scale · gradient where active > 0 (or everywhere), else 0; sums <- rows that add up to out's sum.
+    """Write scale · gradient where active > 0 (or everywhere) to `out`, and partial sums over its rows to `sums`.
 
     gradient is (B, n) with any strides; active and out are contiguous; sums is (sum_rows(B), at least n), 0 beyond n.
     """
@@ -187,7 +187,7 @@ Update = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]  # weights
 
 
 def adam(tensors: Update, **rates: Any) -> None:
-    """AdamW at step number `step` on scale · gradient; copy <- weights; average <- average + weight · (w - average).
+    """Apply AdamW to scale · gradient at step number `step`; copy the weights, and update their average.
 
     `rates` are tensors step, lr, scale and weight, and the numbers beta1, beta2, eps and decay.
     """
@@ -196,7 +196,7 @@ def adam(tensors: Update, **rates: Any) -> None:
 
 
 def rmsprop(tensors: Update, **rates: Any) -> None:
-    """The released code's RMSProp on scale · gradient, by lr, momentum, decay and floor; the rest is as in `adam`."""
+    """Apply the released code's RMSProp to scale · gradient with lr, momentum, decay and floor; otherwise as `adam`."""
     _update(_rmsprop, tensors, **rates)
 
 
@@ -281,7 +281,7 @@ def _store(weights, copy, average, weight, i, inside, p, averages: tl.constexpr)
 
 
 def spline(a: Tensor, b: Tensor, bins: int, bound: float, least: float, steepest: float) -> tuple[Tensor, Tensor]:
-    """`spline._forward` where a lies within the bound; a and 0 outside."""
+    """Compute `spline._forward` for numbers within the bound; return a and 0 outside."""
     y, log_slope = (a.new_empty(a.shape) for _ in range(2))
     _spline[(triton.cdiv(a.numel(), _SPLINES.value),)](
         a, *a.stride(), b.contiguous(), y, log_slope, a.shape[1], a.numel(), bound, least, steepest,
@@ -293,7 +293,7 @@ def spline(a: Tensor, b: Tensor, bins: int, bound: float, least: float, steepest
 def spline_backward(
     a: Tensor, b: Tensor, gy: Tensor, gl: Tensor, bins: int, bound: float, least: float, steepest: float
 ) -> tuple[Tensor, Tensor]:
-    """`spline._backward`."""
+    """Compute `spline._backward`."""
     ga, gb = a.new_empty(a.shape), b.new_empty(b.shape)
     _spline_backward[(triton.cdiv(a.numel(), _SPLINES.value),)](
         a, *a.stride(), b.contiguous(), gy, *gy.stride(), gl, *gl.stride(), ga, gb, a.shape[1], a.numel(), bound, least,
@@ -307,7 +307,7 @@ _SPLINES = tl.constexpr(128)  # numbers that a program sees to
 
 @triton.jit
 def _shares(b, at, inside, bins: tl.constexpr, padded: tl.constexpr):
-    """softmax of `bins` logits from place `at` on, for every number."""
+    """Return the softmax of `bins` logits from offset `at` on, for every number."""
     j = tl.arange(0, padded)[None, :]
     there = inside[:, None] & (j < bins)
     logits = tl.load(b + at[:, None] + j, mask=there, other=-float("inf")).to(tl.float32)
@@ -318,7 +318,7 @@ def _shares(b, at, inside, bins: tl.constexpr, padded: tl.constexpr):
 
 @triton.jit
 def _slope(b, at, inside, knot, steepest, bins: tl.constexpr):
-    """The slope at a knot between two bins, and its derivative; 1 and 0 at the first and the last knot."""
+    """Return the slope at an inner knot and its derivative; 1 and 0 at the first and the last knot."""
     there = inside & (knot >= 0) & (knot < bins - 1)
     tanh = _tanh(tl.load(b + at + 2 * bins + knot, mask=there, other=0.0).to(tl.float32) / steepest)
     d = tl.exp(steepest * tanh)
@@ -362,7 +362,7 @@ def _spline(
 
 @triton.jit
 def _spline_at(v, b, at, inside, bound, least, steepest, bins: tl.constexpr, padded: tl.constexpr):
-    """The splines whose parameters start at places `at`: values and log-slopes at v."""
+    """Return values and log-slopes at v of the splines whose parameters start at offsets `at`."""
     _, _, _, t, y, w, h, d0, _, d1, _ = _bin(v, b, at, inside, bound, least, steepest, bins, padded)
     s, past = h / w, 1.0 - t
     middle = t * past
@@ -393,7 +393,7 @@ def _spline_backward(
 def _spline_back_at(
     v, b, gb, at, inside, y_gradient, l_gradient, bound, least, steepest, bins: tl.constexpr, padded: tl.constexpr
 ):
-    """The gradient of v; those of the parameters go to the same places of gb."""
+    """Return the gradient of v; write those of the parameters to the same offsets of gb."""
     wide, high, k, t, _, w, h, d0, u0, d1, u1 = _bin(v, b, at, inside, bound, least, steepest, bins, padded)
     within = tl.abs(v) < bound
     y_inner, l_inner = tl.where(within, y_gradient, 0.0), tl.where(within, l_gradient, 0.0)
@@ -428,7 +428,7 @@ def _spline_back_at(
 def affine_spline(
     a: Tensor, b: Tensor, log_scale: float, bins: int, bound: float, least: float, steepest: float
 ) -> tuple[Tensor, Tensor]:
-    """g(a; b) of `AffineSpline` and log g', with b pixel after pixel, (B, H · W, n), as a convolution gives it."""
+    """Compute g(a; b) and log g' of `AffineSpline` with b in the order of pixels, (B, H · W, n)."""
     y, log_slope = (a.new_empty(a.shape) for _ in range(2))
     _affine_spline[(triton.cdiv(a.numel(), _SPLINES.value),)](
         a, *a.stride(), b, y, log_slope, *_of_pixels(a, b), log_scale, bound, least, steepest,
@@ -441,7 +441,7 @@ def affine_spline_backward(
     a: Tensor, b: Tensor, gy: Tensor, gl: Tensor,
     log_scale: float, bins: int, bound: float, least: float, steepest: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Its gradients."""
+    """Return the gradients of `affine_spline`."""
     ga, gb = a.new_empty(a.shape), torch.zeros_like(b)
     _affine_spline_backward[(triton.cdiv(a.numel(), _SPLINES.value),)](
         a, *a.stride(), b, gy, *gy.stride(), gl, *gl.stride(), ga, gb, *_of_pixels(a, b), log_scale, bound, least,
@@ -451,7 +451,7 @@ def affine_spline_backward(
 
 
 def _of_pixels(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
-    """Channels and pixels of a, (B, channels · pixels), numbers of b at a pixel, and numbers of a."""
+    """Return channels and pixels of a, (B, channels · pixels), the numbers of b per pixel, and the numbers of a."""
     return a.shape[1] // b.shape[1], b.shape[1], b.shape[2], a.numel()
 
 
@@ -510,7 +510,7 @@ Shape = tuple[int, int, int]  # of an image: channels, height, width
 
 
 def patches(x: Tensor, shape: Shape, columns: int, dtype: torch.dtype) -> Tensor:
-    """`conv._patches`."""
+    """Compute `conv._patches`."""
     channels, height, width = shape
     out = x.new_empty(len(x) * height * width, columns, dtype=dtype)
     padded = triton.next_power_of_2(columns)
@@ -538,7 +538,7 @@ def _patches(
 
 
 def patches_back(gradient: Tensor, images: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """`conv._patches_back`."""
+    """Compute `conv._patches_back`."""
     channels, height, width = shape
     out = gradient.new_empty(images, channels * height * width, dtype=dtype)
     _patches_back[(triton.cdiv(out.numel(), _BLOCK.value),)](
@@ -563,7 +563,7 @@ def _patches_back(gradient, out, channels, height, width, columns, total):
 
 
 def conv_enter(m: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """`conv._enter`; here and below m, h, s, c, u, ag and their gradients are contiguous."""
+    """Compute `conv._enter`; here and below m, h, s, c, u, ag and their gradients are contiguous."""
     h, s = torch.empty_like(m), torch.empty_like(m)
     _conv_enter[(triton.cdiv(m.numel(), _BLOCK.value),)](m, place, h, s, place.numel(), m.numel())
     return h, s
@@ -580,7 +580,7 @@ def _conv_enter(m, place, h, s, period, total):
 
 
 def conv_enter_back(gs: Tensor, h: Tensor, gh: Tensor | None) -> Tensor:
-    """`conv._enter_back`."""
+    """Compute `conv._enter_back`."""
     out = torch.empty_like(h)
     _conv_enter_back[(triton.cdiv(h.numel(), _BLOCK.value),)](
         gs, h, h if gh is None else gh, out, h.numel(), adds=gh is not None
@@ -599,7 +599,7 @@ def _conv_enter_back(gs, h, gh, out, total, adds: tl.constexpr):
 
 
 def conv_activate(c: Tensor, bias: Tensor, kept: Tensor | None, scale: float, u: Tensor, mean: Tensor) -> None:
-    """`conv._activate`; kept is (B, H · W, width), of any stride of its rows."""
+    """Compute `conv._activate`; kept is (B, H · W, width), with any row stride."""
     mask = c if kept is None else kept
     grid, sizes = _of_images(len(mean), c, (64, 64))
     _conv_activate[grid](c, bias, mask, mask.stride(0), scale, u, mean, *sizes, drops=kept is not None)
@@ -628,7 +628,7 @@ def _conv_activate(
 def conv_activate_back(
     gu: Tensor, g_mean: Tensor, c: Tensor, bias: Tensor, kept: Tensor | None, scale: float, sums: Tensor
 ) -> Tensor:
-    """`conv._activate_back`."""
+    """Compute `conv._activate_back`."""
     out, mask = torch.empty_like(c), c if kept is None else kept
     grid, sizes = _of_images(len(g_mean), c, (64, 64))
     _conv_activate_back[grid](
@@ -659,7 +659,7 @@ def _conv_activate_back(
 
 
 def conv_gate(h: Tensor, ag: Tensor, bias: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """`conv._gate`."""
+    """Compute `conv._gate`."""
     out, s = torch.empty_like(h), torch.empty_like(h)
     grid, sizes = _of_images(len(lift), h, (32, 64))
     _conv_gate[*grid, triton.cdiv(sizes[0], sizes[2])](h, ag, bias, lift, out, s, *sizes)
@@ -683,7 +683,7 @@ def conv_gate_back(
     gs: Tensor, h: Tensor, gh: Tensor | None, ag: Tensor, bias: Tensor, lift: Tensor,
     g_ag: Tensor, g_lift: Tensor, sums: Tensor,
 ) -> Tensor:  # fmt: skip
-    """`conv._gate_back`."""
+    """Compute `conv._gate_back`."""
     out = torch.empty_like(h)
     grid, sizes = _of_images(len(lift), h, (32, 32))
     _conv_gate_back[grid](
@@ -733,9 +733,9 @@ def _conv_gate_back(
 
 
 def _of_images(images: int, x: Tensor, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """A program for every image and some channels, which goes through the pixels: the grid, and its sizes.
+    """Return the grid and the sizes of programs for one image and some channels each, which loop over the pixels.
 
-    A tile is what a program has in its hands, pixels and channels; which are best was measured on an H200.
+    The tile of pixels and channels was chosen by measurements on an H200.
     """
     pixels, width = len(x) // images, x.shape[1]
     columns = min(tile[1] if width % tile[1] == 0 else 32, triton.next_power_of_2(width))
@@ -745,14 +745,14 @@ def _of_images(images: int, x: Tensor, tile: tuple[int, int]) -> tuple[tuple[int
 
 @triton.jit
 def _image(pixels, width, columns: tl.constexpr):
-    """The image of a program, its channels, and where the image starts."""
+    """Return the image of a program, its channels, and the offset of the image."""
     n = tl.program_id(0).to(tl.int64)
     return n, tl.program_id(1) * columns + tl.arange(0, columns), n * pixels * width
 
 
 @triton.jit
 def _tile(start, j, pixels, width, rows: tl.constexpr):
-    """Where in an image some pixels are, and whether they are."""
+    """Return the offsets of some pixels of an image, and whether they exist."""
     p = start + tl.arange(0, rows)
     return p[:, None] * width + j[None, :], (p[:, None] < pixels) & (j[None, :] < width)
 
@@ -766,7 +766,7 @@ def _gate_biases(bias, lift, n, j, width):
 
 @triton.jit
 def _gates(ag, of_a, of_g, n, start, j, inside, pixels, width, rows: tl.constexpr):
-    """a and sigmoid(g), from rows twice as long as others."""
+    """Return a and sigmoid(g) from rows that hold both."""
     at = ag + n * pixels * 2 * width + _tile(start, j, pixels, 2 * width, rows)[0]
     a = tl.load(at, mask=inside, other=0.0).to(tl.float32) + of_a
     return a, tl.sigmoid(tl.load(at + width, mask=inside, other=0.0).to(tl.float32) + of_g)
@@ -784,7 +784,7 @@ def _silu_slope(x):
 
 
 def add_bias(out: Tensor, bias: Tensor) -> None:
-    """out[:, : len(bias)] += bias."""
+    """Add the bias to out[:, : len(bias)], in place."""
     padded = triton.next_power_of_2(out.shape[1])
     rows = max(1, 2 * _BLOCK.value // padded)
     _add_bias[(triton.cdiv(len(out), rows),)](out, bias, len(out), out.shape[1], len(bias), rows, padded)
@@ -803,14 +803,14 @@ MOST_CHANNELS = 64  # that `channel_mixing` takes
 
 
 def mixing_matrix(lu: Tensor, log_diagonal: Tensor, order: Tensor) -> Tensor:
-    """`Mixing.matrix`."""
+    """Compute `Mixing.matrix`."""
     matrix, n = torch.empty_like(lu), len(lu)
     _mixing_matrix[(1,)](lu, log_diagonal, order, matrix, n, _padded(n))
     return matrix
 
 
 def mixing_matrix_back(gradient: Tensor, lu: Tensor, log_diagonal: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of lu and log_diagonal from that of the matrix."""
+    """Return the gradients of lu and log_diagonal from that of the matrix."""
     g_lu, g_log, n = torch.zeros_like(lu), torch.empty_like(log_diagonal), len(lu)
     _mixing_matrix_back[(triton.cdiv(n, 16),)](gradient, lu, log_diagonal, order, g_lu, g_log, n, _padded(n))
     return g_lu, g_log
@@ -830,7 +830,7 @@ def _mixing_matrix(lu, log_diagonal, order, out, n, padded: tl.constexpr):
 
 @triton.jit
 def _mixing_matrix_back(gradient, lu, log_diagonal, order, g_lu, g_log, n, padded: tl.constexpr):
-    """A program for 16 rows."""
+    """Compute 16 rows of `mixing_matrix_back`."""
     r, c = tl.program_id(0) * 16 + tl.arange(0, 16)[:, None], tl.arange(0, padded)[None, :]
     inside = (r < n) & (c < n)
     _, upper, column = _factors(lu, log_diagonal, order, n, padded)
@@ -850,7 +850,7 @@ def _mixing_matrix_back(gradient, lu, log_diagonal, order, g_lu, g_log, n, padde
 
 @triton.jit
 def _factors(lu, log_diagonal, order, n, padded: tl.constexpr):
-    """L, U P, and which column of U each of U P is."""
+    """Return L, U P, and the column of U for each column of U P."""
     r, c = tl.arange(0, padded)[:, None], tl.arange(0, padded)[None, :]
     inside = (r < n) & (c < n)
     lower = tl.load(lu + r * n + c, mask=inside & (r > c), other=0.0) + tl.where(r == c, 1.0, 0.0)
@@ -861,7 +861,7 @@ def _factors(lu, log_diagonal, order, n, padded: tl.constexpr):
 
 
 def mix_channels(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
-    """W x + b at every pixel of images (B, C · H · W) of any strides."""
+    """Return W x + b at every pixel of images (B, C · H · W) with any strides."""
     channels = len(matrix)
     out, pixels = x.new_empty(x.shape), x.shape[1] // channels
     columns = min(64, _padded(pixels))
@@ -886,7 +886,7 @@ def _mix_channels(
 
 
 def mix_channels_back(gradient: Tensor, x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, of the matrix and of the bias; the latter two still to be summed over the images."""
+    """Return the gradients of x, of the matrix and of the bias; the last two are not yet summed over images."""
     channels = len(matrix)
     pixels = x.shape[1] // channels
     out, g_matrix = x.new_empty(x.shape), x.new_empty(len(x), channels, channels)

@@ -42,15 +42,13 @@ from nicest.flows.units import check_rows
 
 
 def lower(flow: Any, dtype: torch.dtype | None = None) -> Any:
-    """A flow that computes the same function from the same parameters, faster; gradients go to those parameters.
+    """Return a flow that computes the same function from the same parameters, faster; gradients reach them.
 
-    Between couplings x stays split in its two parts. In a `dtype` other than the flow's own, such as bfloat16, coupling
-    functions compute in it, rectified networks as one operation with a backward pass by hand; the stream x -> y and the
-    log-dets keep theirs. On a GPU an additive coupling, the dequantisation and the rectifiers' gradients are kernels of
-    our own, and so is what a convolutional network does between its products; elsewhere convolutions run as they are,
-    under autocast, and so do networks that have no fast form, which `LoweredChain.plain_layers` names.
-    Lower a flow where it is going to stay, on its device and in its dtype. A flow whose parameters are spread over
-    several processes comes back as it is.
+    Between couplings x stays split in its two parts. With another `dtype` than the flow's own, such as bfloat16,
+    coupling functions compute in it; x and the log-determinants keep theirs. On a GPU, additive couplings,
+    dequantisation, splines and convolutional networks have kernels of their own. Networks without a fast form run under
+    autocast; `LoweredChain.plain_layers` names them. Lower a flow on the device and in the dtype in which it will be
+    used. A flow with sharded parameters is returned as it is.
     """
     if any(hasattr(p, "full_tensor") for p in flow.parameters()):
         return flow
@@ -106,7 +104,7 @@ class LoweredUnits(nn.Module):
         return kernels.quantize(y.contiguous(), units.loc, units.scale, units.levels) if kernels else units.leave(y)
 
     def _kernels(self, x: Tensor) -> Any:
-        """The kernels for float32, through which no gradient flows."""
+        """Return the kernels for float32 tensors without gradients, or None."""
         fits = self.plain.scale.dtype == torch.float32 and not (x.requires_grad and torch.is_grad_enabled())
         return kernels_for(x) if fits else None
 
@@ -123,7 +121,7 @@ class FastMLP:
 
     @staticmethod
     def of(network: nn.Module, dtype: torch.dtype) -> FastMLP | None:
-        """The fast form of a network, None where it has none: an MLP whose parts are the ones it was made with."""
+        """Return the fast form of a network, or None if it is not an unmodified `MLP`."""
         if type(network) is not MLP or _hooked(network):
             return None
         kinds = [type(layer) for layer in network.layers]
@@ -134,7 +132,7 @@ class FastMLP:
         return FastMLP(network, dtype) if kinds == made and biased and len(rates) < 2 else None
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x_I1 as the network reads it, and the output at it, in the dtype of x_I1."""
+        """Return x_I1 as the network reads it, and the output at it, in the dtype of x_I1."""
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
         if self.dtype == x.dtype:
             return x1, self.call(x)
@@ -142,7 +140,7 @@ class FastMLP:
         return x[:, : x1.shape[1]], b
 
     def call(self, x: Tensor) -> Tensor:
-        """The network without the calls of its modules, each of which costs as much as a small product."""
+        """Apply the network without calling its modules, each of which costs as much as a small product."""
         *hidden, last = self.linears
         rate = self.rate
         if self.by_columns and by_hand(x):
@@ -154,7 +152,7 @@ class FastMLP:
         return functional.linear(x, last.weight, last.bias)
 
     def shift(self, x: Tensor, partition: Partition, sign: int) -> Tensor:
-        """A whole additive coupling with this network, on a GPU."""
+        """Apply an additive coupling with this network in one operation, on a GPU."""
         return shifted(x, partition.layout, sign, *self.weights(), self.dtype, dropout=self.rate, buffers=self.buffers)
 
     def weights(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -162,7 +160,7 @@ class FastMLP:
 
     @property
     def rate(self) -> float:
-        """Of dropout, now."""
+        """The current dropout rate (0 in eval mode)."""
         return self.dropout.p if self.dropout is not None and self.dropout.training else 0.0
 
     @property
@@ -194,7 +192,7 @@ class FastResidual:
 
     @staticmethod
     def of(network: nn.Module, dtype: torch.dtype) -> FastResidual | None:
-        """The fast form of a network, None where it has none: one whose parts are those it was made with."""
+        """Return the fast form of a network, or None if it is not an unmodified `ResidualMLP`."""
         if type(network) is not ResidualMLP or _hooked(network):
             return None
         block = [nn.ReLU, nn.Linear, nn.ReLU, Dropout, nn.Linear]
@@ -204,7 +202,7 @@ class FastResidual:
         return FastResidual(network, dtype) if [type(each) for each in network.modules()] == made and alike else None
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x_I1, and the output at it, in the dtype of x_I1."""
+        """Return x_I1, and the output at it, in the dtype of x_I1."""
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
         if self.dtype == x.dtype and by_hand(x):
             return x1, on_cpu(x, self.rate, self.linears, residual=True, by_columns=self.by_columns)
@@ -218,7 +216,7 @@ class FastResidual:
 
     @property
     def rate(self) -> float:
-        """Of dropout, now."""
+        """The current dropout rate (0 in eval mode)."""
         return self.dropout.p if self.dropout is not None and self.dropout.training else 0.0
 
 
@@ -256,8 +254,10 @@ class FastCoupling:
         )
 
     def convolves(self, x1: Tensor, context: Tensor | None) -> bool:
-        """Whether the fast form of a convolutional network is for this x_I1: on a GPU, in reduced precision, and
-        without a gradient in its context."""
+        """Return True if the fast form of the convolutional network applies to this x_I1.
+
+        It needs a GPU, reduced precision, and a context without gradient.
+        """
         if self.conv is None or (0 if context is None else context.shape[-1]) != self.conv.network.context_dim:
             return False
         fits = context is None or not context.requires_grad
@@ -309,7 +309,7 @@ class LoweredChain(Bijection):
         self.fast = [(name, _fast_layer(layer, dtype)) for name, layer in _flattened("", chain)]
 
     def parts(self) -> Iterator[tuple[str, FastCoupling | nn.Module]]:
-        """Couplings, and all else that may have parameters, inside a `Within` too, by their names."""
+        """Yield couplings, and all else that may have parameters, by name, also inside a `Within`."""
         for name, part in self.fast:
             if not isinstance(part, FastWithin):
                 yield name, part
@@ -378,9 +378,9 @@ class LoweredChain(Bijection):
         return stream.whole(), total
 
     def _walk(self, x: Tensor, context: Tensor | None, *, by_layer: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """f(x) and the terms, None where a layer keeps volume; between couplings x stays split in its two parts.
+        """Return f(x) and the log-determinants by name, None for a volume-preserving layer.
 
-        A plain layer has one term, or, for the ledger, one for each layer inside it.
+        Between couplings x stays split in its two parts. A plain layer has one term, or one for each layer inside it.
         """
         terms: dict[str, Tensor | None] = {}
         stream = _Stream(x)
@@ -424,7 +424,7 @@ class _Stream:
 
 
 def _split(partition: Partition, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`partition.split`, with a fast backward pass where it takes an index."""
+    """Split like `partition.split`, with a fast backward pass for gathered sets."""
     if partition.regular:
         return partition.split(x)
     x1, x2 = _Reordered.apply(x, partition.order, partition.back).split((len(partition.i1), len(partition.i2)), -1)
@@ -432,7 +432,7 @@ def _split(partition: Partition, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merge(partition: Partition, x1: Tensor, x2: Tensor) -> Tensor:
-    """`partition.merge`, likewise."""
+    """Merge like `partition.merge`, with a fast backward pass for gathered sets."""
     if partition.regular:
         return partition.merge(x1, x2)
     return _Reordered.apply(torch.cat((x1, x2), -1), partition.back, partition.order)
@@ -453,13 +453,13 @@ class _Reordered(torch.autograd.Function):
 
 
 def reduced(x: Tensor, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Where products are in `dtype`, if that is one to which autocast leads."""
+    """Return a context manager that computes products in `dtype` if autocast supports it."""
     halved = dtype in (torch.bfloat16, torch.float16) and dtype != x.dtype
     return torch.autocast(x.device.type, dtype) if halved else nullcontext()
 
 
 def _fast_layer(layer: Bijection, dtype: torch.dtype) -> FastCoupling | Bijection:
-    """A coupling, a spline in every dimension or what is in a `Within` in its fast form, any other layer as it is."""
+    """Return the fast form of a layer, or the layer itself."""
     if type(layer) is Coupling and not _hooked(layer, deep=False):
         return FastCoupling(layer, dtype)
     if type(layer) is Within and not _hooked(layer, deep=False):
@@ -576,7 +576,7 @@ def _is_fast(part: FastCoupling | nn.Module) -> bool:
 
 
 def _flattened(name: str, layer: Bijection) -> Iterator[tuple[str, Bijection]]:
-    """The layers of chains within chains, by the names that `walk` gives them."""
+    """Yield the layers of chains within chains, by the names that the ledger gives them."""
     if type(layer) is not Chain or _hooked(layer, deep=False):
         yield name, layer
         return
@@ -585,7 +585,7 @@ def _flattened(name: str, layer: Bijection) -> Iterator[tuple[str, Bijection]]:
 
 
 def _hooked(module: nn.Module, *, deep: bool = True) -> bool:
-    """Whether someone watches or changes what a module, or one inside it, is called with."""
+    """Return True if a module, or one inside it, has hooks."""
     return any(
         each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks
         for each in (module.modules() if deep else [module])

@@ -1,5 +1,7 @@
-"""Networks on a CPU as one operation with a backward pass by hand: their layers are so small that what autograd keeps
-and does between the products takes as long as the products."""
+"""Networks on a CPU as one operation with a backward pass by hand.
+
+Their layers are so small that autograd's bookkeeping would take as long as the products.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from nicest.flows import shares
 
 
 def on_cpu(x: Tensor, dropout: float, layers: Sequence[nn.Linear], *, residual: bool, by_columns: bool) -> Tensor:
-    """An `MLP`, or a `ResidualMLP`, of these linear layers at rows x.
+    """Apply an `MLP`, or a `ResidualMLP`, with these linear layers to rows x.
 
-    The output may lie in memory column by column, as a spline law reads it; its gradient then comes so too.
+    With `by_columns` the output, and its gradient, are stored column by column, as a spline law reads them.
     """
     parameters = [each for layer in layers for each in (layer.weight, layer.bias)]
     kept = torch.is_grad_enabled() and any(each.requires_grad for each in (x, *parameters))
@@ -24,7 +26,7 @@ def on_cpu(x: Tensor, dropout: float, layers: Sequence[nn.Linear], *, residual: 
 
 
 def by_hand(x: Tensor) -> bool:
-    """Whether `on_cpu` is for these rows: they are there, and keep their precision."""
+    """Return True if `on_cpu` applies to these rows: they are on a CPU and autocast is off."""
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
@@ -53,12 +55,12 @@ class _Network(torch.autograd.Function):
         found: list[Tensor | None] = []  # the gradients of weights and biases, the last first
 
         def gather(g: Tensor, layer: int) -> None:
-            """The gradients of a layer's own parameters, where they are wanted."""
+            """Append the gradients of a layer's parameters, if they are needed."""
             found.append(g.sum(0) if needs[2 * layer + 1] else None)
             found.append(_product(g.mT, active[layer]) if needs[2 * layer] else None)
 
         def back(g: Tensor, layer: int, *, dropped: bool) -> Tensor:
-            """The gradient before a layer and the rectifier that it reads, from that after it."""
+            """Return the gradient at the input of a layer and its rectifier."""
             gather(g, layer)
             g = g @ weights[layer]
             torch.ops.aten.threshold_backward.grad_input(g, active[layer], 0, grad_input=g)
@@ -79,7 +81,7 @@ class _Network(torch.autograd.Function):
 
 
 def _rectified(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> Iterator[Tensor]:
-    """What each layer of an `MLP` reads."""
+    """Yield the input of each layer of an `MLP`."""
     yield x
     for w, b in hidden:
         x = shares.dropout(torch.addmm(b, x, w.mT).relu_(), dropout, inplace=True)
@@ -87,7 +89,7 @@ def _rectified(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: floa
 
 
 def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float) -> Iterator[Tensor]:
-    """What each layer of a `ResidualMLP` reads."""
+    """Yield the input of each layer of a `ResidualMLP`."""
     (w, b), *blocks = hidden
     yield x
     h = torch.addmm(b, x, w.mT)
@@ -101,7 +103,7 @@ def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b; where b is narrow, the transposed product takes a third of the time."""
+    """Return a @ b; for a narrow b, the transposed product takes a third of the time."""
     if 4 * b.shape[1] > a.shape[0]:
         return a @ b
     return (b.mT @ a.mT).mT.clone(memory_format=torch.contiguous_format)  # as torch expects of gradients

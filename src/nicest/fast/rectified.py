@@ -42,10 +42,10 @@ def rectified(
     dropout: float = 0.0,
     buffers: Buffers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x on the grid, and the network's output at it, on the grid too; inside, all is in `dtype`.
+    """Return x rounded to the grid, and the network's output at it, rounded too; products are in `dtype`.
 
-    Without `buffers` the weights are cast here and gradients come through autograd, as they would from autocast; with
-    them, the copies are taken as they are and gradients are written there.
+    Without `buffers` the weights are cast here and gradients come through autograd. With them, the copies are used as
+    they are and gradients are written there.
     """
     return _Rectified.apply(x, dtype, dropout, buffers, *weights, *biases)
 
@@ -61,9 +61,9 @@ def shifted(
     dropout: float = 0.0,
     buffers: Buffers | None = None,
 ) -> Tensor:
-    """A whole additive coupling on a GPU: x with I1 on the grid, and ± the network's output added to I2.
+    """Apply an additive coupling on a GPU: round I1 to the grid and add ± the network's output to I2.
 
-    layout: whether the two sets alternate, whether I2 has component 0, and how many are in the set that has it.
+    `layout` says whether the sets alternate, whether I2 has component 0, and the size of the set that has it.
     """
     return _Shifted.apply(x, layout, sign, dtype, dropout, buffers, *weights, *biases)
 
@@ -101,7 +101,7 @@ class _Pass:
         return torch.addmm(last_bias, self.active[-1], last_weight.t())
 
     def back(self, gradient: Tensor, sign: float, wanted: bool) -> tuple[Tensor, list[Tensor | None]]:
-        """The gradient before the first layer, from that of sign · output; and those of weights and biases."""
+        """Return the gradient at the first layer from that of sign · output, and those of weights and biases."""
         copies, active, n = self.copies, self.active, len(self.copies)
         stacked = isinstance(self.room, Tensor)
         room: Any = torch.empty_like(self.room) if stacked else [torch.empty_like(a) for a in active[1:]]
@@ -176,7 +176,7 @@ class _Shifted(torch.autograd.Function):
 
 
 def _together(outs: Sequence[Tensor | None]) -> Tensor | None:
-    """Tensors of one shape that lie side by side in memory, as one."""
+    """View tensors of one shape that are adjacent in memory as one."""
     first = outs[0]
     return None if first is None else first.as_strided((len(outs), *first.shape), (first.numel(), *first.stride()))
 
@@ -186,7 +186,7 @@ def _settle(x: Tensor) -> Tensor:
 
 
 def _sums(gradient: Tensor, layers: int, width: int) -> Tensor:
-    """Room for sums over rows, some of which the kernel leaves to add up."""
+    """Allocate space for partial sums over rows."""
     kernels = kernels_for(gradient)
     rows = kernels.sum_rows(len(gradient)) if kernels else 1
     accurate = torch.promote_types(gradient.dtype, torch.float32)
@@ -194,7 +194,7 @@ def _sums(gradient: Tensor, layers: int, width: int) -> Tensor:
 
 
 def _rectified_gradient(gradient: Tensor, active: Tensor | None, scale: float, out: Tensor, sums: Tensor) -> None:
-    """out <- scale · gradient where active > 0, else 0; sums adds up to its sum over rows."""
+    """Write scale · gradient where active > 0, else 0, to `out`, and partial sums over rows to `sums`."""
     if kernels := kernels_for(gradient):
         kernels.rectified_gradient(gradient, active, scale, out, sums)
         return

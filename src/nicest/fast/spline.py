@@ -14,19 +14,21 @@ from nicest.flows import AffineSpline, Law, Spline
 
 
 def fast_law(law: Law) -> Law:
-    """A law that computes the same, faster where we know how."""
+    """Return a law that computes the same faster, if there is one."""
     if type(law) is AffineSpline:
         return FastAffineSpline(law.bins, law.bound, law.log_scale)
     return FastSpline(law) if type(law) is Spline else law
 
 
 class FastSpline(Law):
+    """The spline law with a backward pass by hand."""
+
     def __init__(self, plain: Spline) -> None:
         self.plain = plain
         self.size = plain.size
 
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """b is (B, n, size), or, on a CPU, (1, n, size) for all rows."""
+        """Return g and log g'; b is (B, n, size), or, on a CPU, (1, n, size) for all rows."""
         if a.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             return self.plain.forward(a, b)  # autocast would round the knots, which are a product here
         return _Spline.apply(a, b, self.plain)
@@ -36,12 +38,14 @@ class FastSpline(Law):
 
 
 class FastAffineSpline(AffineSpline):
+    """The affine spline law with a fast spline."""
+
     @property
     def spline(self) -> Law:
         return FastSpline(Spline(self.bins, self.bound))
 
     def at_pixels(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` on a GPU, with b in the order of `FastConv.planes`."""
+        """Compute `forward` on a GPU, with b in the order of `FastConv.planes`."""
         return _AffineSpline.apply(a, b, self)
 
 
@@ -122,7 +126,7 @@ class _Found(NamedTuple):
 
 
 def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]:
-    """g and log g' of numbers a (n, B); b (B, n, size) best lies in memory with the rows last."""
+    """Return g and log g' of a (n, B), and what the backward pass needs; b (B, n, size) is best stored rows last."""
     bins, bound, steepest = law.bins, law.bound, law.STEEPEST.bound
     least, room = _lengths(law)
     b = b.permute(1, 2, 0).contiguous()
@@ -164,7 +168,7 @@ def _forward(law: Spline, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, _Found]
 
 
 def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a (n, B) and b (B, n, size) from those of g and log g', (n, B)."""
+    """Return the gradients of a (n, B) and b (B, n, size) from those of g and log g', (n, B)."""
     inside, shares, past, ends, before, share, w, h, s, d, u, t, rest, *parts = found
     t_squared, rest_squared, middle, bend, risen, below, slopes, slope = parts
     bins, rows, n = law.bins, shares.shape[3], len(gy)
@@ -205,6 +209,6 @@ def _backward(law: Spline, found: _Found, gy: Tensor, gl: Tensor) -> tuple[Tenso
 
 
 def _lengths(law: Spline) -> tuple[float, float]:
-    """What every bin has of an axis, and what the bins share of it."""
+    """Return the least length of a bin, and the length that all bins divide among themselves."""
     axis = 2 * law.bound
     return axis * law.LEAST, axis * (1 - law.LEAST * law.bins)

@@ -20,12 +20,18 @@ HIDDEN_ROWS, HIDDEN_CELLS = 0.1, 0.3  # share of training rows that have hidden 
 
 
 class Features(nn.Module):
-    """Columns as numbers that a network reads well: a number z as z and relu(W (sin 2πfz, cos 2πfz)), with learned
-    frequencies f (Gorishniy et al. 2022, "On embeddings for numerical features"), a category by a learned vector.
+    """Features of the columns of a table for a network.
 
-    `categories` has, for each column, how many categories it has, whose cells are their codes 0, 1, ..., or 0 if it
-    holds numbers. A cell that is NaN is missing, and has a learned vector as well: to train it, some cells of columns
-    that `may_miss` are hidden at random.
+    A number z becomes z and relu(W (sin 2πfz, cos 2πfz)) with learned frequencies f (Gorishniy et al. 2022, "On
+    embeddings for numerical features"); a category becomes a learned vector. A missing cell, NaN, has a learned vector
+    too: to train it, some cells are hidden at random.
+
+    Parameters
+    ----------
+    categories : sequence of int
+        Number of categories of each column, whose cells are 0, 1, ...; 0 if it holds numbers.
+    may_miss : sequence of bool
+        Columns that may have missing cells; all by default.
     """
 
     numbers: Tensor
@@ -56,7 +62,7 @@ class Features(nn.Module):
         self.vectors = nn.Parameter(torch.randn(ends[-1] if ends else 0, SIZE) / math.sqrt(SIZE))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, outputs) of cells (B, columns)."""
+        """Return the features (B, outputs) of cells (B, columns)."""
         missing = x.isnan()
         if self.training:
             missing = missing | self._hidden(x)

@@ -95,7 +95,7 @@ class MixedUnits(Units):
         )
 
     def place(self, x: Tensor) -> Tensor:
-        """Real numbers in the units of the data as y; of an atom, and of a step, its left end."""
+        """Map real numbers in the units of the data to y; an atom or a step to its left end."""
         x = x.to(self.scale.dtype)
         return self._standard(self.line * x + self._found(x)[2])
 
@@ -141,15 +141,14 @@ class MixedUnits(Units):
         """Return None: atoms have no closed form."""
 
     def _found(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For every cell the place of the first atom not below it, whether it is that atom, and the room of those
-        before it."""
+        """Return the index of the first atom not below each cell, whether it is the cell, and the width before it."""
         cells, at = x.detach().float().mT.contiguous(), self.at.float()  # as data is stored: there an atom is one value
         i = torch.searchsorted(at, cells).mT
         hit = self._pick(at, i, math.inf) == cells.mT
         return i, hit & cells.mT.isfinite(), self._pick(self._room.cumsum(1), i - 1, 0.0)
 
     def _pick(self, table: Tensor, i: Tensor, beyond: float) -> Tensor:
-        """The i-th entry in each column's row of a table; `beyond` before its first and after its last."""
+        """Return the i-th entry of each column's row of a table; `beyond` outside its range."""
         return functional.pad(table, (1, 1), value=beyond).gather(1, (i + 1).mT).mT
 
     def _standard(self, position: Tensor) -> Tensor:
@@ -172,7 +171,7 @@ class MixedUnits(Units):
         return torch.where((self.line[:, None] > 0) & self.at.isfinite(), self._width - self.step[:, None], 0.0)
 
     def _edges(self) -> tuple[Tensor, Tensor]:
-        """Where the intervals of atoms begin and end, in y; those of a category at 0 and 1 go on without end."""
+        """Return where the intervals of atoms begin and end, in y; the outer ones of a category are infinite."""
         outer = self.line[:, None] == 0
         start = torch.where(outer & (self.start <= 0), -math.inf, self._standard(self.start.mT).mT)
         end = torch.where(outer & (self.end >= 1), math.inf, self._standard(self.end.mT).mT)
@@ -218,10 +217,9 @@ class MixedUnits(Units):
         self.start[d, order], self.end[d, order] = edges[:-1].to(self.start), edges[1:].to(self.end)
 
     def _alike(self, d: int, rows: Tensor) -> Tensor:
-        """The atoms of a category in an order that brings those together whose rows are alike in the other columns.
+        """Order the atoms of a category so that neighbours have similar rows in the other columns.
 
-        It is that of the first coordinate of a correspondence analysis: the first singular vector of what the other
-        columns are in the mean where the category has this value. Along such a line little jumps.
+        The order is that of the first coordinate of a correspondence analysis.
         """
         known, others = int(self.at[d].isfinite().sum()), []
         for c in range(self.dim):
@@ -243,7 +241,7 @@ class MixedUnits(Units):
         return (vectors[:, 0] / root).argsort()
 
     def _fit_spikes(self, d: int, cells: Tensor, count: Tensor) -> None:
-        """As wide as the rest of the column would be, if as many rows lay there."""
+        """Make the interval of a spike as wide as the rest of the column would be with as many rows."""
         known = int(self.at[d].isfinite().sum())
         rest = cells[~torch.isin(cells.float(), self.at[d].float())]
         tenths = torch.quantile(rest, torch.tensor([0.1, 0.9]).to(rest)) if len(rest) > 1 else torch.ones(2).to(cells)

@@ -6,7 +6,7 @@ from torch.optim import LBFGS, Optimizer
 
 
 def plain(method: Any) -> Any:
-    """A method of torch's optimisers without the wrapper that imports the compiler."""
+    """Return a method of torch's optimisers without the wrapper that imports the compiler."""
     return getattr(method, "__wrapped__", method)
 
 
@@ -20,4 +20,4 @@ class Light(Optimizer):
 
 
 class LightLBFGS(Light, LBFGS):
-    pass
+    """L-BFGS that starts at once."""

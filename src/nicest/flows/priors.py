@@ -34,14 +34,14 @@ class Prior(nn.Module, ABC):
 
     @abstractmethod
     def standard_log_prob(self, e: Tensor) -> Tensor:
-        """Σ_d log p(e_d), (B,)."""
+        """Return Σ_d log p(e_d), (B,)."""
 
     @abstractmethod
     def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Draws from p, in the dtype and on the device of the prior."""
+        """Draw from p, in the dtype and on the device of the prior."""
 
     def standard_cdf(self, e: Tensor) -> Tensor:
-        """P(E <= e) of each number, for E of the standard law; only predictions need it."""
+        """Return P(E <= e) elementwise, for E of the standard law; only predictions need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_cdf")
 
     def standard_survival(self, e: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ class Prior(nn.Module, ABC):
         return 1 - self.standard_cdf(e)
 
     def standard_quantile(self, share: Tensor) -> Tensor:
-        """The inverse of `standard_cdf`; only predictions need it."""
+        """Return the inverse of `standard_cdf`; only predictions need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_quantile")
 
     def cdf(self, h: Tensor) -> Tensor:
-        """P(H_d <= h_d) of each component, (..., D)."""
+        """Return P(H_d <= h_d) of every component, (..., D)."""
         return self.standard_cdf((h - self.loc) * torch.exp(-self.log_scale))
 
     def between(self, low: Tensor, high: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ class Prior(nn.Module, ABC):
         return torch.where(low > 0, above, below)
 
     def quantile(self, share: Tensor) -> Tensor:
-        """The inverse of `cdf`: h, (..., D), of shares between 0 and 1."""
+        """Return h, (..., D), at probabilities between 0 and 1: the inverse of `cdf`."""
         return self.loc + self.log_scale.exp() * self.standard_quantile(share)
 
     def log_prob(self, h: Tensor) -> Tensor:
-        """log p_H(h), (B,)."""
+        """Return log p_H(h), (B,)."""
         check_rows(h, self.dim)
         if not self.learned:
             return self.standard_log_prob(h)
@@ -76,7 +76,7 @@ class Prior(nn.Module, ABC):
         return self.standard_log_prob(e) - self.log_scale.sum()
 
     def rsample(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of h, (n, D), with gradients to loc and scale; temperature multiplies the scale."""
+        """Draw n latents, (n, D), with gradients to loc and scale; `temperature` multiplies the scale."""
         e = self.standard_sample((n, self.dim), generator)
         return self.loc + temperature * self.log_scale.exp() * e
 

@@ -80,11 +80,14 @@ class Units(nn.Module):
 
     @classmethod
     def continuous(cls, dim: int, *, standardise: bool = True) -> Units:
-        """Real numbers, standardised by `fit` unless told otherwise; log-densities stay in the units of the data."""
+        """Make units of real numbers, standardised by `fit` by default; log-densities stay in the units of the data."""
         return cls([0.0] * dim, standardise=standardise)
 
     def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
-        """Stored rows (B, D) as real numbers: a draw of the noise, a given one, or without it the middle of a step."""
+        """Map stored rows (B, D) to real numbers y.
+
+        `noise` is True to draw the dequantisation noise, False for the middle of a step, or the noise itself in [0, 1).
+        """
         check_rows(x, self.dim)
         if not self.discrete:
             return self.place(x)
@@ -100,13 +103,13 @@ class Units(nn.Module):
         return inside if self.levels else torch.where(self.step > 0, inside, self.place(stored))
 
     def place(self, x: Tensor) -> Tensor:
-        """Real numbers in the units of the data as y; a step x has its edges at x and x + step."""
+        """Map real numbers in the units of the data to y; a step x has its edges at x and x + step."""
         if self.levels or self.standardise:  # a float64 x far from 0 keeps its digits until it is near 0
             x = (x - self.loc) / self.scale
         return x.to(self.scale.dtype)
 
     def leave(self, y: Tensor) -> Tensor:
-        """Real numbers as stored rows; discrete dimensions hold whole steps, and pixels lie in 0..levels-1."""
+        """Map real numbers y to stored rows; discrete dimensions to whole steps, pixels to 0..levels-1."""
         check_rows(y, self.dim)
         x = y * self.scale + self.loc if self.levels or self.standardise else y
         if not self.discrete:
@@ -142,7 +145,7 @@ class Units(nn.Module):
         return int((self.step > 0).sum())
 
     def first_layers(self) -> dict[str, Bijection]:
-        """Layers that a chain begins with, by name, where not every real number is a y."""
+        """Return the layers, by name, that a chain must begin with because y has bounds."""
         return {}
 
     def local(self, y: Tensor) -> Tensor | float:
@@ -181,13 +184,13 @@ class Units(nn.Module):
         return found if self.discrete else x.isfinite().all(-1)
 
     def values_of(self, column: int) -> Tensor | None:
-        """All values of a category, whose intervals may lie in any order; None for columns of numbers."""
+        """Return all values of a category column; None for columns of numbers."""
         return None
 
     def box(self, bounds: Bounds | None = None) -> tuple[Tensor, Tensor]:
-        """The lower and upper corner, (1, D) each, of where y may lie; bounds are in units of the data.
+        """Return the lower and upper corner, (1, D) each, of the y that bounds in units of the data allow.
 
-        Without bounds pixels stay in their interval and other data may lie anywhere.
+        Without bounds, pixels are limited to their interval and other data is not.
         """
         low, high = bounds or ((0, self.levels) if self.levels else (-math.inf, math.inf))
         ends = (torch.as_tensor(end).to(self.scale).expand(1, self.dim) for end in (low, high))
@@ -214,7 +217,7 @@ class Units(nn.Module):
 
     @torch.no_grad()
     def rescale(self, unit: Tensor) -> None:
-        """Be of numbers that are `unit` times as large, (D,)."""
+        """Adapt to numbers that are `unit` times as large, (D,)."""
         for each in (self.loc, self.scale):
             each.mul_(unit.to(each))
 
@@ -245,11 +248,11 @@ class InSteps(constraints.Constraint):
         return self.each(value).all(-1)
 
     def each(self, value: Tensor) -> Tensor:
-        """Which numbers of the rows are right."""
+        """Return which numbers of the rows are allowed."""
         unit = torch.where(self.step > 0, self.step, 1.0).to(value.dtype)
         return value.isfinite() & (((value / unit).round() * unit == value) | (self.step == 0))
 
 
 def bits_per_dim(nats: float, dim: int) -> float:
-    """Nats in the units of the data as bits per dimension."""
+    """Convert nats in the units of the data to bits per dimension."""
     return -nats / (dim * math.log(2))
