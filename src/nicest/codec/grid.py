@@ -316,7 +316,7 @@ def _shear(grid: Grid, i: Tensor, matrix: Tensor, *, lower: bool, undo: bool = F
     """Multiply rows (B, D) by 1 + M, or its inverse (`undo`), one component at a time; M is strictly triangular."""
     i, order = i.clone(), range(len(matrix))
     for k in order if lower == undo else reversed(order):
-        step = grid.cells(grid.real(i) @ matrix[k, :, None])  # two dimensions: rows near a rounding edge are rejected
+        step = grid.cells((grid.real(i) @ matrix[k])[:, None])  # 2-D: rows near a rounding edge are rejected
         i[:, k] += (-step if undo else step)[:, 0]
     return i
 
