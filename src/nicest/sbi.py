@@ -11,22 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from nicest.errors import NicestError, needing
-from nicest.flows import (
-    AffineSpline,
-    Bijection,
-    Bounded,
-    Chain,
-    Coupling,
-    Elementwise,
-    Features,
-    Flow,
-    Gaussian,
-    Mixing,
-    Mixture,
-    Partition,
-    ResidualMLP,
-    Units,
-)
+from nicest.flows import Bounded, Features, Gaussian, Mixture, Units, spline
 
 with needing("sbi"):
     from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
@@ -74,25 +59,11 @@ class NICEPosterior:
         units = Units.continuous(dim)
         units.fit(torch.where(low.isfinite(), low, mean), torch.where(low.isfinite(), reach**2, variance))
         ends = low.isfinite().int() + high.isfinite().int()
-        prior = Gaussian(dim)
-        members = [Flow(units, self.chain(dim, width, ends), prior, embedding) for _ in range(self.members)]
+        options: dict[str, Any] = {"couplings": self.couplings, "width": self.width, "blocks": self.blocks}
+        options |= {"bins": self.bins, "dropout": self.dropout, "units": units, "prior": Gaussian(dim)}
+        first = [Bounded(ends)] if ends.any() else []
+        members = [spline(dim, context=width, embedding=embedding, first=first, **options) for _ in range(self.members)]
         return ConditionalFlow(Mixture(members), theta.shape[1:], x.shape[1:]).to(theta.device)
-
-    def chain(self, dim: int, width: int, ends: Tensor) -> Chain:
-        """Return the layers of one member, for `dim` parameters with `ends` bounds each and a context of `width`."""
-        law, layers = AffineSpline(self.bins), list[Bijection]()
-        if ends.any():
-            layers.append(Bounded(ends))
-        options: dict[str, Any] = {"width": self.width, "blocks": self.blocks, "dropout": self.dropout}
-        for i in range(self.couplings):
-            layers.append(Mixing(dim))
-            if dim == 1:
-                layers.append(Elementwise(law, 1, ResidualMLP(width, law.size, **options)))
-                continue
-            part = Partition(range(i % 2, dim, 2), dim)
-            network = ResidualMLP(len(part.i1), law.size * len(part.i2), context_dim=width, **options)
-            layers.append(Coupling(part, law, network))
-        return Chain(*layers)
 
 
 def bounds(support: constraints.Constraint | None, dim: int) -> tuple[Tensor, Tensor]:

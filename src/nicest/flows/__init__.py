@@ -13,6 +13,7 @@ from nicest.flows.marginals import Bounded, Elementwise, Logit, SinhArcsinh
 from nicest.flows.mixed_units import MixedUnits
 from nicest.flows.mixture import Mixture, members
 from nicest.flows.networks import MLP, OneHot, ResidualMLP
+from nicest.flows.presets import glow, nice, spline
 from nicest.flows.priors import Gaussian, Logistic, Prior
 from nicest.flows.units import Units, bits_per_dim
 from nicest.flows.vae import VAE, Standardise
@@ -63,8 +64,11 @@ __all__ = [
     "bits_per_dim",
     "channels",
     "checkerboard",
+    "glow",
     "halves",
     "members",
     "moments",
+    "nice",
     "odd_even",
+    "spline",
 ]

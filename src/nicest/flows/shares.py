@@ -28,7 +28,8 @@ class Share:
     @contextmanager
     def of(self, total: int, *, copies: int = 1) -> Iterator[None]:
         """Inside, what a flow is given are the own rows of a batch of `total`, and so many copies of them, which meet
-        the same random numbers."""
+        the same random numbers.
+        """
         global _held
         before = _held
         _held = (self, total, copies) if self.size > 1 or copies > 1 else None
@@ -62,7 +63,7 @@ class Dropout(nn.Dropout):
 
 
 def dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
-    """torch's dropout of the whole batch, for the rows x that are here. A CPU rounds p to 1 / 65536."""
+    """Torch's dropout of the whole batch, for the rows x that are here. A CPU rounds p to 1 / 65536."""
     if not p:
         return x
     if x.device.type == "cpu":
