@@ -19,7 +19,7 @@ from nicest.fast.derivatives import first_only
 from nicest.fast.gpu import kernels_for
 from nicest.flows import ConvNet, Law, Partition
 from nicest.flows.images import GatedBlock, Shape
-from nicest.flows.shares import Dropout, own, whole
+from nicest.flows.noise import Dropout, batch_size, select
 
 
 class FastConv:
@@ -117,8 +117,8 @@ class _Pass:
         self.place = (place.flatten(1) + first_bias[:, None]).mT.contiguous()
         self.kept: Tensor | None = None
         if rate and n:
-            drawn = torch.empty(whole(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
-            self.kept = own(drawn.bernoulli_(1 - rate))
+            drawn = torch.empty(batch_size(len(x)), n, self.pixels, width, dtype=torch.uint8, device=x.device)
+            self.kept = select(drawn.bernoulli_(1 - rate))
         self.x = _patches(x, shape, self.first.shape[1], dtype)
 
     def run(self) -> Tensor:

@@ -37,7 +37,7 @@ from nicest.flows import (
     Within,
 )
 from nicest.flows.chain import Ledger, ledger
-from nicest.flows.shares import Dropout, dropout, own, whole
+from nicest.flows.noise import Dropout, batch_size, dropout, select
 from nicest.flows.units import check_rows
 
 
@@ -94,7 +94,7 @@ class LoweredUnits(nn.Module):
         kernels = self._kernels(x)
         if not kernels or noise is not True:
             return units.enter(x, noise=noise, generator=generator)
-        u = own(torch.rand(whole(len(x)), units.dim, device=x.device, generator=generator))
+        u = select(torch.rand(batch_size(len(x)), units.dim, device=x.device, generator=generator))
         return kernels.dequantize(x.contiguous(), u, units.loc, units.scale)
 
     def leave(self, y: Tensor) -> Tensor:
@@ -368,14 +368,14 @@ class LoweredChain(Bijection):
         stream, total = _Stream(y), y.new_zeros(len(y))
         for _, part in reversed(self.fast):
             if not isinstance(part, FastCoupling):
-                x, log_det = part.inverse(stream.whole(), context)
+                x, log_det = part.inverse(stream.batch_size(), context)
                 stream, total = _Stream(x), total + log_det
             elif part.network and part.at_once(y, context):
-                stream = _Stream(part.network.shift(stream.whole(), part.partition, -1))
+                stream = _Stream(part.network.shift(stream.batch_size(), part.partition, -1))
             else:
                 x1, x2, inner = part.couple(*stream.split(part.partition), context, inverse=True)
                 stream.parts, total = (x1, x2), total if inner is None else total + inner
-        return stream.whole(), total
+        return stream.batch_size(), total
 
     def _walk(self, x: Tensor, context: Tensor | None, *, by_layer: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Return f(x) and the log-determinants by name, None for a volume-preserving layer.
@@ -387,18 +387,18 @@ class LoweredChain(Bijection):
         for name, part in self.fast:
             if not isinstance(part, FastCoupling):
                 if by_layer:
-                    x, inner = ledger(part, stream.whole(), context)
+                    x, inner = ledger(part, stream.batch_size(), context)
                     terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
                 else:
-                    x, terms[name] = part(stream.whole(), context)
+                    x, terms[name] = part(stream.batch_size(), context)
                 stream = _Stream(x)
             elif part.network and part.at_once(x, context):
-                stream = _Stream(part.network.shift(stream.whole(), part.partition, 1))
+                stream = _Stream(part.network.shift(stream.batch_size(), part.partition, 1))
                 terms[name] = None
             else:
                 y1, y2, terms[name] = part.couple(*stream.split(part.partition), context)
                 stream.parts = y1, y2
-        return stream.whole(), terms
+        return stream.batch_size(), terms
 
 
 class _Stream:
@@ -419,7 +419,7 @@ class _Stream:
             self.parts = _split(partition, _merge(before, *self.parts))
         return self.parts
 
-    def whole(self) -> Tensor:
+    def batch_size(self) -> Tensor:
         return self.x if self.partition is None else _merge(self.partition, *self.parts)
 
 

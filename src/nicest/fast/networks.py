@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nicest.fast.derivatives import first_only
-from nicest.flows import shares
+from nicest.flows import noise
 
 
 def on_cpu(x: Tensor, dropout: float, layers: Sequence[nn.Linear], *, residual: bool, by_columns: bool) -> Tensor:
@@ -65,7 +65,7 @@ class _Network(torch.autograd.Function):
             g = g @ weights[layer]
             torch.ops.aten.threshold_backward.grad_input(g, active[layer], 0, grad_input=g)
             # numbers that dropout dropped are 0, as those that the rectifier stopped
-            return g.mul_(shares.scale(ctx.dropout)) if dropped and ctx.dropout else g
+            return g.mul_(noise.dropout_scale(ctx.dropout)) if dropped and ctx.dropout else g
 
         g = gradient
         if ctx.residual:
@@ -84,7 +84,7 @@ def _rectified(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: floa
     """Yield the input of each layer of an `MLP`."""
     yield x
     for w, b in hidden:
-        x = shares.dropout(torch.addmm(b, x, w.mT).relu_(), dropout, inplace=True)
+        x = noise.dropout(torch.addmm(b, x, w.mT).relu_(), dropout, inplace=True)
         yield x
 
 
@@ -96,7 +96,7 @@ def _residual(x: Tensor, hidden: Sequence[tuple[Tensor, Tensor]], dropout: float
     for (w1, b1), (w2, b2) in zip(blocks[::2], blocks[1::2], strict=True):
         outer = h.relu()
         yield outer
-        inner = shares.dropout(torch.addmm(b1, outer, w1.mT).relu_(), dropout, inplace=True)
+        inner = noise.dropout(torch.addmm(b1, outer, w1.mT).relu_(), dropout, inplace=True)
         yield inner
         h += torch.addmm(b2, inner, w2.mT)
     yield h.relu_()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nicest.fast.derivatives import first_only
 from nicest.fast.gpu import kernels_for
-from nicest.flows import shares
+from nicest.flows import noise
 
 # Numbers of the stream lie on a grid: adding this and taking it away rounds to multiples of 2^-17 (to coarser ones
 # beyond 32). Sums of such numbers are exact in float32 up to 128, so x + m and y - m undo each other to the bit, and
@@ -77,7 +77,7 @@ class _Pass:
     def __init__(self, inputs: Tensor, dropout: float, buffers: Buffers | None, parameters: Sequence[Tensor]) -> None:
         half, dtype = len(parameters) // 2, inputs.dtype
         self.buffers = buffers
-        self.scale = shares.scale(dropout) if inputs.device.type == "cpu" else 1 / (1 - dropout)
+        self.scale = noise.dropout_scale(dropout) if inputs.device.type == "cpu" else 1 / (1 - dropout)
         self.dtypes = [p.dtype for p in parameters]
         if buffers is None:
             casts = [p.detach().to(dtype) for p in parameters]
@@ -97,7 +97,7 @@ class _Pass:
         for (w, b), out in zip(hidden, self.room, strict=True):
             self.active.append(torch._addmm_activation(b, self.active[-1], w.t(), out=out))
             if dropout:
-                shares.dropout(self.active[-1], dropout, inplace=True)
+                noise.dropout(self.active[-1], dropout, inplace=True)
         return torch.addmm(last_bias, self.active[-1], last_weight.t())
 
     def back(self, gradient: Tensor, sign: float, wanted: bool) -> tuple[Tensor, list[Tensor | None]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.linear import mean_and_variance
-from nicest.flows.shares import own, whole
+from nicest.flows.noise import batch_size, select
 
 FREQUENCIES = 8  # at which a number is read
 SIZE = 8  # numbers that stand for a cell, beside the number in it
@@ -78,7 +78,7 @@ class Features(nn.Module):
         return torch.cat((read, functional.embedding(at, self.vectors).flatten(1).to(read.dtype)), -1)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        drawn = own(torch.rand(whole(len(x)), 1 + x.shape[1], device=x.device))
+        drawn = select(torch.rand(batch_size(len(x)), 1 + x.shape[1], device=x.device))
         return (drawn[:, :1] < HIDDEN_ROWS) & (drawn[:, 1:] < HIDDEN_CELLS) & self.may_miss
 
     def extra_repr(self) -> str:

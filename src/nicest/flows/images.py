@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from nicest.flows.bijection import Bijection, check_context
 from nicest.flows.linear import Mixing
-from nicest.flows.shares import Dropout
+from nicest.flows.noise import Dropout
 
 Shape = tuple[int, int, int]  # channels, height, width
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from nicest.flows.bijection import Bijection
 from nicest.flows.linear import mean_and_variance
 from nicest.flows.marginals import Bounded
-from nicest.flows.shares import own, whole
+from nicest.flows.noise import batch_size, select
 from nicest.flows.units import Bounds, InSteps, Units, check_rows
 
 FIT_ROWS = 50_000  # rows that the widths of atoms are fitted to
@@ -75,8 +75,8 @@ class MixedUnits(Units):
         check_rows(x, self.dim)
         stored, x = x, x.to(self.scale.dtype)
         if noise is True:
-            shape = (whole(len(x)), self.dim)
-            noise = own(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator))
+            shape = (batch_size(len(x)), self.dim)
+            noise = select(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator))
         i, hit, below = self._found(x)
         count = (x.detach() / self._unit).round() * self._unit + below
         # between which ends a cell lies: of its atom, of its step, or of the atoms beside it

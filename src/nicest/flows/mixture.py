@@ -22,8 +22,8 @@ class Mixture(Density):
     without trainable parameters are left out. The mean of densities that differ by initialisation and dropout errs
     less than any of them (Lakshminarayanan et al. 2017).
 
-    Flows that share their `units` share the dequantisation noise too. Such a mixture has latents (h, v): v ~ N(0, 1)
-    chooses the member k in whose interval of [0, 1] Φ(v) lies, and x = f_k⁻¹(h).
+    Flows that share their `units` share the dequantisation noise too. If they also share their `prior`, the mixture has
+    latents (h, v): v ~ N(0, 1) chooses the member k in whose interval of [0, 1] Φ(v) lies, and x = f_k⁻¹(h).
 
     Parameters
     ----------
@@ -59,15 +59,22 @@ class Mixture(Density):
         return all(isinstance(each, Flow) and each.units is self.members[0].units for each in self.members)
 
     @property
+    def shares_prior(self) -> bool:
+        """True if all members are flows with the same prior."""
+        return all(isinstance(each, Flow) and each.prior is self.members[0].prior for each in self.members)
+
+    @property
     def units(self) -> Any:
         """The units of the flows, which all share them."""
         if not self.shares_units:
-            raise AttributeError("the members of this mixture do not share units")
+            raise ValueError("the members of this mixture do not share units: build them with the same `Units`")
         return self.members[0].units
 
     @property
     def prior(self) -> Any:
-        """The prior of the first flow."""
+        """The prior of the flows, which all share it."""
+        if not self.shares_prior:
+            raise ValueError("the members of this mixture do not share a prior: build them with the same `Prior`")
         return self.members[0].prior
 
     @property
@@ -123,10 +130,11 @@ class Mixture(Density):
     ) -> Tensor:
         """Draw n rows, with gradients to the parameters of the members."""
         context = None if context is None else as_rows(context, (n,))
-        if self.shares_units:
+        if self.shares_units and self.shares_prior:
             return self.decode(self.sample_latent(n, generator=generator, **options), context)
         u = torch.rand(n, generator=generator, device=self.device)
-        drawn = [each.sample(n, context, generator=generator, **options) for each in self.members]
+        draws = [getattr(each, "rsample", each.sample) for each in self.members]
+        drawn = [draw(n, context, generator=generator, **options) for draw in draws]
         return torch.stack(drawn)[self._chosen(u), torch.arange(n, device=self.device)]
 
     @torch.no_grad()

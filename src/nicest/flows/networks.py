@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nicest.flows.bijection import check_context
-from nicest.flows.shares import Dropout
+from nicest.flows.noise import Dropout
 
 Initialisation = Literal["torch", "uniform", "zero-last"]
 

@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from nicest.flows.bijection import Bijection
 from nicest.flows.linear import mean_and_variance, moments
-from nicest.flows.shares import own, whole
+from nicest.flows.noise import batch_size, select
 
 
 def check_rows(x: Tensor, dim: int) -> None:
@@ -93,8 +93,8 @@ class Units(nn.Module):
             return self.place(x)
         stored, x = x, x.to(self.scale.dtype)
         if noise is True:
-            shape = (whole(len(x)), self.dim)
-            noise = own(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator))
+            shape = (batch_size(len(x)), self.dim)
+            noise = select(torch.rand(shape, dtype=x.dtype, device=x.device, generator=generator))
         y = self.place(x + self.step * (0.5 if noise is False else noise))
         # rounding may take y across an edge of its step, which is where `leave` looks for it
         count = (x.detach() / self._unit).round()
@@ -180,8 +180,10 @@ class Units(nn.Module):
 
     def contains(self, x: Tensor) -> Tensor:
         """Return which rows x lie in the support, (B,)."""
+        if not self.discrete or not len(x):  # constraints of torch raise an error without rows
+            return x.isfinite().all(-1)
         found: Tensor = self.support.check(x)
-        return found if self.discrete else x.isfinite().all(-1)
+        return found
 
     def values_of(self, column: int) -> Tensor | None:
         """Return all values of a category column; None for columns of numbers."""

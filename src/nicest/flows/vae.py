@@ -17,8 +17,8 @@ from nicest.flows.coupling import Coupling, Partition
 from nicest.flows.density import Density, by_rows
 from nicest.flows.flow import Flow, units_ledger
 from nicest.flows.laws import Affine, Law
+from nicest.flows.noise import batch_size, select
 from nicest.flows.priors import Gaussian
-from nicest.flows.shares import own, whole
 from nicest.flows.units import Units
 from nicest.flows.within import Within
 
@@ -202,4 +202,4 @@ class VAE(Density):
         return self.decode(h)
 
     def _draw_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        return own(self.noise.rsample(whole(n), generator=generator))
+        return select(self.noise.rsample(batch_size(n), generator=generator))

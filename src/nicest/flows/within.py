@@ -112,6 +112,8 @@ def at_context(layer: Bijection, context: Tensor) -> Bijection:
 
 def repeated(values: Tensor, rows: int) -> Tensor:
     """Repeat each of N values for rows / N consecutive rows."""
-    if rows % len(values):
+    if not rows:
+        return values[:0]
+    if not len(values) or rows % len(values):
         raise ValueError(f"expected a multiple of {len(values)} rows, one for each context, got {rows}")
     return values.repeat_interleave(rows // len(values), 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,26 @@ from torch import Tensor
 
 from nicest.fast import capture, copy_weights, lower
 from nicest.flows import Flow, Mixture
-from nicest.flows.shares import Share
+from nicest.flows.noise import Part, part_of_batch
 
 Method = str | Callable[..., Any]
 BATCH = 2000  # rows that are scored or decoded at once, whatever their number
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of every batch that one of `size` processes has: each `size`-th from row `rank` on."""
+
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, batch: Tensor) -> Tensor:
+        """Return the rows of a global batch that this process has."""
+        return batch[self.rank :: self.size]
+
+    def of(self, total: int, *, copies: int = 1) -> AbstractContextManager[None]:
+        """Treat the rows that a flow is given as this share of a batch of `total`, repeated `copies` times."""
+        return part_of_batch(Part(total, self.rank, self.size, copies))
 
 
 class Engine:

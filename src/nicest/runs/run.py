@@ -140,9 +140,13 @@ class Run:
         """How many draws of the noise to average over: continuous data has none, and needs one."""
         return wanted if self.flow.units.discrete else 1
 
-    def nats(self, x: Tensor, draws: int = DRAWS) -> Tensor:
-        """The log-likelihood of every row, (n,), as `evaluate` reports it: for pixels on the recipe's interval."""
-        each = [self.engine.log_prob(x).double() for _ in range(self.draws(draws))]
+    def nats(self, rows: Tensor, draws: int = DRAWS) -> Tensor:
+        """Return the log-likelihood of stored rows, (n,), as `evaluate` reports it: for pixels on their interval.
+
+        The rows of a conditional model include its context, as those of `rows` do.
+        """
+        x, context = self.recipe.data.split(rows)
+        each = [self.engine.log_prob(x, context).double() for _ in range(self.draws(draws))]
         return torch.stack(each).mean(0) + self.flow.units.interval_nats
 
 

@@ -112,9 +112,7 @@ class Sample(Score):
         several = isinstance(flow, Mixture)
         self.inputs = ("e", *(("context",) if conditional else ()), *(("member",) if several else ()))
 
-    def forward(
-        self, e: Tensor, context: Tensor | None = None, member: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, e: Tensor, context: Tensor | None = None, member: Tensor | None = None) -> Tensor:
         flow, prior = self.flow, self.flow.prior
         h = prior.loc + prior.log_scale.exp() * e
         if member is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nicest.errors import NicestError
-from nicest.flows.shares import own, whole
+from nicest.flows.noise import batch_size, select
 from nicest.recipes.recipe import AugmentSettings
 
 
@@ -79,10 +79,10 @@ class Warp(nn.Module):
             self.register_buffer(name, torch.as_tensor(value, dtype=dtype), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        n = round(self.settings.share * whole(len(rows)))
+        n = round(self.settings.share * batch_size(len(rows)))
         if n == 0:
             return rows
-        motion = Motion(*map(own, self.draw(n)))
+        motion = Motion(*map(select, self.draw(n)))
         n = len(motion.shift)  # of the rows that are here
         return torch.cat([self.warp(rows[:n], motion), rows[n:]])
 

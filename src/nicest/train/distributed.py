@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import Flow
-from nicest.flows.shares import Share
+from nicest.inference.engine import Share
 from nicest.messages import one_line
 from nicest.runs.runtime import choose_device
 

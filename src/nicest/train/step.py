@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nicest.fast import capture, lower, lowered_chains
 from nicest.fast.conv import deterministic
 from nicest.flows import Flow
-from nicest.flows.shares import own, whole
+from nicest.flows.noise import batch_size, select
 from nicest.train.augment import Warp
 from nicest.train.distributed import local
 from nicest.train.fused import FusedUpdate
@@ -90,7 +90,7 @@ class TrainingStep:
     def other_labels(self, labels: Tensor) -> Tensor:
         """Draw another label for each of these, (B, 1)."""
         count = len(self.state.recipe.data.classes)
-        other = own(torch.randint(1, count, (whole(len(labels)),), device=labels.device))
+        other = select(torch.randint(1, count, (batch_size(len(labels)),), device=labels.device))
         return ((labels + other[:, None]) % count).to(labels.dtype)
 
     def exchange(self) -> None:

@@ -1,15 +1,16 @@
-"""Processes that share a batch meet the random numbers of the process that has it whole."""
+"""Rows meet the same random numbers however a batch is divided."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from nicest.flows.repeated import once, repeated
 from torch import Tensor
 
 from nicest.fast.lower import FastMLP
 from nicest.flows import MLP, Features, Units
-from nicest.flows.shares import Share, dropout, own, whole
+from nicest.flows.noise import batch_size, dropout, select
+from nicest.inference.engine import Share
 from nicest.recipes.recipe import AugmentSettings
 from nicest.train.augment import Warp
 
@@ -97,39 +98,20 @@ def test_shares_make_up_the_batch(size: int):
 
 def test_a_share_is_held_inside_alone():
     with Share(1, 2).of(10):
-        assert whole(5) == 10
-        assert own(torch.arange(10)).tolist() == [1, 3, 5, 7, 9]
-    assert whole(5) == 5
+        assert batch_size(5) == 10
+        assert select(torch.arange(10)).tolist() == [1, 3, 5, 7, 9]
+    assert batch_size(5) == 5
     with Share().of(10):  # all of it
-        assert own(torch.arange(3)).tolist() == [0, 1, 2]
+        assert select(torch.arange(3)).tolist() == [0, 1, 2]
 
 
-class TestRepeated:
-    """What a coupling function reads comes several times in a row: it is computed once."""
-
-    @pytest.mark.parametrize("n", [1, 3])
-    @pytest.mark.parametrize("context", [False, True])
-    def test_is_the_plain_computation(self, n: int, context: bool):
-        seen: list[int] = []
-
-        def network(x: Tensor, *given: Tensor) -> Tensor:
-            seen.append(len(x))
-            return sum(given, 2 * x)
-
-        x, c = (torch.randn(4, 2).repeat_interleave(n, 0) for _ in range(2))
-        with repeated(n):
-            found = once(network, x, c if context else None)
-        assert torch.equal(found, once(network, x, c if context else None))
-        assert seen == [4, 4 * n]
-
-    def test_ends_with_its_block(self):
-        def broken(_: Tensor) -> Tensor:
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError), repeated(2):
-            once(broken, torch.zeros(4, 1), None)
-        assert len(once(lambda x: x, torch.zeros(4, 1), None)) == 4
-
-    def test_no_rows(self):
-        with repeated(3):
-            assert once(lambda x: x, torch.zeros(0, 2), None).shape == (0, 2)
+def test_contexts_may_end_in_any_order_and_threads_do_not_see_each_other():
+    first, second = Share(0, 2).of(10), Share(1, 2).of(20)
+    first.__enter__()
+    second.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(batch_size, 5).result() == 5
+    first.__exit__(None, None, None)
+    assert batch_size(5) == 20
+    second.__exit__(None, None, None)
+    assert batch_size(5) == 5
