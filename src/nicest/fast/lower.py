@@ -368,14 +368,14 @@ class LoweredChain(Bijection):
         stream, total = _Stream(y), y.new_zeros(len(y))
         for _, part in reversed(self.fast):
             if not isinstance(part, FastCoupling):
-                x, log_det = part.inverse(stream.batch_size(), context)
+                x, log_det = part.inverse(stream.whole(), context)
                 stream, total = _Stream(x), total + log_det
             elif part.network and part.at_once(y, context):
-                stream = _Stream(part.network.shift(stream.batch_size(), part.partition, -1))
+                stream = _Stream(part.network.shift(stream.whole(), part.partition, -1))
             else:
                 x1, x2, inner = part.couple(*stream.split(part.partition), context, inverse=True)
                 stream.parts, total = (x1, x2), total if inner is None else total + inner
-        return stream.batch_size(), total
+        return stream.whole(), total
 
     def _walk(self, x: Tensor, context: Tensor | None, *, by_layer: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Return f(x) and the log-determinants by name, None for a volume-preserving layer.
@@ -387,18 +387,18 @@ class LoweredChain(Bijection):
         for name, part in self.fast:
             if not isinstance(part, FastCoupling):
                 if by_layer:
-                    x, inner = ledger(part, stream.batch_size(), context)
+                    x, inner = ledger(part, stream.whole(), context)
                     terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
                 else:
-                    x, terms[name] = part(stream.batch_size(), context)
+                    x, terms[name] = part(stream.whole(), context)
                 stream = _Stream(x)
             elif part.network and part.at_once(x, context):
-                stream = _Stream(part.network.shift(stream.batch_size(), part.partition, 1))
+                stream = _Stream(part.network.shift(stream.whole(), part.partition, 1))
                 terms[name] = None
             else:
                 y1, y2, terms[name] = part.couple(*stream.split(part.partition), context)
                 stream.parts = y1, y2
-        return stream.batch_size(), terms
+        return stream.whole(), terms
 
 
 class _Stream:
@@ -419,7 +419,7 @@ class _Stream:
             self.parts = _split(partition, _merge(before, *self.parts))
         return self.parts
 
-    def batch_size(self) -> Tensor:
+    def whole(self) -> Tensor:
         return self.x if self.partition is None else _merge(self.partition, *self.parts)
 
 

@@ -66,9 +66,9 @@ class Engine:
         self.copies = precision not in (None, flow.units.scale.dtype) and self.device.type == "cuda"
         self.refresh()
 
-    def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Return log p of every row, (n,), on the device of the flow."""
-        return self._gathered(self.each("log_prob", x, context), ())
+    def log_prob(self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return log p of every row, (n,), on the device of the flow; the generator is the source of the noise."""
+        return self._gathered(self.each("log_prob", x, context, generator=generator), ())
 
     def sample(self, n: int, context: Tensor | None = None, **options: Any) -> Tensor:
         """Draw n rows, (n, D), on the device of the flow; the options are those of `draws`."""
@@ -106,19 +106,22 @@ class Engine:
         context: Tensor | None = None,
         *,
         of: int = 0,
+        generator: torch.Generator | None = None,
         **options: bool,
     ) -> Iterator[Any]:
         """Apply a method of the flow to x and its context in batches; yield each result, in memory of its own.
 
         `method` is a name, or a function whose first argument is the flow. `of` is the number of rows that the size of
-        a batch is chosen for, by default those of x.
+        a batch is chosen for, by default those of x. Random numbers come from the `generator`, if there is one; torch's
+        own is then left as it was.
         """
         batch, start = self._size(of or len(x)), 0
         while start < len(x):
             some = slice(start, start + batch)
             entire = (x[some],) if context is None else (x[some], context[some])
             try:
-                result = self._one(method, entire, batch, options)
+                with drawing_from(generator, self.device):
+                    result = self._one(method, entire, batch, options)
             except RuntimeError as error:
                 # processes that share their batches halve none: they would draw other numbers than the rest
                 if batch == 1 or self.share.size > 1 or not out_of_memory(error):
@@ -203,6 +206,23 @@ class Graph:
         if isinstance(self.output, dict):
             return {name: each[:n].clone() for name, each in self.output.items()}
         return self.output[:n].clone()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """Let torch's own generator of a device continue from another one, and restore it at the end."""
+    if generator is None:
+        yield
+        return
+    own = torch.cuda.default_generators[torch.cuda.current_device()] if device.type == "cuda" else None
+    own = own or torch.default_generator
+    before = own.get_state()
+    own.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(own.get_state())
+        own.set_state(before)
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -113,8 +113,9 @@ def upgraded(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
         elif layer == "columns":
             found[f"{prefix}units.step"] = tensor
         elif layer == "standardise" and what == "scale":
-            found[f"{prefix}units.scale"] = 1 / tensor
-            found[f"{prefix}units.loc"] = -tensors[f"{prefix}chain.layers.standardise.shift"] / tensor
+            with suppress(KeyError, RuntimeError):  # without them, weights of a damaged file do not fit the flow
+                found[f"{prefix}units.loc"] = -tensors[f"{prefix}chain.layers.standardise.shift"] / tensor
+                found[f"{prefix}units.scale"] = 1 / tensor
     if not recipe.data.levels:  # a table without discrete columns had no steps
         for name in [name for name in found if name.endswith("units.loc")]:
             found.setdefault(name.replace("units.loc", "units.step"), torch.zeros_like(found[name]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,13 +61,20 @@ def origins(flow: Any, data: DataSettings) -> dict[str, Origin]:
 
 
 def convert(tensors: Mapping[str, Tensor], flow: Any, data: DataSettings) -> dict[str, Tensor]:
-    """Convert the weights of a flow from format 2; what has no origin there keeps its name."""
+    """Convert the weights of a flow from format 2; what has no origin there keeps its name.
+
+    A tensor of the wrong shape is left out, so that the weights do not fit the flow.
+    """
     tensors = dict(tensors)
     if isinstance(flow, Mixture):
         tensors.setdefault("share", torch.full_like(flow.weights, 1 / len(flow.members)))
     known = origins(flow, data)
     used = {origin.name for origin in known.values()}
-    found = {name: origin.convert(tensors[origin.name]) for name, origin in known.items() if origin.name in tensors}
+    found = {}
+    for name, origin in known.items():
+        if origin.name in tensors:
+            with suppress(IndexError, RuntimeError):
+                found[name] = origin.convert(tensors[origin.name])
     return found | {name: tensor for name, tensor in tensors.items() if name not in used}
 
 

@@ -283,9 +283,10 @@ class Images:
     def score_row(self, row: np.ndarray, reference: np.ndarray | None) -> messages.Score:
         """Means over draws of noise that is the picture's own, so that its score does not depend on what is beside."""
         draws = DRAWS if self.units.discrete else 1
+        generator = torch.Generator(self.loaded.run.device)
+        generator.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
         with noise:
-            torch.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
-            terms = ledger(self.loaded.engine, row, draws)
+            terms = ledger(self.loaded.engine, row, draws, generator)
         each = np.sum(list(terms.values()), axis=0)
         nats, means = float(each.mean()), {name: float(term.mean()) for name, term in terms.items()}
         levels = self.units.terms() if self.units.levels else {}

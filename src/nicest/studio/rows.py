@@ -128,8 +128,8 @@ class Rows:
             except NicestError as error:
                 raise NicestError(str(error).replace(str(path), "the table")) from error
         with noise:
-            torch.manual_seed(0)
-            each = [log_densities(self.loaded.engine, part, self.loaded.draws) for part in parts]
+            generator = torch.Generator(self.loaded.run.device).manual_seed(0)
+            each = [log_densities(self.loaded.engine, part, self.loaded.draws, generator) for part in parts]
         nats = np.concatenate([np.zeros(0), *each])
         shares = outlier_scores(nats, self.loaded.reference())
         scores = [

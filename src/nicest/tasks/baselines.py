@@ -23,9 +23,20 @@ NAMES = ("diagonal_gaussian", "factorial_logistic", "full_gaussian", "zca_logist
 
 
 def baselines(
-    splits: Splits, split: str, data: DataSettings, device: torch.device, *, draws: int = 1
+    splits: Splits,
+    split: str,
+    data: DataSettings,
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    *,
+    draws: int = 1,
 ) -> dict[str, float]:
-    """Mean nats of each baseline on a split, on the recipe's interval; NaN for one that this data does not allow."""
+    """Return the mean nats of each baseline on a split, on the recipe's interval; NaN where data does not allow it."""
+    with engine.drawing_from(generator, device):
+        return _baselines(splits, split, data, device, draws)
+
+
+def _baselines(splits: Splits, split: str, data: DataSettings, device: torch.device, draws: int) -> dict[str, float]:
     rows, held_out = rows_to(splits.training, device), rows_to(splits.split(split), device)
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):

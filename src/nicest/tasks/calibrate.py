@@ -17,7 +17,7 @@ from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
 from nicest.flows import Flow, Mixture, members
 from nicest.inference.calibration import Calibration, Cells, ks_distance, own_ranks, randomised_ranks
-from nicest.inference.engine import Engine
+from nicest.inference.engine import Engine, drawing_from
 from nicest.inference.impute import in_parts
 from nicest.progress import Bar
 from nicest.recipes.splits import load_splits
@@ -128,9 +128,7 @@ def calibration(
         raise NicestError(f"expected 2 rows or more that are complete and of values known in training, got {got}")
     rng, engine = np.random.default_rng(seed), engine or Engine(flow)
     x = complete[rng.permutation(len(complete))[:MOST]]
-    devices = [flow.device] if flow.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(int(rng.integers(1 << 62)))
+    with drawing_from(torch.Generator(flow.device).manual_seed(int(rng.integers(1 << 62))), flow.device):
         samples = engine.sample(MOST).cpu().numpy()
         for i, column in enumerate(columns):
             if column.discrete:  # as `sample` gives them

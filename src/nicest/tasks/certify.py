@@ -32,15 +32,16 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     if jacobians > n:
         raise NicestError(f"expected at most as many Jacobians as there are examples, {n}, got {jacobians}")
     require_writable(certificate)
-    torch.manual_seed(seed)
+    generator = torch.Generator(run.device).manual_seed(seed)
     flow = run.flow_in(torch.float64)
     if recipe.data.name == IN_MEMORY:  # nothing of which is kept: samples alone
-        x, context = flow.sample(1), None
+        x, context = flow.sample(1, generator=generator), None
     else:
         test = run.splits.test
-        rows = rows_to(test[torch.randperm(len(test))[: max(1, n // 2)].numpy()], run.device)
+        order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
+        rows = rows_to(test[order[: max(1, n // 2)].numpy()], run.device)
         x, context = recipe.data.split(rows)
-    y, context = examples(flow, x, context, n)
+    y, context = examples(flow, x, context, n, generator)
     picked = torch.linspace(0, len(y) - 1, jacobians).round().long()  # from the real half and the sampled half
 
     result: dict[str, Any] = {"dtype": [], "max_roundtrip": [], "mean_roundtrip": [], "max_logdet_error": []}
@@ -71,11 +72,14 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
 
 
 @torch.inference_mode()
-def examples(flow: Any, x: Tensor, context: Tensor | None, n: int) -> tuple[Tensor, Tensor | None]:
+def examples(
+    flow: Any, x: Tensor, context: Tensor | None, n: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return n points y of the space that bijections act on, from rows and then from samples, and their context."""
     more = max(1, n - len(x))
     drawn = None if context is None else context[torch.arange(more) % len(context)]
-    y = flow.units.enter(torch.cat((x.to(flow.units.scale), flow.sample(more, drawn).to(flow.units.scale))))
+    samples = flow.sample(more, drawn, generator=generator)
+    y = flow.units.enter(torch.cat((x.to(samples), samples)), generator=generator)
     return y, None if context is None or drawn is None else torch.cat((context, drawn)).to(y)
 
 

@@ -52,7 +52,7 @@ def classify(
         plots.picture_kind(path)
     require_own_file(path, run.recipe, *paths)
     require_writable(path)
-    torch.manual_seed(seed)
+    generator = torch.Generator(run.device).manual_seed(seed)
     draws = run.draws(draws)
     parts = _of_files(run, paths) if paths else _of_split(run, split)
     named = len(paths) > 1 or any(image_names(each) for each in paths)
@@ -63,7 +63,7 @@ def classify(
         )
         bar = stack.enter_context(Bar("classifying", len(paths) or len(run.splits.split(split))))
         for names, first, images, truth, done in parts:
-            nats = log_likelihoods(run, images, draws).cpu().numpy()
+            nats = log_likelihoods(run, images, draws, generator).cpu().numpy()
             if write:
                 write(_lines(nats, classes, names if named else None, first, truth))
             found.append(posterior(nats, classes))
@@ -83,7 +83,7 @@ def classify(
 
 
 @torch.no_grad()
-def log_likelihoods(run: Run, images: np.ndarray, draws: int) -> Tensor:
+def log_likelihoods(run: Run, images: np.ndarray, draws: int, generator: torch.Generator | None = None) -> Tensor:
     """log p(x | label) of images (N, D) under every label, (N, labels), in nats on the recipe's interval.
 
     It is the mean log-density over draws of the dequantisation noise, as `score` has it, the same for every label. The
@@ -93,7 +93,7 @@ def log_likelihoods(run: Run, images: np.ndarray, draws: int) -> Tensor:
     flow, count = run.flow, len(run.recipe.data.classes)
     rows, each = rows_to(images, run.device), []
     for _ in range(draws):
-        y = flow.units.enter(rows)
+        y = flow.units.enter(rows, generator=generator)
         for label in range(count):
             labels = y.new_full((len(y), 1), label)
             each.append(torch.cat([part.double() for part in run.engine.each("log_density", y, labels)]))

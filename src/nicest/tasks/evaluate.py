@@ -38,13 +38,13 @@ def evaluate(
     own space, which is what `flow.log_prob` gives and bits/dim are made of.
     """
     flow, recipe, splits, rows, draws = run.flow, run.recipe, run.splits, run.rows(split), run.draws(draws)
-    torch.manual_seed(seed)
+    generator = torch.Generator(run.device).manual_seed(seed)
 
     sums: dict[str, float] = {}
     nats = torch.zeros(draws, len(rows), dtype=torch.float64)
     for draw in track(range(draws), "evaluating", draws):
         start = 0
-        for terms in run.engine.each("terms", *recipe.data.split(rows)):
+        for terms in run.engine.each("terms", *recipe.data.split(rows), generator=generator):
             for name, term in terms.items():
                 nats[draw, start : start + len(term)] += term.double().cpu()
                 sums[name] = sums.get(name, 0.0) + float(term.double().sum())
@@ -68,7 +68,9 @@ def evaluate(
         "terms": terms,
         "level_terms": {name: means[name] for name in levels},
         "level_nats": level_nats,
-        "baselines": baselines(splits, split, recipe.data, run.device, draws=draws) if with_baselines and whole else {},
+        "baselines": baselines(splits, split, recipe.data, run.device, generator, draws=draws)
+        if with_baselines and whole
+        else {},
         "paper_nats": recipe.paper_nats,
         "recipe": recipe.name,
         "interval": list(recipe.data.interval) if recipe.data.levels else None,

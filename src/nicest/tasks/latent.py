@@ -272,7 +272,7 @@ def interpolate(
     t = torch.linspace(0, 1, steps).to(h0)[:, None]
     h = model.between(h0, h1, steps, way)
     latent = model.decode(h.flatten(0, 1)).unflatten(0, h.shape[:2])
-    pixels = model.units.leave(straight(y0, y1, t))
+    pixels = model.units.leave(straight(y0, y1, t).flatten(0, 1)).unflatten(0, h.shape[:2])
     images = {"images": model.images(latent), "pixels": model.images(pixels)}
     arrays = {**images, "h": h.cpu().numpy(), "pairs": np.array(chosen)}
 

@@ -114,9 +114,10 @@ def scored(
     run: Run, batches: Iterable[Batch], *, draws: int, seed: Sequence[int], quantiles: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the log-densities and outlier scores of batches; the noise depends on the seed and on the row number."""
-    torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) >> 1)
+    first = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) >> 1
+    generator = torch.Generator(run.device).manual_seed(first)
     for batch in batches:
-        nats = log_densities(run.engine, batch, draws)
+        nats = log_densities(run.engine, batch, draws, generator)
         yield nats, outlier_scores(nats, quantiles)
 
 
@@ -219,8 +220,8 @@ def model_rows(path: Path, recipe: Recipe) -> np.ndarray:
     return rows.values
 
 
-def log_densities(engine: Engine, chunk: Batch, draws: int) -> np.ndarray:
-    """Nats of every row: NaN where a cell is missing, -inf where one is unknown."""
+def log_densities(engine: Engine, chunk: Batch, draws: int, generator: torch.Generator | None = None) -> np.ndarray:
+    """Return the nats of every row: NaN where a cell is missing, -inf where one is unknown."""
     missing = np.isnan(chunk.rows).any(1) if chunk.rows.dtype.kind == "f" else np.zeros(len(chunk.rows), dtype=bool)
     whole = ~(missing | chunk.unknown)
     nats = np.full(len(chunk.rows), np.nan)
@@ -229,8 +230,8 @@ def log_densities(engine: Engine, chunk: Batch, draws: int) -> np.ndarray:
         rows = rows_to(chunk.rows[whole], engine.device)
         # all draws of a row, then those of the next: so its noise does not depend on how many rows come at once
         parts = rows.split(max(1, engine.batch // draws))
-        drawn = [engine.log_prob(part.repeat_interleave(draws, 0)).view(-1, draws) for part in parts]
-        each = torch.cat(drawn).double()
+        repeated = (part.repeat_interleave(draws, 0) for part in parts)
+        each = torch.cat([engine.log_prob(x, generator=generator).view(-1, draws) for x in repeated]).double()
         # of a table the log of the mean density, which comes nearer to the log-probability than the mean of the logs
         joined = each.logsumexp(1) - math.log(draws) if chunk.rows.dtype.kind == "f" else each.mean(1)
         mean = joined.cpu().numpy()
@@ -238,11 +239,13 @@ def log_densities(engine: Engine, chunk: Batch, draws: int) -> np.ndarray:
     return nats
 
 
-def ledger(engine: Engine, row: np.ndarray, draws: int) -> dict[str, np.ndarray]:
-    """The terms of the log-density of a row (D,), (draws,) each: of every draw of the noise they sum to its nats."""
+def ledger(
+    engine: Engine, row: np.ndarray, draws: int, generator: torch.Generator | None = None
+) -> dict[str, np.ndarray]:
+    """Return the terms of the log-density of a row (D,), (draws,) each; for every draw they sum to its nats."""
     repeated = rows_to(np.repeat(row[None], draws, axis=0), engine.device)
     parts: dict[str, list[np.ndarray]] = {}
-    for terms in engine.each("terms", repeated):
+    for terms in engine.each("terms", repeated, generator=generator):
         for name, term in terms.items():
             parts.setdefault(name, []).append(term.double().cpu().numpy())
     return {name: np.concatenate(each) for name, each in parts.items()}
@@ -282,8 +285,8 @@ def score_quantiles(run: Run, draws: int, split: str = "train", engine: Engine |
         generator = torch.Generator(engine.device).manual_seed(0)
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
-    torch.manual_seed(0)
-    nats = log_densities(engine, Batch(chosen, np.zeros(len(chosen), dtype=bool)), draws)
+    generator = torch.Generator(engine.device).manual_seed(0)
+    nats = log_densities(engine, Batch(chosen, np.zeros(len(chosen), dtype=bool)), draws, generator)
     quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
     try:
         keep_quantiles(run.path, quantiles, draws, int(run.figures.get("step", 0)), split, run.label)
