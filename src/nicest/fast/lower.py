@@ -56,6 +56,9 @@ def lower(flow: Any, dtype: torch.dtype | None = None) -> Any:
     twin._modules = dict(flow._modules)
     if isinstance(flow, Mixture):
         twin.members = nn.ModuleList(lower(each, dtype) for each in flow.members)
+        if flow.shares_units:  # the twins share them too, and with them the dequantisation noise
+            for each in twin.members:
+                each.units = twin.members[0].units
         return twin
     twin.bijection = LoweredChain(flow.bijection, dtype or flow.units.scale.dtype)
     if type(flow.units) is Units and flow.units.levels and not _hooked(flow.units):
