@@ -16,7 +16,6 @@ from nicest.data import load
 from nicest.flows import (
     LAWS,
     MLP,
-    Affine,
     AffineSpline,
     Chain,
     ChannelMixing,
@@ -38,6 +37,7 @@ from nicest.flows import (
     channels,
     odd_even,
 )
+from nicest.runs.formats import parameter_orders
 
 pytest.importorskip("constriction", reason="compression needs constriction: install nicest[codec]")
 FILES = Path(__file__).parent / "files"
@@ -55,9 +55,8 @@ def every_layer() -> Flow:
         *couplings,
         Squeeze((1, 4, 4)),
         ChannelMixing((4, 2, 2)),
-        Coupling(channels(4, 2, 2), law, ConvNet((2, 2, 2), 2, law, width=4, blocks=1)),
+        Coupling(channels(4, 2, 2), law, ConvNet((2, 2, 2), 2, law.size, width=4, blocks=1)),
         Within(Partition(range(8), 16), inner),
-        Within(Partition(range(8, 16), 16), Elementwise(Affine(), 8, 4), MLP(8, 4, (4,))),
         DiagonalScaling(16),
     )
     flow = Flow(Units.pixels(16, 17), chain, Gaussian(16, learned=True)).double().eval()
@@ -65,6 +64,9 @@ def every_layer() -> Flow:
         for n, parameter in enumerate(flow.parameters()):
             numbers = (37 * torch.arange(parameter.numel()) + n) % 17 - 8
             parameter.copy_(numbers.view(parameter.shape).double() / 251)
+        for name, order in parameter_orders(flow):  # the numbers above are in the order of format 2
+            parameter = flow.get_parameter(name)
+            parameter.copy_(parameter[order])
         for mixing in (module for module in flow.modules() if isinstance(module, Mixing)):
             mixing.order.copy_(torch.arange(len(mixing.order)).flip(0))
     return flow

@@ -7,20 +7,21 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from test_impute import bent, gaussian_flow, real, truth, two_hills
-from torch import Tensor
+from test_impute import bent, gaussian_flow, real, truth, two_hills, whitening
+from torch import Tensor, nn
 
 from nicest.flows import (
+    Affine,
     Chain,
+    Elementwise,
     Flow,
     Gaussian,
     Logistic,
     MixedUnits,
     Mixture,
-    PartPrior,
+    Standardiser,
     TriangularAffine,
     Units,
-    odd_even,
 )
 from nicest.inference import conditional
 from nicest.inference.conditional import Conditional, Region
@@ -65,9 +66,9 @@ class TestMixture:
         means = torch.tensor([[0.0, 0.0, 1.0], [3.0, -2.0, 0.0]]).double()
         spreads = torch.tensor([[[1.0, 0.8, 0.0], [0.8, 1.0, 0.3], [0.0, 0.3, 1.0]]]).double().repeat(2, 1, 1)
         spreads[1] = torch.tensor([[0.25, -0.2, 0.0], [-0.2, 4.0, 0.0], [0.0, 0.0, 0.5]])
-        chains = [Chain(TriangularAffine(3).double().fit_moments(*each)) for each in zip(means, spreads, strict=True)]
-        one = real(chains[0], 3)
-        return Mixture(one.units, chains, one.prior).double().eval(), list(zip(means, spreads, strict=True))
+        parts = list(zip(means, spreads, strict=True))
+        units, prior = Units.continuous(3, standardise=False), Gaussian(3)
+        return Mixture([Flow(units, whitening(*each), prior) for each in parts]).double().eval(), parts
 
     @staticmethod
     def expected(parts: list, weigh: Callable[[float, float], float], at: Callable[[float, float], float]) -> tuple:
@@ -129,7 +130,7 @@ class TestCategories:
         units.double().fit_rows(x)
         assert units.start[0].argsort().tolist() in ([3, 0, 4, 1, 2], [2, 1, 4, 0, 3])
         chain = Chain(units.first_layers() | {"whitening": TriangularAffine(2).double()})
-        chain.layers["whitening"].fit(chain.layers["bounds"](units.enter(x))[0])
+        chain["whitening"].initialise(chain["bounds"](units.enter(x))[0])
         return Flow(units, chain, Gaussian(2)).double().eval()
 
     @pytest.mark.parametrize("pieces", [between(0, 2), equal(4), [*between(0, 1), *equal(3)], above(0.5)])
@@ -206,7 +207,7 @@ class TestGaussian:
     def test_a_corner_that_correlation_makes_rare(self):
         """x0 > z and x1 < -z with a correlation of 0.9: the probability by quadrature."""
         covariance = torch.tensor([[1.0, 0.9], [0.9, 1.0]]).double()
-        flow = real(Chain(TriangularAffine(2).double().fit_moments(torch.zeros(2), covariance)), 2)
+        flow = real(whitening(torch.zeros(2), covariance), 2)
         x, found = drawn(flow, {0: above(1.0), 1: [((-math.inf, 0), (-1.0, -1))]})
         inner = stats.norm(scale=math.sqrt(1 - 0.81))
 
@@ -308,7 +309,7 @@ class TestMixed:
             2: [((0.0, 1), (1.5, 0))],
         }
         flow = self.flow()
-        y = flow.chain.inverse(torch.randn(100_000, 4).double())[0]
+        y = flow.bijection.inverse(torch.randn(100_000, 4).double())[0]
         x = units.leave(y)
         count, kind, real = x[:, 0], x[:, 1], x[:, 2]
         met = (((count >= 5) & (count <= 8)) | (count >= 11)) & ((kind == 1) | (kind == 3)) & (real > 0) & (real <= 1.5)
@@ -325,7 +326,7 @@ class TestMixed:
     )
     def test_the_chains_draw_what_rejection_draws(self, monkeypatch: pytest.MonkeyPatch, ranges: Ranges):
         flow = self.flow()
-        y = flow.chain.inverse(torch.randn(300_000, 4).double())[0]
+        y = flow.bijection.inverse(torch.randn(300_000, 4).double())[0]
         inside = flow.units.leave(y[Region(flow.units, ranges).off(y) == 0])
         assert len(inside) > 1000
         monkeypatch.setattr(conditional, "COMMON", 2.0)
@@ -380,5 +381,6 @@ def test_what_no_row_can_be_found_for_is_refused(refusal: Callable[..., str]):
 
 
 def test_a_conditional_model_is_refused(refusal: Callable[..., str]):
-    flow = Flow(Units.continuous(2), Chain(), PartPrior(Gaussian(1), odd_even(2)))
-    assert "1 numbers given 1" in refusal(Conditional, flow, {0: above(1.0)})
+    layer = Elementwise(Affine(), 2, nn.Linear(1, 4))
+    flow = Flow(Units.continuous(2), layer, Gaussian(2), Standardiser([0]))
+    assert "the model is conditional" in refusal(Conditional, flow, {0: above(1.0)})

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from nicest.flows import Flow
-from nicest.flows.shares import Share
 from nicest.inference import engine
-from nicest.inference.engine import Engine
+from nicest.inference.engine import Engine, Share
 from nicest.recipes import load_recipe
 from nicest.recipes.build import build
 
@@ -24,7 +23,7 @@ def flow() -> Flow:
 def sizes(flow: Flow) -> list[int]:
     """The batches that go through a flow from now on."""
     seen: list[int] = []
-    flow.chain.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    flow.bijection.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     return seen
 
 
@@ -109,10 +108,10 @@ def test_memory_that_runs_out_halves_the_batch(flow: Flow, monkeypatch: pytest.M
     rows, engine = torch.randn(20, 6), Engine(flow, batch=16)
     apply = engine._apply
 
-    def scarce(method: str, options: dict, x: torch.Tensor, whole: int) -> torch.Tensor:
+    def scarce(method: str, options: dict, x: torch.Tensor, *, whole: int) -> torch.Tensor:
         if len(x) > 4:
             raise torch.OutOfMemoryError
-        return apply(method, options, x, whole)
+        return apply(method, options, x, whole=whole)
 
     monkeypatch.setattr(engine, "_apply", scarce)
     with pytest.warns(UserWarning, match="going on with"):
@@ -139,6 +138,6 @@ def test_batches_stay_as_they_were_when_a_graph_reuses_its_buffer(flow: Flow, mo
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     rows, scored = torch.randn(10, 6), Engine(flow, batch=4)
-    graph = engine.Graph(lambda x: flow(x).detach(), (4, 6), rows[:4])
-    monkeypatch.setattr(scored, "_one", lambda method, part, *_: graph(part))
+    graph = engine.Graph(lambda x: flow(x).detach(), 4, [rows[:4]])
+    monkeypatch.setattr(scored, "_one", lambda method, parts, *_: graph(*parts))
     torch.testing.assert_close(torch.cat(list(scored.each("log_prob", rows))), flow(rows).detach())

@@ -2,13 +2,11 @@
 
 import copy
 import math
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from nicest.flows.repeated import repeated
 from scipy import stats
 from torch import Tensor, nn
 
@@ -16,7 +14,6 @@ from nicest.flows import (
     MLP,
     AffineSpline,
     Chain,
-    Coupling,
     DiagonalScaling,
     Elementwise,
     FeatureNetwork,
@@ -26,18 +23,16 @@ from nicest.flows import (
     Logistic,
     MixedUnits,
     Mixture,
-    Partition,
-    PartPrior,
     Prior,
     ResidualMLP,
     Spline,
+    Standardiser,
     Units,
-    Within,
 )
 from nicest.inference.predictive import Predictive, crps, interval
 
-PART = Partition([0, 2], 3)  # a number and a category of three are given, the target lies between them
-GIVEN = torch.tensor([[0.5, 0.0], [-1.0, 2.0], [math.nan, 1.0], [3.0, math.nan], [2.0, 7.0]])
+CONTEXT = torch.tensor([[0.5, 0.0], [-1.0, 2.0], [math.nan, 1.0], [3.0, math.nan], [2.0, 7.0]])  # a number, a category
+COLUMNS = [0, 3]  # the category is one of three
 ATOMS: dict[str, dict[str, object]] = {
     "category": {"atoms": [0.0, 1.0, 2.0, 3.0], "categories": True},
     "spike": {"atoms": [1.0]},
@@ -52,7 +47,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def units(kind: str) -> Units:
-    """Units of one target between the columns that are given, fitted to rows."""
+    """Units of one target, fitted to rows."""
     rng = np.random.default_rng(0)
     target = {
         "real": rng.normal(3.0, 2.0, 400),
@@ -65,26 +60,22 @@ def units(kind: str) -> Units:
     }[kind]
     if kind in ATOMS:
         own = ATOMS[kind]
-        options = {
-            "categories": [False, bool(own.get("categories")), False],
-            "bounds": [(-math.inf, math.inf), own.get("bounds", (-math.inf, math.inf)), (-math.inf, math.inf)],
-        }
-        atoms = [[], own["atoms"], []]
-        made: Units = MixedUnits([0.0, own.get("step", 0.0), 0.0], atoms, as_they_are=[2], **options)
+        bounds = [own.get("bounds", (-math.inf, math.inf))]
+        categories = [bool(own.get("categories"))]
+        made: Units = MixedUnits([own.get("step", 0.0)], [own["atoms"]], categories=categories, bounds=bounds)
     else:
-        made = Units.columns([0.0, float(kind == "steps"), 0.0], as_they_are=[2])
-    rows = np.column_stack([rng.normal(size=400), target, rng.integers(0, 3, 400)])
-    made.double().fit_rows(torch.from_numpy(rows))
+        made = Units.columns([float(kind == "steps")])
+    made.double().fit_rows(torch.from_numpy(target.astype(float))[:, None])
     return made
 
 
 def chain(units: Units, *, residual: bool, std: float = 0.2) -> Chain:
-    """A spline in the target, a coupling that reads the given columns, and a scaling, all with random weights."""
+    """A spline of the target, a law whose parameters depend on the context, and a scaling, all with random weights."""
     law = AffineSpline(bins=4)
     network = partial(ResidualMLP, width=8, blocks=1) if residual else partial(MLP, hidden=(8, 8))
-    m = FeatureNetwork(Features([0, 3]), lambda inputs: network(inputs, law.size))
-    inner = {"spline": Within(PART, Elementwise(Spline(bins=4), 1)), "coupling": Coupling(PART, law, m)}
-    made = Chain(units.first_layers(), inner, {"scaling": Within(PART, DiagonalScaling(1))})
+    conditioner = FeatureNetwork(Features(COLUMNS), lambda inputs: network(inputs, law.size))
+    layers = {"spline": Elementwise(Spline(bins=4), 1), "coupling": Elementwise(law, 1, conditioner)}
+    made = Chain(units.first_layers(), layers, {"scaling": DiagonalScaling(1)})
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=std)
     return made
@@ -92,13 +83,11 @@ def chain(units: Units, *, residual: bool, std: float = 0.2) -> Chain:
 
 def make(
     kind: str, members: int = 1, *, prior: type[Prior] = Logistic, dtype: torch.dtype = torch.float64, std: float = 0.2
-) -> tuple[Flow, Predictive]:
-    of = units(kind)
-    chains = [chain(of, residual=bool(k % 2), std=std) for k in range(members)]
-    whole = PartPrior(prior(1), PART)
-    flow = Flow(of, chains[0], whole) if members == 1 else Mixture(of, chains, whole)
-    flow = flow.to(dtype)
-    return flow, Predictive(flow, GIVEN.to(dtype))
+) -> tuple[Flow | Mixture, Predictive]:
+    of, law, embedding = units(kind), prior(1), Standardiser(COLUMNS)
+    flows = [Flow(of, chain(of, residual=bool(k % 2), std=std), law, embedding) for k in range(members)]
+    flow = (flows[0] if members == 1 else Mixture(flows)).to(dtype)
+    return flow, Predictive(flow, CONTEXT.to(dtype))
 
 
 def values(kind: str) -> Tensor:
@@ -116,13 +105,13 @@ class TestDistribution:
         ends = 9 if kind == "real" else 35  # as near to the upper bound as a float64 can be
         t = torch.linspace(-ends, ends, 10_001, dtype=torch.float64)
         x, slope = (3 + t.sinh(), t.cosh()) if kind == "real" else (4 * t.sigmoid(), 4 * t.sigmoid() * (-t).sigmoid())
-        for i, given in enumerate(GIVEN.double()):
+        for i, context in enumerate(CONTEXT.double()):
             with torch.no_grad():
-                density = flow.log_prob(x[:, None], given=given).exp() * slope
+                density = flow.log_prob(x[:, None], context).exp() * slope
             below = torch.cumulative_trapezoid(density, t)
             limit = 1e-4 if kind == "real" else 1e-5
             assert float(below[-1]) == pytest.approx(1, abs=limit)
-            found = ahead.cdf(x[1:].expand(len(GIVEN), -1))[i]
+            found = ahead.cdf(x[1:].expand(len(CONTEXT), -1))[i]
             torch.testing.assert_close(found, below, rtol=0, atol=limit)
 
     @members
@@ -131,10 +120,10 @@ class TestDistribution:
     def test_log_prob_is_that_of_the_derivative_of_cdf(self, kind: str, members: int, prior: type[Prior]):
         flow, ahead = make(kind, members, prior=prior)
         for x in (0.3, 2.0, 3.7):
-            y = torch.full((len(GIVEN),), x, dtype=torch.float64)
+            y = torch.full((len(CONTEXT),), x, dtype=torch.float64)
             slope = (ahead.cdf(y + 1e-5) - ahead.cdf(y - 1e-5)) / 2e-5
             torch.testing.assert_close(ahead.log_prob(y), slope.log(), rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(ahead.log_prob(y), flow.log_prob(y[:, None], given=GIVEN.double()).detach())
+            torch.testing.assert_close(ahead.log_prob(y), flow.log_prob(y[:, None], CONTEXT.double()).detach())
 
     @kinds
     @members
@@ -143,7 +132,7 @@ class TestDistribution:
         _, ahead = make(kind, members, dtype=dtype)
         shares = torch.tensor([0.001, 0.05, 0.3, 0.5, 0.9, 0.999], dtype=dtype)
         found = ahead.quantile(shares)
-        assert found.shape == (len(GIVEN), 6)
+        assert found.shape == (len(CONTEXT), 6)
         assert found.dtype == dtype
         assert bool((found.diff(dim=1) >= 0).all())
         at, limit = ahead.cdf(found), 1e-9 if dtype == torch.float64 else 2e-4
@@ -165,15 +154,15 @@ class TestDistribution:
         _, ahead = make(kind, members, dtype=dtype, std=std)
         every = values(kind).to(dtype)
         found = ahead.probability(every)
-        assert found.shape == (len(GIVEN), len(every))
+        assert found.shape == (len(CONTEXT), len(every))
         assert bool((found >= 0).all())
         if kind != "steps" or std < 1:  # else the tails are longer than any list
-            torch.testing.assert_close(found.sum(1), torch.ones(len(GIVEN), dtype=dtype), rtol=0, atol=1e-4)
-        one = torch.full((len(GIVEN),), 2.0, dtype=dtype)
+            torch.testing.assert_close(found.sum(1), torch.ones(len(CONTEXT), dtype=dtype), rtol=0, atol=1e-4)
+        one = torch.full((len(CONTEXT),), 2.0, dtype=dtype)
         limit = 1e-9 if dtype == torch.float64 else 1e-4
         likely = ahead.probability(one[:1])[:, 0].clamp_min(torch.finfo(dtype).tiny)
         torch.testing.assert_close(ahead.log_prob(one), likely.log(), rtol=limit, atol=limit)
-        below = ahead.cdf(every.expand(len(GIVEN), -1))
+        below = ahead.cdf(every.expand(len(CONTEXT), -1))
         torch.testing.assert_close(below - below[:, :1], found.cumsum(1) - found[:, :1], rtol=0, atol=1e-4)
 
     @members
@@ -184,7 +173,7 @@ class TestDistribution:
         share = ahead.probability(torch.tensor([spike, spike + 0.5]).double())
         assert bool((share[:, 0] > 0.01).all())
         assert bool((share[:, 1] == 0).all())
-        one = torch.full((len(GIVEN),), spike, dtype=torch.float64)
+        one = torch.full((len(CONTEXT),), spike, dtype=torch.float64)
         torch.testing.assert_close(ahead.log_prob(one), share[:, 0].log())
         step = ahead.cdf(one) - ahead.cdf(one - 1e-5)
         torch.testing.assert_close(step, share[:, 0], rtol=0, atol=1e-4)
@@ -194,7 +183,7 @@ class TestDistribution:
     @kinds
     def test_members_are_averaged(self, kind: str):
         flow, ahead = make(kind, 3)
-        each = [Predictive(Flow(flow.units, one, flow.prior), GIVEN.double()) for one in flow.chains]
+        each = [Predictive(one, CONTEXT.double()) for one in flow.members]
         x = torch.tensor([1.0, 0.0, 2.0, 3.0, 1.0], dtype=torch.float64)
         mean = torch.stack([one.log_prob(x).exp() for one in each]).mean(0)
         torch.testing.assert_close(ahead.log_prob(x).exp(), mean)
@@ -203,8 +192,8 @@ class TestDistribution:
     def test_far_out_the_probability_of_an_integer_is_not_lost_to_rounding(self):
         """In float32, where F is 1 from 17 scales above the middle on."""
         flow, high = make("steps")
-        low = Predictive(copy.deepcopy(flow).float(), GIVEN)
-        x = torch.full((len(GIVEN),), 60.0)
+        low = Predictive(copy.deepcopy(flow).float(), CONTEXT)
+        x = torch.full((len(CONTEXT),), 60.0)
         assert bool((low.cdf(x) == 1).any())
         torch.testing.assert_close(low.log_prob(x).double(), high.log_prob(x.double()), rtol=1e-3, atol=1e-3)
 
@@ -233,10 +222,10 @@ class TestMean:
     def test_points_have_equal_weight(self):
         _, ahead = make("real", 3)
         points = ahead.points(16)
-        assert points.shape == (len(GIVEN), 48)
-        first = Predictive(Flow(ahead.flow.units, ahead.flow.chains[0], ahead.flow.prior), GIVEN.double())
+        assert points.shape == (len(CONTEXT), 48)
+        first = Predictive(ahead.flow.members[0], CONTEXT.double())
         expected = (torch.arange(16, dtype=torch.float64) + 0.5) / 16
-        torch.testing.assert_close(first.cdf(points[:, :16]), expected.expand(len(GIVEN), -1))
+        torch.testing.assert_close(first.cdf(points[:, :16]), expected.expand(len(CONTEXT), -1))
 
 
 class TestSample:
@@ -245,7 +234,7 @@ class TestSample:
     def test_draws_follow_the_distribution(self, members: int, dtype: torch.dtype):
         _, ahead = make("real", members, dtype=dtype)
         drawn = ahead.sample(3000, torch.Generator().manual_seed(1))
-        assert drawn.shape == (len(GIVEN), 3000)
+        assert drawn.shape == (len(CONTEXT), 3000)
         for share in ahead.cdf(drawn):
             assert stats.kstest(share.numpy(), "uniform").pvalue > 0.001
             tails = (share < 0.01).sum(), (share > 0.99).sum()  # which the Kolmogorov-Smirnov test hardly looks at
@@ -270,7 +259,7 @@ class TestRows:
     @kinds
     def test_batches_change_nothing(self, kind: str, monkeypatch: pytest.MonkeyPatch):
         _, ahead = make(kind, 3)
-        x, shares = torch.ones(len(GIVEN), dtype=torch.float64), torch.tensor([0.1, 0.5])
+        x, shares = torch.ones(len(CONTEXT), dtype=torch.float64), torch.tensor([0.1, 0.5])
         whole = ahead.log_prob(x), ahead.cdf(x), ahead.quantile(shares), ahead.points()
         monkeypatch.setattr("nicest.inference.predictive.ROWS", 70)
         again = ahead.log_prob(x), ahead.cdf(x), ahead.quantile(shares), ahead.points()
@@ -279,45 +268,30 @@ class TestRows:
 
     def test_blocks_change_nothing(self, monkeypatch: pytest.MonkeyPatch):
         flow, ahead = make("real", 3)
-        x, shares = torch.ones(len(GIVEN), dtype=torch.float64), torch.tensor([0.1, 0.5])
+        x, shares = torch.ones(len(CONTEXT), dtype=torch.float64), torch.tensor([0.1, 0.5])
         monkeypatch.setattr("nicest.inference.predictive.BLOCK", 2)
-        again = Predictive(flow, GIVEN.double())
+        again = Predictive(flow, CONTEXT.double())
         assert len(again.blocks) == 3
         torch.testing.assert_close(again.log_prob(x), ahead.log_prob(x))
         torch.testing.assert_close(again.quantile(shares), ahead.quantile(shares))
         torch.testing.assert_close(again.points(), ahead.points())
 
-    def test_a_coupling_function_is_computed_once_for_all_questions(self):
+    def test_a_conditioner_is_evaluated_once_for_all_questions(self):
         flow, _ = make("real", 3)
         calls = list[int]()
-        network = next(layer for layer in flow.modules() if isinstance(layer, Coupling)).network
-        network.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-        ahead = Predictive(flow, GIVEN.double())
-        x = torch.ones(len(GIVEN), dtype=torch.float64)
-        assert ahead.quantile(torch.zeros(0)).shape == (len(GIVEN), 0)  # which keeps nothing
-        calls.clear()
-        first = ahead.quantile(torch.tensor([0.1, 0.5])), ahead.log_prob(x), ahead.mean()
-        asked = len(calls)
-        again = ahead.quantile(torch.tensor([0.1, 0.5])), ahead.log_prob(x), ahead.mean()
-        assert calls == [len(GIVEN)]
-        assert asked == 1
+        conditioner = flow.members[0].bijection["coupling"].conditioner
+        conditioner.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+        ahead = Predictive(flow, CONTEXT.double())
+        x = torch.ones(len(CONTEXT), dtype=torch.float64)
+        assert ahead.quantile(torch.zeros(0)).shape == (len(CONTEXT), 0)
+        first, again = ((ahead.quantile(torch.tensor([0.1, 0.5])), ahead.log_prob(x), ahead.mean()) for _ in range(2))
+        assert calls == [len(CONTEXT)]
         for one, other in zip(first, again, strict=True):
             assert torch.equal(one, other)
 
-    def test_threads_do_not_disturb_each_other(self):
-        """Rows of one thread are repeated 64 times while another's are not."""
-        flow, ahead = make("real", 3)
-        rows = torch.cat((GIVEN.double(), torch.ones(len(GIVEN), 1).double()), 1)[:, [0, 2, 1]]
-        with torch.no_grad(), ThreadPoolExecutor(1) as other:
-            expected = flow.log_prob(rows)
-            with repeated(64):
-                found = other.submit(torch.no_grad()(flow.log_prob), rows).result()
-        torch.testing.assert_close(found, expected)
-        assert ahead.mean().shape == (len(GIVEN),)
-
     def test_no_rows(self):
         flow, _ = make("real", 3)
-        ahead = Predictive(flow, GIVEN[:0].double())
+        ahead = Predictive(flow, CONTEXT[:0].double())
         assert ahead.mean().shape == ahead.log_prob(torch.zeros(0).double()).shape == (0,)
         assert ahead.quantile(torch.tensor([0.1, 0.5])).shape == (0, 2)
         assert ahead.sample(4).shape == (0, 4)
@@ -334,13 +308,12 @@ class TestRows:
 
     def test_it_leaves_the_flow_in_evaluation_mode_with_its_members_averaged(self):
         flow, _ = make("real", 3)
-        x = torch.ones(len(GIVEN), 1, dtype=torch.float64)
-        expected = flow.eval().log_prob(x, given=GIVEN.double())
-        torch.testing.assert_close(Predictive(flow.train(), GIVEN.double()).log_prob(x[:, 0]), expected.detach())
+        x = torch.ones(len(CONTEXT), 1, dtype=torch.float64)
+        expected = flow.eval().log_prob(x, CONTEXT.double())
+        torch.testing.assert_close(Predictive(flow.train(), CONTEXT.double()).log_prob(x[:, 0]), expected.detach())
 
     def test_a_flow_of_several_targets_is_refused(self):
-        part = Partition([0], 3)
-        flow = Flow(Units.columns([0.0] * 3), Within(part, DiagonalScaling(2)), PartPrior(Gaussian(2), part))
+        flow = Flow(Units.columns([0.0] * 2), DiagonalScaling(2), Gaussian(2))
         with pytest.raises(ValueError, match="expected a flow of one target, got one of 2"):
             Predictive(flow, torch.zeros(4, 1))
 
