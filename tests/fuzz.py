@@ -459,7 +459,7 @@ def same_written(recipe: Recipe) -> None:
 
 
 def check_tensors(path: Path, data: bytes) -> None:
-    tensors, recipe, figures = read_tensors(path)
+    tensors, recipe, figures, _ = read_tensors(path)
     require(all(isinstance(each, torch.Tensor) for each in tensors.values()), "no tensors")
     require(isinstance(figures, dict), "no figures")
     same_written(recipe)

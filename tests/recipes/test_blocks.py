@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import nicest
 from nicest.flows import LAWS, Affine, Coupling, DiagonalScaling, Flow, Law
-from nicest.flows.shares import Dropout
+from nicest.flows.noise import Dropout
 from nicest.recipes import Recipe, blocks, load_recipe, names, parse
 from nicest.recipes import build as builder
 from nicest.recipes.blocks import (
@@ -86,7 +86,7 @@ def shapes(flow: Flow) -> dict[str, tuple[int, ...]]:
 
 
 def couplings(flow: Flow) -> list[Coupling]:
-    return [layer for layer in flow.chain if isinstance(layer, Coupling)]
+    return [layer for layer in flow.bijection if isinstance(layer, Coupling)]
 
 
 def coupling(**network: Any) -> CouplingBlock:
@@ -200,14 +200,14 @@ class TestLayers:
     def test_names_are_numbered_from_the_second_of_a_kind_and_couplings_through_the_chain(self):
         pair = replace(coupling(), repeat=2)
         flow = build(listed(LogitBlock(), SinhArcsinhBlock(), ZCABlock(), pair, ZCABlock(), pair, TriangularBlock()))
-        assert list(flow.chain.layers) == [
+        assert list(flow.bijection.layers) == [
             *("logit", "marginals", "zca", "coupling1", "coupling2", "zca2", "coupling3", "coupling4", "whitening")
         ]
 
     @pytest.mark.parametrize("kind", BLOCKS)
     def test_every_kind_builds_a_layer(self, kind: str):
         made = replace(coupling(), repeat=3) if kind == "coupling" else BLOCKS[kind]()
-        assert len(build(listed(made, shape=(2, 2, 4))).chain) == (3 if kind == "coupling" else 1)
+        assert len(build(listed(made, shape=(2, 2, 4))).bijection) == (3 if kind == "coupling" else 1)
 
     def test_every_kind_of_network_is_built(self):
         assert builder.NETWORKS.keys() == blocks.NETWORKS.keys()
@@ -230,7 +230,7 @@ class TestLayers:
 
     def test_the_scaling_starts_at_one_or_by_the_prior(self):
         flow = build(listed(ScalingBlock(), ScalingBlock("prior")))
-        one, by_prior = flow.chain
+        one, by_prior = flow.bijection
         assert isinstance(one, DiagonalScaling)
         assert isinstance(by_prior, DiagonalScaling)
         assert one.s.eq(0).all()
@@ -418,7 +418,7 @@ class TestPage:
     def test_its_examples_build(self):
         texts = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.S)
         recipes = [parse(text, "mine.toml").override("data.shape=[4, 4]", "data.levels=17") for text in texts]
-        names, of_images = (list(build(recipe).chain.layers) for recipe in recipes)
+        names, of_images = (list(build(recipe).bijection.layers) for recipe in recipes)
         assert names == ["zca", *(f"coupling{k}" for k in range(1, 7)), "scaling"]
         assert (of_images[0], of_images[5], of_images[-1]) == ("logit", "squeeze", "rest")
 

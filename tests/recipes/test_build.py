@@ -24,7 +24,7 @@ from nicest.flows import (
     Multiplicative,
     TriangularAffine,
 )
-from nicest.flows.shares import Dropout
+from nicest.flows.noise import Dropout
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.build import build, units_of
 from nicest.recipes.recipe import DataSettings, ModelSettings
@@ -41,7 +41,7 @@ def on(name: str, *overrides: str, shape: tuple[int, ...] = (4, 4), levels: int 
 
 
 def couplings(flow: Flow) -> list[Coupling]:
-    return [layer for layer in flow.chain if isinstance(layer, Coupling)]
+    return [layer for layer in flow.bijection if isinstance(layer, Coupling)]
 
 
 def linears(coupling: Coupling) -> list[nn.Linear]:
@@ -61,11 +61,11 @@ def test_couplings_and_scaling_have_the_papers_number_of_parameters(
     name: str, shape: tuple[int, ...], millions: float, half_a_digit: float, monkeypatch: pytest.MonkeyPatch
 ):
     recipe = on(name, shape=shape)
-    units = units_of(recipe.data)  # which look at their values
+    units = units_of(recipe.data)  # constructing them needs values
     monkeypatch.setattr("nicest.recipes.build.units_of", lambda *_: units)
     with torch.device("meta"):  # no memory
         flow = build(recipe)
-    counted = [layer for layer in flow.chain if isinstance(layer, Coupling | DiagonalScaling)]
+    counted = [layer for layer in flow.bijection if isinstance(layer, Coupling | DiagonalScaling)]
     assert sum(p.numel() for layer in counted for p in layer.parameters()) / 1e6 == pytest.approx(
         millions, abs=half_a_digit
     )
@@ -83,13 +83,13 @@ class TestLayers:
         ],
     )
     def test_names_and_order(self, name: str, levels: int, before: dict[str, type]):
-        layers = build(on(name, *SMALL, levels=levels)).chain.layers
+        layers = build(on(name, *SMALL, levels=levels)).bijection.layers
         assert list(layers) == [*before, *FOUR, "scaling"]
         expected = [*before.values(), *[Coupling] * 4, DiagonalScaling]
         assert [type(layer) for layer in layers.values()] == expected
 
     def test_logit_comes_before_the_couplings(self):
-        layers = build(on("mnist", *SMALL, "model.preprocess=logit")).chain.layers
+        layers = build(on("mnist", *SMALL, "model.preprocess=logit")).bijection.layers
         assert list(layers) == ["logit", *FOUR, "scaling"]
         assert isinstance(layers["logit"], Logit)
 
@@ -109,10 +109,10 @@ class TestLayers:
     def test_whitening_is_held_while_the_couplings_learn(self):
         flow = build(on("tfd", *SMALL))
         held = {name for name, p in flow.named_parameters() if not p.requires_grad}
-        assert held == {f"chain.layers.whitening.{part}" for part in ("below", "log_diagonal", "b")}
+        assert held == {f"bijection.layers.whitening.{part}" for part in ("below", "log_diagonal", "b")}
 
     def test_the_scaling_starts_at_one(self):
-        layer = build(on("mnist-released", *SMALL)).chain.layers["scaling"]
+        layer = build(on("mnist-released", *SMALL)).bijection.layers["scaling"]
         assert isinstance(layer, DiagonalScaling)
         assert layer.s.eq(0).all()
 
@@ -208,7 +208,7 @@ class TestFittedConstants:
         )
         flow = build(recipe).double()
         flow.initialise(self.rows())
-        return flow, next(iter(flow.chain))
+        return flow, next(iter(flow.bijection))
 
     @pytest.mark.parametrize("preprocess", ["zca", "triangular"])
     @pytest.mark.parametrize("interval", ["[0, 1]", "[-1, 1]", "[2, 5]"])
@@ -245,7 +245,7 @@ class TestFittedConstants:
         torch.testing.assert_close(standard.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-9, rtol=0)
         torch.testing.assert_close(standard.std(0, correction=0), torch.ones(5, dtype=torch.float64))
         if preprocess != "none":
-            white = next(iter(flow.chain))(standard)[0]
+            white = next(iter(flow.bijection))(standard)[0]
             torch.testing.assert_close(white.T.cov(correction=0), torch.eye(5, dtype=torch.float64))
 
     def test_dependent_continuous_columns_cannot_be_whitened(self):
@@ -270,7 +270,7 @@ class TestFittedConstants:
         before = {key: value.clone() for key, value in flow.state_dict().items()}
         flow.initialise(torch.randint(0, 9, (50, 16)))
         changed = {key for key, value in flow.state_dict().items() if not torch.equal(before[key], value)}
-        assert {key.removeprefix("chain.layers.").split(".")[0] for key in changed} == fitted
+        assert {key.removeprefix("bijection.layers.").split(".")[0] for key in changed} == fitted
 
     def test_logit_of_continuous_data_is_refused(self, refusal: Refusal):
         message = refusal(build, on("digits", *SMALL, "model.preprocess=logit", shape=(5,), levels=0))
@@ -286,8 +286,9 @@ class TestUnit:
     @pytest.mark.parametrize("interval", ["[0, 1]", "[-1, 1]", "[-3, 5]"])
     def test_interval_nats_are_what_the_units_take(self, interval: str):
         units = units_of(on("digits", f"data.interval={interval}", levels=17).data)
-        assert units.log_det == pytest.approx(-units.interval_nats)
-        assert units.log_det == pytest.approx(-float(units.scale.log().sum()), rel=1e-6)
+        log_det = units.log_det(torch.zeros(1, 16))
+        assert log_det == pytest.approx(-units.interval_nats)
+        assert log_det == pytest.approx(-float(units.scale.log().sum()), rel=1e-6)
 
 
 def test_whitening_of_very_many_columns_is_refused_with_the_remedy(refusal: Callable[..., str]):

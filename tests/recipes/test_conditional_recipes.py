@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nicest.errors import NicestError
-from nicest.flows import Flow, Mixture, PartPrior
+from nicest.flows import Flow, Mixture
 from nicest.recipes import Recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.defaults import conditional
@@ -60,7 +60,7 @@ class TestSettings:
         assert parse(one.to_toml(), "x").data == data
 
     def test_members_are_for_tables(self):
-        assert len(build(parse("model.members=2\ndata.shape=[4]", "x")).chains) == 2
+        assert len(build(parse("model.members=2\ndata.shape=[4]", "x")).members) == 2
         with pytest.raises(NicestError, match=r"model\.members is for tables: expected 1 for images, got 2"):
             build(parse("model.members=2\ndata.shape=[4]\ndata.levels=17", "x"))
 
@@ -94,42 +94,35 @@ class TestFlow:
         one = recipe(targets)
         flow = build(replace(one, model=replace(one.model, network=network))).double().eval()
         assert isinstance(flow, Mixture)
-        assert isinstance(flow.prior, PartPrior)
-        assert flow.prior.partition.i2 == (1, 3)[:targets]
+        assert (flow.dim, flow.prior.dim) == (targets, targets)
         for parameter in flow.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
         rows = torch.randn(6, 4, dtype=torch.float64)
         rows[:, 2] = torch.arange(6) % 3
         rows[0, 0] = rows[1, 2] = torch.nan
-        for chain in flow.chains:
-            y, log_det = chain(rows)
-            given = list(flow.prior.partition.i1)
-            torch.testing.assert_close(y[:, given], rows[:, given], equal_nan=True, rtol=0, atol=0)
-            torch.testing.assert_close(chain.inverse(y)[0], rows, equal_nan=True)
-            for i, row in enumerate(rows):
-                changed = list(flow.prior.partition.i2)
-
-                def of_targets(x: torch.Tensor, row=row, changed=changed, chain=chain) -> torch.Tensor:
-                    return chain(row.index_put((torch.tensor(changed),), x)[None])[0][0, changed]
-
-                jacobian = torch.autograd.functional.jacobian(of_targets, row[changed])
-                assert float(log_det[i].detach()) == pytest.approx(float(torch.linalg.slogdet(jacobian)[1]), abs=1e-9)
+        x, context = one.data.split(rows)
+        for member in flow.members:
+            c, f = member.embed(context), member.bijection
+            y, log_det = f(x, c)
+            torch.testing.assert_close(f.inverse(y, c)[0], x)
+            jacobian = torch.autograd.functional.jacobian(lambda x, c=c, f=f: f(x, c)[0].sum(0), x).transpose(0, 1)
+            torch.testing.assert_close(log_det, torch.linalg.slogdet(jacobian)[1], rtol=0, atol=1e-9)
 
     def test_one_member_is_a_plain_flow(self):
         one = recipe()
         assert type(build(replace(one, model=replace(one.model, members=1, trees=0)))) is Flow
 
-    def test_every_target_reads_every_given_column_and_some_other_target(self):
+    def test_every_target_reads_every_other_column(self):
         one = recipe(2)
         flow = build(replace(one, model=replace(one.model, members=1))).double().eval()
         for parameter in flow.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
-        row = torch.tensor([0.3, -0.2, 1.0, 0.4], dtype=torch.float64)
-        jacobian = torch.autograd.functional.jacobian(lambda x: flow.chain(x[None])[0][0], row)
-        assert (jacobian[[1, 3]][:, [0, 1, 3]] != 0).all()  # a category has no derivative
-        other = torch.stack([row, row.index_put((torch.tensor([2]),), torch.tensor(2.0).double())])
-        y = flow.chain(other)[0]
-        assert (y[0, [1, 3]] != y[1, [1, 3]]).all()
+        x, context = torch.tensor([[-0.2, 0.4]]).double(), torch.tensor([[0.3, 1.0]]).double()
+        of_x, of_context = torch.autograd.functional.jacobian(lambda *each: flow.bijection(*each)[0][0], (x, context))
+        assert (of_x != 0).all()
+        assert (of_context[..., 0] != 0).all()  # a category has no derivative
+        other = context.index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(2.0).double())
+        assert (flow.bijection(x, context)[0] != flow.bijection(x, other)[0]).all()
 
     def test_convolutions_are_refused(self, refusal: Refusal):
         text = (

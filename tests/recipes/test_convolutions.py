@@ -44,16 +44,19 @@ def listed(*layers: Block, shape: tuple[int, ...] = (4, 4)) -> Recipe:
 class TestBuilt:
     def test_scales_are_nested_and_each_chain_counts_its_layers(self):
         flow = build(listed(coupling("checkerboard"), SqueezeBlock(), coupling(), FactorOutBlock(), coupling(repeat=1)))
-        steps = ["mixing", "coupling1", "mixing2", "coupling2"]
-        assert list(flow.chain.layers) == [*steps, "squeeze", "mixing3", "coupling3", "mixing4", "coupling4", "rest"]
-        rest = flow.chain.layers["rest"]
+        before, after = (
+            ["mixing", "coupling1", "mixing2", "coupling2"],
+            ["mixing3", "coupling3", "mixing4", "coupling4"],
+        )
+        assert list(flow.bijection.layers) == [*before, "squeeze", *after, "rest"]
+        rest = flow.bijection.layers["rest"]
         assert isinstance(rest, Within)
         assert list(rest.inner.layers) == ["mixing", "coupling1"]
         assert "rest_coupling1" in flow.terms(torch.zeros(2, 16, dtype=torch.uint8))
 
     def test_shapes_follow_the_blocks(self):
         flow = build(listed(SqueezeBlock(), coupling(), FactorOutBlock(), coupling(), shape=(3, 4, 6)))
-        squeeze, *_ = flow.chain
+        squeeze, *_ = flow.bijection
         assert isinstance(squeeze, Squeeze)
         assert squeeze.squeezed == (12, 2, 3)
         networks = [m for m in flow.modules() if isinstance(m, ConvNet)]
@@ -80,8 +83,8 @@ class TestBuilt:
         rows = torch.randint(0, 256, (20, flow.dim), dtype=torch.uint8)
         flow.initialise(rows)
         assert flow.log_prob(rows).isfinite().all()
-        y = flow.enter(rows)
-        torch.testing.assert_close(flow.chain.inverse(flow.chain(y)[0])[0], y, rtol=0, atol=1e-5)
+        y = flow.units.enter(rows)
+        torch.testing.assert_close(flow.bijection.inverse(flow.bijection(y)[0])[0], y, rtol=0, atol=1e-5)
 
 
 class TestRefused:

@@ -90,9 +90,9 @@ def test_without_trust_no_function_is_called(module: str, tmp_path: Path, trust:
 
 
 def changed(path: Path, **figures: object) -> None:
-    """The file with other figures."""
-    tensors, recipe, old = RunFolder(path).read_model()
-    write_tensors(path, (tensors, recipe, old | figures))
+    """Change the metrics that a file holds."""
+    saved = RunFolder(path).read_model()
+    write_tensors(path, saved._replace(figures=saved.figures | figures))
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,20 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.nn import functional
 
 import nicest
-from nicest.flows import shares
+from nicest.flows import noise
 from nicest.recipes import load_recipe
+from nicest.runs.folder import MODEL
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.score import score
 from nicest.train.fit import train
@@ -50,6 +54,15 @@ def test_the_likelihood_is_what_it_was_term_by_term(kept: Kept, name: str):
 
 
 @both
+def test_a_tensor_of_the_wrong_shape_is_refused(kept: Kept, name: str, refusal: Callable[..., str], tmp_path: Path):
+    with safe_open(kept.folder / name / MODEL, framework="pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    for key in tensors:
+        save_file(tensors | {key: torch.zeros(0)}, tmp_path / MODEL, metadata)
+        assert "the weights do not fit the recipe" in refusal(nicest.load, tmp_path / MODEL)
+
+
+@both
 def test_samples_are_what_they_were(kept: Kept, name: str):
     flow = nicest.open(kept.folder / name, dtype=torch.float64).flow
     drawn, then = flow.sample(2, generator=torch.Generator().manual_seed(0)), kept.expected[name]["sample"]
@@ -71,7 +84,7 @@ def test_scores_of_a_table_are_what_they_were(kept: Kept, tmp_path: Path):
 @pytest.fixture
 def _dropout_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own, also on a CPU: it takes other random numbers, and the noise of later rows comes after them."""
-    monkeypatch.setattr(shares, "_kept", lambda out, p: functional.dropout(out.fill_(1), p))
+    monkeypatch.setattr(noise, "_mask", lambda out, p: functional.dropout(out.fill_(1), p))
 
 
 @both

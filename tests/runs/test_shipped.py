@@ -62,8 +62,8 @@ class TestPack:
 
     def test_the_copy_inverts(self, packed: Path):
         flow = nicest.open(packed, dtype=torch.float64).flow
-        y = flow.enter(torch.from_numpy(nicest.open(packed).splits.test[:20]).double())
-        assert float((flow.chain.inverse(flow.chain(y)[0])[0] - y).detach().abs().max()) < 1e-9
+        y = flow.units.enter(torch.from_numpy(nicest.open(packed).splits.test[:20]).double())
+        assert float((flow.bijection.inverse(flow.bijection(y)[0])[0] - y).detach().abs().max()) < 1e-9
 
     def test_it_holds_no_state_and_no_trace_of_the_machine(self, packed: Path):
         names = {path.name for path in packed.iterdir()}

@@ -63,7 +63,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("recipe", "precision"), [("digits-labels", "float32"), ("digits-conv", "bfloat16")])
-def test_the_label_term_is_minus_log_p_of_the_label_beside_another(recipe: str, precision: str):
+def test_the_label_term_is_minus_log_p_of_the_label_against_another(recipe: str, precision: str):
     """Its gradient is that of the formula, of images with the same noise under both labels."""
     own = ("data.labels=true", "train.label_weight=3", f"train.precision={precision}", "train.ema=0")
     made, splits = load_recipe(recipe).override(*own), load("digits", labels=True)
@@ -82,11 +82,9 @@ def test_the_label_term_is_minus_log_p_of_the_label_beside_another(recipe: str, 
     found = torch.cat([p.grad.flatten() for p in state.flow.parameters() if p.grad is not None])
 
     torch.manual_seed(5)
-    other, noise = torch.randint(1, 10, (20,)), torch.rand(20, 65)
-    x, label = rows[:20, :64].float(), rows[:20, 64:].float()
-    right, wrong = (
-        state.flow.log_prob(torch.cat((x, c), 1), noise=noise) for c in (label, (label + other[:, None]) % 10)
-    )
+    other, noise = torch.randint(1, 10, (20,)), torch.rand(20, 64)
+    x, label = rows[:20, :64], rows[:20, 64:].float()
+    right, wrong = (state.flow.log_prob(x, c, noise=noise) for c in (label, (label + other[:, None]) % 10))
     log_share = torch.log_softmax(torch.stack((right, wrong)).double(), 0)[0]
     expected = torch.autograd.grad(-(right + 3 * log_share).mean() / 64, list(state.flow.parameters()))
     assert float(step.loss) == pytest.approx(-right.mean().item() / 64, abs=1e-2 if precision == "bfloat16" else 1e-5)
@@ -116,50 +114,35 @@ FLOWS = {
 class TestFlow:
     @pytest.mark.parametrize("kind", FLOWS)
     def test_its_log_det_is_that_of_autograd_in_the_pixels(self, kind: str):
-        flow, y = FLOWS[kind](), torch.rand(1, 17, dtype=torch.float64)
+        flow, y = FLOWS[kind](), torch.rand(1, 16, dtype=torch.float64)
         nats = []
-        for label in range(3):
-            y[:, -1] = label
+        for label in torch.arange(3.0, dtype=torch.float64).view(3, 1, 1):
+            context = flow.embed(label)
             with torch.no_grad():
-                h, log_det = flow.chain(y)
-                nats.append(float(flow.log_density(y)))
-            jacobian = torch.autograd.functional.jacobian(lambda y: flow.chain(y)[0], y)[0, :, 0]
-            assert torch.equal(h[:, -1], y[:, -1])
-            assert float(log_det) == pytest.approx(float(torch.linalg.slogdet(jacobian[:-1, :-1]).logabsdet), abs=1e-8)
-            assert torch.allclose(flow.chain.inverse(h)[0], y, atol=1e-8)
-        assert min(abs(nats[i] - nats[i - 1]) for i in range(3)) > 1e-3  # the label tells
+                h, log_det = flow.bijection(y, context)
+                nats.append(float(flow.log_density(y, label)))
+            jacobian = torch.autograd.functional.jacobian(lambda y, c=context: flow.bijection(y, c)[0], y)[0, :, 0]
+            assert float(log_det) == pytest.approx(float(torch.linalg.slogdet(jacobian).logabsdet), abs=1e-8)
+            assert torch.allclose(flow.bijection.inverse(h, context)[0], y, atol=1e-8)
+        assert min(abs(nats[i] - nats[i - 1]) for i in range(3)) > 1e-3  # the label matters
 
     def test_it_integrates_to_one_for_every_label(self):
         flow = random_flow((1, 2), 2, "model.width=4", "model.law=affine", "model.prior=gaussian", std=0.1)
         at = torch.linspace(-20, 20, 801, dtype=torch.float64)
+        y = torch.cartesian_prod(at, at)
         for label in range(2):
-            y = torch.cartesian_prod(at, at, torch.tensor([float(label)], dtype=torch.float64))
-            mass = float(flow.log_density(y).detach().exp().sum()) * float(at[1] - at[0]) ** 2
+            context = torch.full((len(y), 1), float(label), dtype=torch.float64)
+            mass = float(flow.log_density(y, context).detach().exp().sum()) * float(at[1] - at[0]) ** 2
             assert mass == pytest.approx(1, abs=1e-4)  # networks have kinks
 
     @pytest.mark.parametrize("kind", FLOWS)
     def test_its_fast_form_gives_the_same_numbers(self, kind: str):
         flow = FLOWS[kind]()
-        x = torch.cat((torch.randint(17, (6, 16)), torch.tensor([[0], [1], [2]] * 2)), 1).double()
+        x, label = torch.randint(17, (6, 16)).double(), torch.tensor([[0.0], [1.0], [2.0]] * 2).double()
         fast = lower(flow)
-        assert torch.allclose(fast.log_prob(x, noise=False), flow.log_prob(x, noise=False), atol=1e-9)
-        h = flow.encode(x, noise=False)
-        assert torch.equal(fast.decode(h), x)
-
-    def test_bits_are_of_pixels_alone(self):
-        """The label is neither dequantised nor scored: the units add what they add without it."""
-        flow, plain = FLOWS["mlp"](), nicest.flows.Units.pixels(16, 17)
-        assert flow.units_log_det == plain.log_det
-        assert flow.units.interval_nats == plain.interval_nats
-        x = torch.tensor([[3.0] * 16 + [16.0]])
-        assert flow.units.enter(x)[0, -1] == 16
-
-    def test_given_is_the_label(self):
-        flow, x = FLOWS["mlp"](), torch.randint(17, (5, 16)).double()
-        label = torch.tensor([2.0], dtype=torch.float64)
-        whole = flow.log_prob(torch.cat((x, label.expand(5, 1)), 1), noise=False)
-        assert torch.equal(flow.log_prob(x, noise=False, given=label), whole)
-        assert flow.sample(4, given=label).shape == (4, 16)
+        assert torch.allclose(fast.log_prob(x, label, noise=False), flow.log_prob(x, label, noise=False), atol=1e-9)
+        h = flow.encode(x, label, noise=False)
+        assert torch.equal(fast.decode(h, label), x)
 
 
 def test_a_run_goes_on_to_the_bit_with_warped_images(tmp_path: Path):
@@ -194,7 +177,7 @@ class TestClassify:
         """Against numpy on the densities that the plain flow gives, in float64, noise put to its mean."""
         exact, images = nicest.open(labelled.path, dtype=torch.float64), labelled.splits.test[:7, :-1]
         x, classes = torch.from_numpy(images).double(), labelled.recipe.data.classes
-        likelihood = torch.stack([exact.flow.log_prob(x, given=torch.tensor([float(c)])) for c in range(10)], 1)
+        likelihood = torch.stack([exact.flow.log_prob(x, torch.tensor([float(c)])) for c in range(10)], 1)
         found = log_likelihoods(exact, images, 3).numpy()
         assert np.allclose(found, likelihood.detach().numpy() + 64 * math.log(17), atol=1e-8)
         for row, log_p in zip(found, posterior(found, classes), strict=True):
@@ -292,13 +275,11 @@ class TestOneLabel:
         rows = labelled.splits.test[labelled.splits.test[:, -1] == 3]
         assert np.array_equal(three.splits.test, rows[:, :-1])
         assert (three.flow.dim, three.recipe.data.classes, three.kind) == (64, (), "images")
-        given = nicest.open(labelled.path, dtype=torch.float64).flow.log_prob(torch.from_numpy(rows), noise=False)
-        found = three.flow.log_prob(torch.from_numpy(rows[:, :-1]), noise=False)
-        assert torch.allclose(found, given, atol=1e-9)
-        terms = three.flow.terms(torch.from_numpy(rows[:, :-1]))
-        assert {"dequantise", "coupling1", "scaling", "prior"} <= set(terms)
-        h = three.flow.encode(torch.from_numpy(rows[:, :-1]), noise=False)
-        assert torch.equal(three.flow.decode(h), torch.from_numpy(rows[:, :-1]).double())
+        x, flow = torch.from_numpy(rows[:, :-1]), nicest.open(labelled.path, dtype=torch.float64).flow
+        expected = flow.log_prob(x, torch.tensor([3.0], dtype=torch.float64), noise=False)
+        assert torch.allclose(three.flow.log_prob(x, noise=False), expected, atol=1e-9)
+        assert {"dequantise", "coupling1", "scaling", "prior"} <= set(three.flow.terms(x))
+        assert torch.equal(three.flow.decode(three.flow.encode(x, noise=False)), x.double())
 
     def test_is_inpainted_explored_and_scored(self, folder: Path, tmp_path: Path):
         three, two = (nicest.open(shutil.copytree(folder, tmp_path / str(k)), label=k) for k in (3, 2))

@@ -1,11 +1,11 @@
-"""The weight of a forest beside trained flows."""
+"""The weight of a forest in a mixture with trained flows."""
 
 import numpy as np
 import pytest
 import torch
 
 from nicest import NICERegressor
-from nicest.flows import ForestCoupling
+from nicest.recipes.forest import Forest
 from nicest.train import blend
 from nicest.train.blend import PRIOR, weight
 
@@ -20,8 +20,8 @@ def test_rows_that_one_side_explains_better_move_the_weight():
 
 
 def test_the_weight_is_of_rows_that_neither_flows_nor_forest_have_seen(monkeypatch: pytest.MonkeyPatch):
-    grown, weighed, fit = [], [], ForestCoupling.fit
-    monkeypatch.setattr(ForestCoupling, "fit", lambda layer, y: grown.append(y) or fit(layer, y))
+    grown, weighed, initialise = [], [], Forest.initialise
+    monkeypatch.setattr(Forest, "initialise", lambda forest, c, x: grown.append(x) or initialise(forest, c, x))
     monkeypatch.setattr(blend, "weight", lambda *each: weighed.append(each) or weight(*each))
     rng = np.random.default_rng(0)
     X, short = rng.normal(size=(200, 2)), {"effort": "low", "epochs": 2, "random_state": 0, "trees": 5}
@@ -36,7 +36,7 @@ def test_few_noisy_rows_leave_much_to_the_forest_and_a_function_little():
     short = {"effort": "low", "epochs": 30, "random_state": 0, "trees": 40}
     noisy = NICERegressor(**short).fit(X, (X[:, 0] > 0) + rng.normal(size=300)).flow_
     smooth = NICERegressor(**short).fit(X, X @ rng.normal(size=8)).flow_
-    assert float(noisy.share) > 0.25
-    assert float(smooth.share) < 0.25
+    assert float(noisy.weights[-1]) > 0.25
+    assert float(smooth.weights[-1]) < 0.25
     plain = NICERegressor(**short | {"trees": 0}).fit(X, X[:, 0] + rng.normal(size=300)).flow_
-    assert len(plain.chains) == 2
+    assert len(plain.members) == 2

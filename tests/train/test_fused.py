@@ -39,8 +39,8 @@ def state(*overrides: str) -> State:
 
 def lowered(state: State) -> tuple[Flow, LoweredChain]:
     fast = lower(state.flow, state.precision)
-    assert isinstance(fast.chain, LoweredChain)
-    return fast, fast.chain
+    assert isinstance(fast.bijection, LoweredChain)
+    return fast, fast.bijection
 
 
 def loss(flow: Flow) -> torch.Tensor:

@@ -73,10 +73,10 @@ def test_a_model_without_a_shape(tmp_path: Path, refusal: Refusal) -> None:
 def test_weights_of_another_dtype(tmp_path: Path, refusal: Refusal) -> None:
     recipe, tensors = fuzz.SMALL, fuzz.build(fuzz.SMALL).state_dict()
     for dtype in (torch.int32, torch.float16, torch.complex64):
-        odd = tensors | {"chain.layers.scaling.s": torch.zeros(6, dtype=dtype)}
+        odd = tensors | {"bijection.layers.scaling.s": torch.zeros(6, dtype=dtype)}
         fuzz.write_tensors(tmp_path / "x.safetensors", Saved(odd, recipe, {}))
         message = refusal(nicest.load, tmp_path / "x.safetensors")
-        assert f"expected weights of float32 or float64, got 'chain.layers.scaling.s' of {dtype}" in message
+        assert f"expected weights of float32 or float64, got 'bijection.layers.scaling.s' of {dtype}" in message
 
 
 def test_names_of_weights_are_no_terminal_codes(tmp_path: Path, refusal: Refusal) -> None:
