@@ -113,9 +113,9 @@ def flows() -> list[Codec]:
             Units.pixels(16, 17),
             Chain(
                 Logit(),
-                Coupling(checkerboard(4, 4), law, ConvNet((1, 4, 2), 1, law, width=4, blocks=1)),
+                Coupling(checkerboard(4, 4), law, ConvNet((1, 4, 2), 1, law.size, width=4, blocks=1)),
                 Squeeze((1, 4, 4)),
-                Coupling(halves, law, ConvNet((2, 2, 2), 2, law, width=4, blocks=1)),
+                Coupling(halves, law, ConvNet((2, 2, 2), 2, law.size, width=4, blocks=1)),
             ),
             Logistic(16),
         )

@@ -84,11 +84,11 @@ def conv() -> Flow:
     inner = Chain(Mixing(8), TriangularAffine(8), SinhArcsinh(8), Elementwise(Spline(), 8))
     chain = Chain(
         Logit(),
-        Coupling(board, law, ConvNet((1, 4, 2), 1, law, width=4, blocks=1)),
+        Coupling(board, law, ConvNet((1, 4, 2), 1, law.size, width=4, blocks=1)),
         Squeeze((1, 4, 4)),
         ChannelMixing(shape),
-        Coupling(halves, law, ConvNet((2, 2, 2), 2, law, width=4, blocks=1)),
-        Coupling(halves.swap(), law, ConvNet((2, 2, 2), 2, law, width=4, blocks=1)),
+        Coupling(halves, law, ConvNet((2, 2, 2), 2, law.size, width=4, blocks=1)),
+        Coupling(halves.swap(), law, ConvNet((2, 2, 2), 2, law.size, width=4, blocks=1)),
         Within(Partition(range(8), 16), inner),
     )
     return shaken(Flow(Units.pixels(16, 17), chain, Gaussian(16, learned=True)))
@@ -139,7 +139,8 @@ def cost_and_bits(codec: Codec, rows: np.ndarray) -> tuple[float, float]:
     codec._push(rows, stack)
     level = torch.from_numpy(rows.astype(np.int64))
     i = codec.cells.edges[level] + same.pop(codec.cells.edges[level + 1] - codec.cells.edges[level])
-    nats = codec.flow.log_density((i.double() + 0.5) * 2.0**-codec.cells.bits) + codec.flow.units_log_det
+    y = (i.double() + 0.5) * 2.0**-codec.cells.bits
+    nats = codec.flow.log_density(y) + codec.flow.units.log_det(y)
     return stack.bits - before, -nats.sum().item() / math.log(2)
 
 
@@ -226,7 +227,7 @@ def test_a_block_that_does_not_decode_is_stored(monkeypatch: pytest.MonkeyPatch)
 def test_rows_that_the_flow_cannot_code_are_stored():
     """A scale of e^9 takes all rows but those near 0 beyond the grid."""
     flow = Flow(Units.pixels(4, 16), Chain(DiagonalScaling(4)), Gaussian(4)).double()
-    nn.init.constant_(flow.chain.layers["0_diagonalscaling"].s, 9.0)
+    nn.init.constant_(flow.bijection[0].s, 9.0)
     rows = np.random.default_rng(0).integers(0, 16, (50, 4)).astype(np.uint8)
     codec = Codec(flow)
     block = codec.encode(rows)
