@@ -1,9 +1,9 @@
 """Exact-likelihood density models by invertible coupling layers (NICE, Dinh, Krueger and Bengio 2014).
 
 model = nicest.NICE().fit(X)             # a scikit-learn estimator for tables
-run = nicest.open("runs/mnist")          # run.flow is a torch module; flow(x) is flow.log_prob(x)
+run = nicest.open("runs/mnist")          # run.flow is a torch module: run.flow.log_prob(x), run.flow.sample(10)
 flow = nicest.Flow(units, chain, prior)  # or build your own from nicest.flows, and
-nicest.fit(flow, rows, valid=held_out)   # train it: in memory, or in a run folder that a crash cannot lose
+nicest.fit(flow, rows, valid=held_out)   # train it: in memory, or in a run folder that survives crashes
 """
 
 from __future__ import annotations

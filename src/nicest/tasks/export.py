@@ -41,9 +41,9 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
         encode  x, noise -> h, (B, D)
         sample  e -> x, (B, D): e are draws from the standard law of the prior, which graphs.json names
 
-    `noise`, (B, D), is uniform on [0, 1); a model of continuous numbers takes none. A model of some columns given the
-    others scores whole rows; its sample graph takes `given` and its noise, too. A mixture takes `member`, whose flow
-    draws each row.
+    `noise`, (B, D), is uniform on [0, 1); a model of continuous numbers takes none. The graphs
+    of a conditional model also take `context`, (B, C). The sample graph of a mixture takes `member`, the index of the
+    flow that draws each row.
     """
     folder, flow = Path(out or run.path / to), run.flow_in(torch.float32).cpu().requires_grad_(False)
     if to == "onnx":
@@ -132,7 +132,7 @@ def graphs(flow: Any, *, conditional: bool) -> dict[str, Any]:
 def examples(flow: Any, data: DataSettings) -> dict[str, Tensor]:
     """Return inputs of every graph, by name."""
     generator = torch.Generator().manual_seed(0)
-    units, context = flow.units, torch.zeros(ROWS, 0)
+    units, context = flow.units, torch.randn(ROWS, data.context, generator=generator)
     if data.classes:
         context = torch.randint(len(data.classes), (ROWS, 1), generator=generator).float()
     elif data.targets:
