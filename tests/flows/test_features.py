@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from zoo import randomised
 
-from nicest.flows import MLP, FeatureNetwork, Features, ResidualMLP
+from nicest.flows import MLP, FeatureNetwork, Features, ResidualMLP, Standardiser
 from nicest.flows.features import HIDDEN_CELLS, HIDDEN_ROWS, SIZE
 
 COLUMNS = [0, 3, 0, 2]  # two numbers and two categories, in turn
@@ -116,8 +116,28 @@ class TestNetwork:
         m = randomised(FeatureNetwork(Features(COLUMNS), lambda inputs: kind(inputs, 5))).eval()
         assert torch.equal(m(ROWS), m.network(m.features(ROWS)))
 
-    def test_a_context_reaches_the_network(self):
-        m = randomised(FeatureNetwork(Features(COLUMNS), lambda inputs: MLP(inputs, 5, (4,), context_dim=2))).eval()
-        c = torch.randn(3, 2, dtype=torch.float64)
-        assert torch.equal(m(ROWS, c), m.network(m.features(ROWS), c))
-        assert not torch.equal(m(ROWS, c), m(ROWS, c + 1))
+    def test_reads_the_context_before_x1(self):
+        m = randomised(FeatureNetwork(Features(COLUMNS), lambda inputs: MLP(inputs, 5, (4,)))).eval()
+        assert torch.equal(m(ROWS[:, 2:], ROWS[:, :2].float()), m.network(m.features(ROWS)))
+
+
+class TestStandardiser:
+    def test_numbers_have_mean_0_and_variance_1_and_categories_stay(self):
+        c = torch.tensor([[1.0, 2.0], [math.nan, 0.0], [5.0, 1.0]], dtype=torch.float64)
+        embedding = Standardiser([0, 3]).double()
+        embedding.fit(c)
+        expected = torch.tensor([[-1.0, 2.0], [math.nan, 0.0], [1.0, 1.0]], dtype=torch.float64)
+        torch.testing.assert_close(embedding(c), expected, equal_nan=True)
+
+    def test_a_constant_column_is_centred_only(self):
+        embedding = Standardiser([0])
+        embedding.fit(torch.full((4, 1), 7.0))
+        assert embedding(torch.tensor([[7.0], [9.0]])).tolist() == [[0.0], [2.0]]
+
+    def test_rescaled_it_takes_numbers_in_another_unit(self):
+        c, unit = torch.randn(20, 2), torch.tensor([60.0, 1.0])
+        one, other = Standardiser([0, 0]), Standardiser([0, 0])
+        one.fit(c)
+        other.fit(c)
+        other.rescale(unit)
+        torch.testing.assert_close(other(c * unit), one(c))

@@ -1,4 +1,4 @@
-"""The model: density, sampling, ledger, and its clothes of torch.distributions (NICE eq. 1 and 2)."""
+"""Flows: density, sampling, context, ledger, and as distributions of torch (NICE eq. 1 and 2)."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from torch.distributions import (
     TransformedDistribution,
     kl_divergence,
 )
-from zoo import LAWS, correlated, coupling, couplings, initialised, inputs, jacobian, randomised
+from zoo import LAWS, correlated, couplings, initialised, inputs, jacobian, randomised
 
 from nicest.flows import (
     MLP,
@@ -32,19 +32,19 @@ from nicest.flows import (
     Chain,
     Coupling,
     DiagonalScaling,
+    Elementwise,
     Flow,
     Gaussian,
     Logistic,
-    Logit,
     MixedUnits,
+    OneHot,
     Partition,
-    PartPrior,
     Prior,
     SinhArcsinh,
+    Standardiser,
     TriangularAffine,
     Units,
     Within,
-    halves,
     moments,
     odd_even,
 )
@@ -78,7 +78,7 @@ class TestDensity:
     @pytest.mark.parametrize("dim", [2, 3, 17])
     def test_log_prob_is_prior_plus_log_det_of_the_jacobian(self, law: str, prior: str, dim: int):
         flow, x = make(dim, law, prior), inputs("", 3, dim)
-        expected = flow.prior.log_prob(flow.encode(x)) + torch.linalg.slogdet(jacobian(flow.chain, x)).logabsdet
+        expected = flow.prior.log_prob(flow.encode(x)) + torch.linalg.slogdet(jacobian(flow.bijection, x)).logabsdet
         torch.testing.assert_close(flow.log_prob(x), expected, rtol=0, atol=1e-9)
 
     def test_standard_gaussian_by_hand(self):
@@ -87,7 +87,7 @@ class TestDensity:
 
     def test_scaled_logistic_is_scipys(self):
         flow, x = real(DiagonalScaling(2), Logistic(2)), inputs("", 9, 2)
-        flow.chain.s.data = torch.tensor([0.5, -1.0], dtype=torch.float64)
+        flow.bijection.s.data = torch.tensor([0.5, -1.0], dtype=torch.float64)
         expected = stats.logistic.logpdf(x.numpy(), scale=np.exp([-0.5, 1.0])).sum(1)
         np.testing.assert_allclose(flow.log_prob(x).detach(), expected, rtol=1e-12)
 
@@ -95,20 +95,6 @@ class TestDensity:
         flow, x = make(3, context_dim=2), inputs("", 4, 3)
         context = torch.randn(4, 2, dtype=torch.float64)
         assert torch.equal(flow(x, context), flow.log_prob(x, context))
-
-    @pytest.mark.parametrize("law", ["additive", "affine", "multiplicative"])
-    @priors
-    def test_density_of_the_plane_integrates_to_one(self, law: str, prior: str):
-        part, size = odd_even(2), LAWS[law].size
-        smooth = [nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, size)) for _ in range(3)]
-        networks = [randomised(network) for network in smooth]
-        layers = [Coupling(part if k % 2 else part.swap(), LAWS[law], m) for k, m in enumerate(networks)]
-        flow = real(Chain(*layers, randomised(DiagonalScaling(2))), randomised(PRIORS[prior](2, learned=True)))
-        t = torch.linspace(-6, 6, 601, dtype=torch.float64)  # trapezia in x = sinh t: dense inside, far out, smooth
-        with torch.no_grad():
-            log_density = flow.log_prob(torch.cartesian_prod(t.sinh(), t.sinh())).view(601, 601)
-        mass = (log_density.exp() * torch.outer(t.cosh(), t.cosh())).sum() * (t[1] - t[0]) ** 2
-        assert mass.item() == pytest.approx(1, abs=1e-6)
 
     @pytest.mark.parametrize("got", [1, 4, 6])
     def test_prior_of_another_size_is_refused(self, got: int):
@@ -169,7 +155,7 @@ class TestLedger:
         assert list(terms) == ["dequantise", "interval", "0_zca", *(f"{k}_coupling" for k in range(1, 4)), "prior"]
         torch.testing.assert_close(terms["dequantise"], torch.full((3,), -4 * math.log(256), dtype=torch.float64))
         torch.testing.assert_close(terms["interval"], torch.full((3,), 4 * math.log(2), dtype=torch.float64))
-        torch.testing.assert_close(terms["0_zca"], next(iter(flow.chain)).log_det.expand(3))
+        torch.testing.assert_close(terms["0_zca"], next(iter(flow.bijection)).log_det.expand(3))
         torch.testing.assert_close(terms["prior"], flow.prior.log_prob(flow.encode(x)))
         torch.testing.assert_close(sum(terms.values()), flow.log_prob(x))
 
@@ -204,7 +190,7 @@ class TestSampling:
 
     def test_samples_follow_the_density(self):
         flow = real(randomised(DiagonalScaling(2)), randomised(Logistic(2, learned=True)))
-        x, sigma = flow.sample(10_000).numpy(), flow.chain.sigma
+        x, sigma = flow.sample(10_000).numpy(), flow.bijection.sigma
         loc, scale = (sigma * flow.prior.loc).detach(), (sigma * flow.prior.log_scale.exp()).detach()
         for d in range(2):
             assert stats.kstest(x[:, d], stats.logistic.cdf, args=(loc[d].item(), scale[d].item())).pvalue > 0.005
@@ -233,7 +219,7 @@ class TestSampling:
     def test_gradient_of_rsample_by_hand(self):
         """x = e^-s (loc + scale e): dx/dloc = e^-s and dx/ds = -x."""
         flow = real(randomised(DiagonalScaling(3)), randomised(Logistic(3, learned=True)))
-        scaling = flow.chain
+        scaling = flow.bijection
         x = flow.rsample(7)
         x.sum().backward()
         torch.testing.assert_close(flow.prior.loc.grad, 7 * scaling.sigma)
@@ -260,7 +246,7 @@ class TestNoise:
         torch.testing.assert_close(flow.log_prob(x, noise=False), middle)
         assert torch.equal(flow.log_prob(x, noise=False), flow.log_prob(x, noise=False))
         assert (flow.log_prob(x) != flow.log_prob(x)).all()
-        torch.testing.assert_close(flow.encode(x, noise=False), flow.chain((x.double() + 0.5) / 128 - 1)[0])
+        torch.testing.assert_close(flow.encode(x, noise=False), flow.bijection((x.double() + 0.5) / 128 - 1)[0])
 
 
 class TestConstants:
@@ -285,7 +271,7 @@ class TestConstants:
         flow.initialise(rows)
         standardised = (rows - rows.mean(0)) / rows.std(0, correction=0)
         expected = initialised(SinhArcsinh(2).double(), standardised).state_dict()
-        for name, value in flow.chain.layers["0_chain"].layers["0_sinharcsinh"].state_dict().items():
+        for name, value in flow.bijection.layers["0_chain"].layers["0_sinharcsinh"].state_dict().items():
             torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6)
 
     @pytest.mark.parametrize("whitening", [ZCA, TriangularAffine])
@@ -300,7 +286,7 @@ class TestConstants:
             warnings.simplefilter("ignore")  # one coupling, of which nothing is asked
             flow = Flow(Units.continuous(5), Chain(ZCA(5), within, ZCA(5)), Gaussian(5)).double()
         flow.initialise(rows)
-        first, _, last = flow.chain
+        first, _, last = flow.bijection
         y = first(flow.units.enter(rows))[0]
         y1, seen = part.split(y)
         context = within.m(y1, None)
@@ -317,7 +303,8 @@ class TestConstants:
         prior = Chain(ZCA(2))
         vae = VAE(Units.continuous(3), 2, randomised(Smooth(3, 4)), randomised(Smooth(2, 6)), prior=prior).double()
         vae.initialise(rows)
-        z = vae.chain.layers["decoder"](vae.chain.layers["encoder"](vae.enter(rows.repeat(200, 1)))[0])[0][:, 3:]
+        y = vae.units.enter(rows.repeat(200, 1))
+        z = vae.bijection[:2](torch.cat((y, torch.randn(len(y), 2).to(y)), 1))[0][:, 3:]
         torch.testing.assert_close(prior(z)[0].mT.cov(), torch.eye(2).double(), atol=0.2, rtol=0)
 
     def test_rows_far_from_zero_keep_their_digits_on_the_way_to_the_layers(self):
@@ -325,158 +312,13 @@ class TestConstants:
         rows = correlated(500, 2) + 1.6e9
         flow = Flow(Units.continuous(2), Chain(SinhArcsinh(2), ZCA(2)), Gaussian(2))
         flow.initialise(rows)
-        y = flow.chain(flow.units.enter(rows))[0].double()
+        y = flow.bijection(flow.units.enter(rows))[0].double()
         torch.testing.assert_close(y.mT.cov(correction=0), torch.eye(2).double(), rtol=0, atol=1e-4)
 
 
 class Smooth(nn.Sequential):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
-
-
-class TestConditional:
-    """Under a prior of I2 alone, a flow that keeps I1 scores p(x | c) of rows [c | x]."""
-
-    @staticmethod
-    def flow(dim: int, prior: str = "gaussian", *, standardise: bool = False) -> tuple[Flow, Bijection]:
-        """p(x | c) of dim numbers x given 2 numbers c, in float64; with it, its only layer."""
-        part = Partition(range(2), 2 + dim)
-        if dim == 1:
-            layer: Bijection = Coupling(part, Affine(), randomised(Smooth(2, 2)))
-        else:
-            i1 = odd_even(dim)
-            inner = [Coupling(p, Affine(), Given(len(p.i1), 2 * len(p.i2))) for p in (i1, i1.swap(), i1)]
-            layer = Within(part, randomised(Chain(*inner)), randomised(Smooth(2, 3)))
-        learned = randomised(PRIORS[prior](dim, learned=True))
-        units = Units.continuous(2 + dim, standardise=standardise)
-        if standardise:
-            units.fit(torch.randn(2 + dim), torch.rand(2 + dim) + 0.5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one coupling is a conditional Gaussian
-            return Flow(units, layer, PartPrior(learned, part)).double(), layer
-
-    @priors
-    @pytest.mark.parametrize("standardise", [False, True])
-    @pytest.mark.parametrize("dim", [1, 2])
-    @torch.no_grad()
-    def test_density_of_x_integrates_to_one_for_every_condition(self, dim: int, prior: str, standardise: bool):
-        flow, _ = self.flow(dim, prior, standardise=standardise)
-        n = {1: 2001, 2: 401}[dim]
-        t = torch.linspace(-6, 6, n, dtype=torch.float64)
-        x = torch.cartesian_prod(*[t.sinh()] * dim).view(-1, dim)
-        weight = torch.cartesian_prod(*[t.cosh()] * dim).view(-1, dim).prod(1) * (t[1] - t[0]) ** dim
-        found = []
-        for c in torch.randn(3, 2, dtype=torch.float64):
-            density = flow.log_prob(torch.cat((c.expand(len(x), 2), x), 1)).exp()
-            found.append(density)
-            assert (density * weight).sum().item() == pytest.approx(1, abs=1e-6)
-        assert (found[0] - found[1]).abs().max() > 1e-3  # it does depend on c
-
-    @pytest.mark.parametrize("dim", [1, 2])
-    def test_joint_density_is_that_of_the_condition_times_that_of_x_given_it(self, dim: int):
-        """p(x, c) by a flow of both: the conditional layer, then scaling of c alone."""
-        given, layer = self.flow(dim)
-        part = layer.partition
-        scaling = randomised(DiagonalScaling(2))
-        of_c = real(scaling, Gaussian(2))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            joint = real(Chain(layer, Within(part.swap(), scaling)), Joint(given.prior.prior, part))
-        rows = inputs("", 6, 2 + dim)
-        torch.testing.assert_close(joint.log_prob(rows), given.log_prob(rows) + of_c.log_prob(rows[:, :2]))
-
-    @torch.no_grad()
-    def test_draws_come_by_decoding_rows_of_the_condition_and_draws_of_the_part(self):
-        flow, layer = self.flow(1)
-        c = torch.tensor([[0.5, -1.0]], dtype=torch.float64).expand(20_000, 2)
-        x = flow.decode(torch.cat((c, flow.prior.prior.rsample(20_000)), 1))
-        assert torch.equal(x[:, :2], c)
-        log_scale, shift = layer.network(c[:1])[0]
-        scale = torch.exp(-2 * torch.tanh(log_scale / 2))
-        loc, spread = flow.prior.prior.loc, flow.prior.prior.log_scale.exp()
-        law = stats.norm(float(scale * (loc - shift)), float(scale * spread))
-        assert stats.kstest(x[:, 2].numpy(), law.cdf).pvalue > 0.005
-
-    @priors
-    @pytest.mark.parametrize("standardise", [False, True])
-    @pytest.mark.parametrize("dim", [1, 2])
-    def test_given_is_the_row_of_both(self, dim: int, prior: str, standardise: bool):
-        """One condition for all x, one for each, and both with leading dimensions."""
-        flow, _ = self.flow(dim, prior, standardise=standardise)
-        c, x = inputs("", 6, 2), inputs("", 7, dim)[1:]
-        rows = flow.log_prob(torch.cat((c, x), 1))
-        torch.testing.assert_close(flow.log_prob(x, given=c), rows)
-        torch.testing.assert_close(flow(x.view(2, 3, dim), given=c.view(2, 3, 2)), rows.view(2, 3))
-        table = flow.log_prob(x[:, None], given=c)
-        assert table.shape == (6, 6)
-        torch.testing.assert_close(table.diagonal(), rows)
-        torch.testing.assert_close(flow.log_prob(x, given=c[0]), table[:, 0])
-
-    @pytest.mark.parametrize("dim", [1, 2])
-    def test_log_det_is_that_of_the_jacobian_in_x(self, dim: int):
-        flow, layer = self.flow(dim)
-        c, x = inputs("", 1, 2)[0], inputs("", 5, dim)
-        part = flow.prior.partition
-
-        def latent(x: Tensor) -> Tensor:
-            return part.split(layer(flow.beside(c, x[None]))[0])[1][0]
-
-        jacobians = torch.stack([torch.autograd.functional.jacobian(latent, row) for row in x])
-        expected = flow.prior.prior.log_prob(torch.stack([latent(row) for row in x]))
-        expected = expected + torch.linalg.slogdet(jacobians).logabsdet
-        torch.testing.assert_close(flow.log_prob(x, given=c), expected, rtol=0, atol=1e-9)
-
-    @pytest.mark.parametrize("standardise", [False, True])
-    def test_samples_given_a_condition_follow_its_density(self, standardise: bool):
-        """By the distribution function of p(x | c), which is summed up on a grid."""
-        flow, _ = self.flow(1, standardise=standardise)
-        t = torch.linspace(-6, 6, 4001, dtype=torch.float64)
-        for c in (torch.tensor([0.5, -1.0]), torch.tensor([-2.0, 1.0])):
-            with torch.no_grad():
-                density = flow.log_prob(t.sinh()[:, None], given=c).exp() * t.cosh() * (t[1] - t[0])
-            generator = torch.Generator().manual_seed(1)
-            x = flow.sample(5000, given=c, generator=generator)
-            assert x.shape == (5000, 1)
-            cdf = np.interp(x[:, 0].numpy(), t.sinh().numpy(), density.cumsum(0).numpy())
-            assert stats.kstest(cdf, "uniform").pvalue > 0.005
-            assert torch.equal(x, flow.sample(5000, given=c.expand(5000, 2), generator=generator.manual_seed(1)))
-
-    def test_components_may_lie_anywhere(self):
-        """c in the columns 1 and 3 of rows of 5."""
-        part = Partition([1, 3], 5)
-        coupling = Coupling(part, Affine(), randomised(Smooth(2, 6)))
-        flow = Flow(Units.continuous(5), coupling, PartPrior(Gaussian(3), part)).double()
-        flow.units.fit(torch.arange(5.0), torch.arange(5.0) + 1)
-        rows = inputs("", 4, 5)
-        torch.testing.assert_close(flow.log_prob(rows[:, [0, 2, 4]], given=rows[:, [1, 3]]), flow.log_prob(rows))
-        x = flow.sample(4, given=rows[:, [1, 3]], temperature=0.0)
-        h = flow.encode(flow.beside(rows[:, [1, 3]], x))
-        torch.testing.assert_close(h[:, [0, 2, 4]], torch.zeros(4, 3, dtype=torch.float64), rtol=0, atol=1e-9)
-
-    def test_a_missing_or_wrong_condition_is_refused_in_a_line(self):
-        flow, _ = self.flow(2)
-        x, c = torch.zeros(4, 2), torch.zeros(4, 2)
-        for call, words in [
-            (lambda: flow.log_prob(x), "2 numbers given 2; got no condition: give it as given="),
-            (lambda: flow.log_prob(x, given=torch.zeros(4, 3)), "2 numbers given 2; got 2 given 3"),
-            (lambda: flow.log_prob(x, given=torch.tensor(1.0)), "2 numbers given 2; got 2 given a scalar"),
-            (lambda: flow.sample(3), "2 numbers given 2; got none: give it as given="),
-            (lambda: flow.sample(3, given=c), "one for each of 3 draws; got (4,)"),
-            (lambda: flow.sample(4, given=torch.zeros(4, 9)), "2 numbers given 2; got 2 given 9"),
-            (lambda: flow.to_distribution(), "expected a condition, 2 numbers given 2; got none"),
-            (lambda: flow.to_distribution(given=torch.zeros(1)), "2 numbers given 2; got 2 given 1"),
-            (lambda: make(3).log_prob(torch.zeros(4, 3), given=c), "the prior of this flow is of all dimensions"),
-            (lambda: make(3).sample(3, given=c[:3]), "the prior of this flow is of all dimensions"),
-            (lambda: make(3, context_dim=2).log_prob(inputs("", 4, 3)), "a context of 2 numbers, got none"),
-            (lambda: make(3).log_prob(inputs("", 4, 3), c), "a context of 0 numbers, got 2"),
-        ]:
-            with pytest.raises(ValueError, match=re.escape(words)) as refused:
-                call()
-            assert "\n" not in str(refused.value)
-
-    def test_prior_of_another_size_than_the_part_is_refused(self):
-        with pytest.raises(ValueError, match="3 components in I2, got one of 2"):
-            PartPrior(Gaussian(2), halves(6))
 
 
 class Given(nn.Module):
@@ -490,51 +332,104 @@ class Given(nn.Module):
         return self.both(torch.cat((x, context), -1))
 
 
-class Joint(Prior):
-    """A standard Gaussian of I1 beside another prior of I2."""
+class TestContext:
+    """Flows of p(x | context)."""
 
-    def __init__(self, prior: Prior, partition: Partition) -> None:
-        super().__init__(partition.dim)
-        self.prior, self.partition = prior, partition
+    @staticmethod
+    def of_one_target() -> Flow:
+        """A conditional Gaussian: the context gives the log-scale and the shift."""
+        layer = Elementwise(Affine(), 1, nn.Linear(2, 2))
+        flow = Flow(Units.continuous(1), layer, Gaussian(1), Standardiser([0, 0])).double()
+        randomised(layer)
+        flow.units.fit(torch.tensor([3.0]), torch.tensor([4.0]))
+        flow.embedding.fit(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+        return flow
 
-    def standard_log_prob(self, e: Tensor) -> Tensor:
-        first, second = self.partition.split(e)
-        return Gaussian(first.shape[1]).log_prob(first) + self.prior.log_prob(second)
+    @torch.no_grad()
+    def test_one_target_is_a_conditional_gaussian(self):
+        flow = self.of_one_target()
+        context, x = torch.tensor([0.5, 5.0], dtype=torch.float64), inputs("", 9, 1)
+        log_scale, shift = flow.bijection.conditioner((context - torch.tensor([2.0, 4.0])) / torch.tensor([1.0, 2.0]))
+        scale = math.exp(-2 * math.tanh(float(log_scale) / 2))
+        law = stats.norm(3 - 2 * scale * float(shift), 2 * scale)
+        np.testing.assert_allclose(flow.log_prob(x, context).detach(), law.logpdf(x[:, 0]), rtol=1e-10)
+        drawn = flow.sample(5000, context, generator=torch.Generator().manual_seed(1))
+        assert stats.kstest(drawn[:, 0].numpy(), law.cdf).pvalue > 0.005
 
-    def standard_sample(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        raise NotImplementedError
+    def test_x_and_context_broadcast(self):
+        flow, c, x = make(2, context_dim=2), inputs("", 6, 2), inputs("", 7, 2)[1:]
+        rows = flow.log_prob(x, c)
+        torch.testing.assert_close(flow.log_prob(x.view(2, 3, 2), c.view(2, 3, 2)), rows.view(2, 3))
+        table = flow.log_prob(x[:, None], c)
+        torch.testing.assert_close(table.diagonal(), rows)
+        torch.testing.assert_close(flow.log_prob(x, c[0]), table[:, 0])
+
+    def test_labels_are_embedded_as_unit_vectors(self):
+        flow, x = make(3, context_dim=4), inputs("", 4, 3)
+        labels = torch.tensor([[2], [0], [3], [2]])
+        expected = flow.log_prob(x, torch.eye(4, dtype=torch.float64)[labels[:, 0]])
+        flow.embedding = OneHot(4).double()
+        for dtype in (torch.int64, torch.float64):
+            torch.testing.assert_close(flow.log_prob(x, labels.to(dtype)), expected)
+        torch.testing.assert_close(flow.decode(flow.encode(x, labels), labels), x)
+        assert flow.sample(4, labels).shape == (4, 3)
+
+    def test_initialise_fits_the_embedding_and_gives_its_output_to_the_layers(self):
+        class Seen(DiagonalScaling):
+            def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+                self.seen = context
+
+        layer = Seen(1)
+        flow = Flow(Units.continuous(1), Chain(layer), Gaussian(1), Standardiser([0, 3])).double()
+        context = torch.stack((correlated(50, 1)[:, 0] + 9, torch.arange(50) % 3), 1)
+        flow.initialise(inputs("", 50, 1), context)
+        assert layer.seen[:, 0].mean().abs() < 1e-9
+        torch.testing.assert_close(layer.seen[:, 0].std(correction=0).item(), 1.0)
+        assert torch.equal(layer.seen[:, 1], context[:, 1])
+
+    def test_a_missing_or_wrong_context_is_refused_in_a_line(self):
+        x, c = inputs("", 4, 3), inputs("", 4, 2)
+        for call, words in [
+            (lambda: make(3, context_dim=2).log_prob(x), "a context of 2 numbers, got none"),
+            (lambda: make(3).log_prob(x, c), "a context of 0 numbers, got 2"),
+            (lambda: make(3, context_dim=2).sample(3, c), "one for each of 3 draws; got (4,)"),
+            (lambda: self.of_one_target().log_prob(x[:, :1]), "Elementwise: expected a context, got none"),
+        ]:
+            with pytest.raises(ValueError, match=re.escape(words)) as refused:
+                call()
+            assert "\n" not in str(refused.value)
 
 
 class TestDistribution:
     @pytest.mark.parametrize("shape", [(), (7,), (2, 3)])
     def test_shapes(self, shape: tuple[int, ...]):
-        p = make(5).to_distribution()
+        p = make(5).given()
         assert (p.event_shape, p.batch_shape, p.has_rsample) == ((5,), (), True)
         assert p.sample(shape).shape == p.rsample(torch.Size(shape)).shape == (*shape, 5)
         assert p.log_prob(p.sample(shape)).shape == shape
 
     @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
     def test_no_samples_have_a_shape_too(self, shape: tuple[int, ...]):
-        p = make(5).to_distribution()
+        p = make(5).given()
         assert p.sample(shape).shape == p.rsample(shape).shape == (*shape, 5)
 
     def test_log_prob_is_that_of_the_flow(self):
         flow, x = make(5), inputs("", 6, 5)
-        assert isinstance(flow.to_distribution(), Distribution)
-        torch.testing.assert_close(flow.to_distribution().log_prob(x.view(2, 3, 5)), flow.log_prob(x).view(2, 3))
+        assert isinstance(flow.given(), Distribution)
+        torch.testing.assert_close(flow.given().log_prob(x.view(2, 3, 5)), flow.log_prob(x).view(2, 3))
 
     def test_sample_is_that_of_the_flow_and_has_no_gradient(self):
         flow = make(5)
         torch.manual_seed(1)
         expected = flow.sample(4)
         torch.manual_seed(1)
-        sample = flow.to_distribution().sample((2, 2))
+        sample = flow.given().sample((2, 2))
         assert torch.equal(sample.view(4, 5), expected)
         assert not sample.requires_grad
 
     def test_rsample_has_gradients(self):
         flow = make(5)
-        flow.to_distribution().rsample((4,)).square().sum().backward()
+        flow.given().rsample((4,)).square().sum().backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in flow.prior.parameters())
 
     @pytest.mark.parametrize("value", [torch.zeros(4), torch.zeros(2, 1), torch.zeros(()), torch.full((5,), math.nan)])
@@ -543,62 +438,61 @@ class TestDistribution:
         Distribution.set_default_validate_args(validate_by_default)  # zuko turns it off for everybody
         try:
             with pytest.raises(ValueError, match=r"shape|support"):
-                make(5).to_distribution().log_prob(value)
+                make(5).given().log_prob(value)
         finally:
             Distribution.set_default_validate_args(True)
 
     @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
-    @pytest.mark.parametrize("kind", ["context", "given"])
-    def test_the_batch_shape_is_that_of_the_condition(self, kind: str, batch: tuple[int, ...]):
+    def test_the_batch_shape_is_that_of_the_context(self, batch: tuple[int, ...]):
         c = torch.randn(*batch, 2, dtype=torch.float64)
-        flow = make(5, context_dim=2) if kind == "context" else TestConditional.flow(5)[0]
-        p = flow.to_distribution(**{kind: c})
+        flow = make(5, context_dim=2)
+        p = flow.given(c)
         assert (p.batch_shape, p.event_shape) == (batch, (5,))
         x = p.sample((4,))
         assert x.shape == p.rsample((4,)).shape == (4, *batch, 5)
         assert p.sample().shape == (*batch, 5)
         rows = c.expand(4, *batch, 2).reshape(-1, 2)
-        expected = flow.log_prob(x.reshape(-1, 5), **{kind: rows}).view(4, *batch)
+        expected = flow.log_prob(x.reshape(-1, 5), rows).view(4, *batch)
         torch.testing.assert_close(p.log_prob(x), expected)
         torch.testing.assert_close(p.log_prob(x[0]), expected[0])
-        if batch:  # one x for all conditions
+        if batch:  # one x for all contexts
             one = x[..., :1, :]
             torch.testing.assert_close(p.log_prob(one), p.log_prob(one.expand(x.shape)))
         torch.manual_seed(1)
         x = p.sample((4,))
         torch.manual_seed(1)
-        assert torch.equal(x.reshape(-1, 5), flow.sample(len(rows), **{kind: rows}))
+        assert torch.equal(x.reshape(-1, 5), flow.sample(len(rows), rows))
 
     def test_expand(self):
         flow, x = make(5), inputs("", 6, 5).view(2, 3, 5)
-        p = flow.to_distribution().expand((2, 3))
+        p = flow.given().expand((2, 3))
         assert (p.batch_shape, p.sample((4,)).shape) == ((2, 3), (4, 2, 3, 5))
         torch.testing.assert_close(p.log_prob(x), flow.log_prob(x))
         torch.testing.assert_close(p.log_prob(x[0, 0]), flow.log_prob(x[0, 0]).expand(2, 3))
         assert not torch.equal(p.sample()[0, 0], p.sample()[0, 1])  # draws, not one draw repeated
-        given = TestConditional.flow(2)[0].to_distribution(given=torch.randn(3, 2))
+        given = make(2, context_dim=2).given(torch.randn(3, 2))
         assert given.expand((4, 3)).batch_shape == (4, 3)
         with pytest.raises(RuntimeError, match="expand"):
             given.expand((4,))
 
     def test_is_a_component_of_a_mixture(self):
         """p(x) = Σ_k w_k p(x | c_k): its density, and its samples by their mean."""
-        flow, _ = TestConditional.flow(2)
+        flow = make(2, context_dim=2)
         c, weights = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-        mixture = MixtureSameFamily(Categorical(weights), flow.to_distribution(given=c))
+        mixture = MixtureSameFamily(Categorical(weights), flow.given(c))
         x = mixture.sample((4,))
         assert x.shape == (4, 2)
-        expected = sum(w * flow.log_prob(x, given=each).exp() for w, each in zip(weights, c, strict=True)).log()
+        expected = sum(w * flow.log_prob(x, each).exp() for w, each in zip(weights, c, strict=True)).log()
         torch.testing.assert_close(mixture.log_prob(x), expected)
-        means = torch.stack([flow.sample(20_000, given=each).median(0).values for each in c])
-        plain = MixtureSameFamily(Categorical(weights), make(2).to_distribution().expand((3,)))
+        means = torch.stack([flow.sample(20_000, each).median(0).values for each in c])
+        plain = MixtureSameFamily(Categorical(weights), make(2).given().expand((3,)))
         assert plain.sample((4,)).shape == (4, 2)
-        one = MixtureSameFamily(Categorical(torch.eye(3).double()[1]), flow.to_distribution(given=c))
+        one = MixtureSameFamily(Categorical(torch.eye(3).double()[1]), flow.given(c))
         torch.testing.assert_close(one.sample((20_000,)).median(0).values, means[1], rtol=0.1, atol=0.1)
 
     def test_is_the_base_of_a_transformed_and_of_an_independent_distribution(self):
         flow, x = make(3), inputs("", 6, 3).view(2, 3, 3)
-        p = flow.to_distribution()
+        p = flow.given()
         moved = TransformedDistribution(p, [AffineTransform(1.0, 2.0, event_dim=1)])
         assert (moved.event_shape, moved.batch_shape, moved.has_rsample) == ((3,), (), True)
         torch.testing.assert_close(moved.log_prob(x), flow.log_prob((x - 1) / 2) - 3 * math.log(2))
@@ -617,7 +511,7 @@ class TestDistribution:
                 each.normal_(0, 0.5)
         flow = real(Chain(layer), Gaussian(3))
         inverse = torch.linalg.inv(layer.lower.detach())
-        p, q = flow.to_distribution(), MultivariateNormal(torch.zeros(3).double(), torch.eye(3).double())
+        p, q = flow.given(), MultivariateNormal(torch.zeros(3).double(), torch.eye(3).double())
         exact = kl_divergence(MultivariateNormal(-inverse @ layer.b.detach(), scale_tril=inverse), q)
         x = p.sample((40_000,))
         gaps = (p.log_prob(x) - q.log_prob(x)).detach()
@@ -630,7 +524,7 @@ class TestDistribution:
         for units, wrong in ((Units.columns([0, 1, 1]), ()), (mixed, ([10.0, 1, 1], [0.0, 1, 3], [0.0, 1, -1]))):
             flow = Flow(units.double(), Chain(units.double().first_layers(), DiagonalScaling(3).double()), Gaussian(3))
             flow.double().initialise(rows)
-            p = flow.to_distribution()
+            p = flow.given()
             assert bool(p.support.check(p.sample((500,))).all())
             assert bool(p.support.check(rows).all())
             assert (p.support.event_dim, p.support.is_discrete) == (1, False)
@@ -639,7 +533,7 @@ class TestDistribution:
                     p.log_prob(torch.tensor(row).double())
 
     def test_of_pixels_has_whole_levels_as_support_and_no_rsample(self):
-        p = pixels(4).to_distribution()
+        p = pixels(4).given()
         assert p.log_prob(p.sample((3,)).to(torch.uint8)).shape == (3,)
         for value in (-1.0, 0.5, 256.0):
             with pytest.raises(ValueError, match="support"):
@@ -679,21 +573,15 @@ class TestMaximumLikelihood:
         assert gap.mean() < 0.05
 
 
-def test_logit_flow_is_a_density_on_the_interval():
-    flow = real(Chain(Logit(0.0), *(coupling(odd_even(2), Additive()) for _ in range(3))), Logistic(2))
-    line = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
-    with torch.no_grad():
-        assert flow.log_prob(torch.cartesian_prod(line, line)).exp().mean().item() == pytest.approx(1, abs=1e-3)
-
-
 def test_a_chain_calls_what_a_subclass_of_a_coupling_defines():
     class Doubled(Coupling):
         def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
             y, log_det = super().forward(x, context)
             return 2 * y, log_det + x.shape[-1] * math.log(2)
 
-        def inverse(self, y: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
-            return super().inverse(y / 2, context)
+        def inverse(self, y: torch.Tensor, context: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+            x, log_det = super().inverse(y / 2, context)
+            return x, log_det - y.shape[-1] * math.log(2)
 
     layers = [Doubled(odd_even(4), Additive(), MLP(2, 2, (5,))) for _ in range(3)]
     chain, x = Chain(*layers), torch.randn(3, 4)

@@ -47,7 +47,7 @@ def test_fitted_layer_under_a_gaussian_prior_is_the_sample_gaussian(whitening, d
 @whitenings
 def test_shrinkage_is_the_fraction_by_which_covariances_are_reduced(whitening):
     x, new = correlated(300, 4), correlated(20, 4)
-    flow = gaussian_flow(whitening(4, shrinkage=0.3).double().fit(x), 4)
+    flow = gaussian_flow(initialised(whitening(4, shrinkage=0.3).double(), x), 4)
     covariance = np.cov(x.numpy().T, bias=True)
     shrunk = np.where(np.eye(4), covariance, 0.7 * covariance)
     expected = stats.multivariate_normal(x.mean(0).numpy(), shrunk).logpdf(new.numpy())

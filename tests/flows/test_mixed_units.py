@@ -84,7 +84,7 @@ def mass(flow: Flow, x: Tensor, points: int) -> Tensor:
     grid = torch.cartesian_prod(*[u] * flow.dim).reshape(-1, flow.dim)
     rows = x.repeat_interleave(len(grid), 0)
     y = flow.units.enter(rows, noise=grid.repeat(len(x), 1))
-    nats = flow.log_density(y) + flow.units_log_det + flow.units.local(y)
+    nats = flow.log_density(y) + flow.units.log_det(y)
     return nats.exp().reshape(len(x), -1).mean(1)
 
 

@@ -1,225 +1,233 @@
-"""The mean of several densities (Lakshminarayanan et al. 2017), each a flow."""
+"""Mixtures of densities (Lakshminarayanan et al. 2017); that they integrate to 1 is in `test_normalised.py`."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
-from zoo import couplings, features, inputs, jacobian, randomised
+from torch import Tensor, nn
+from zoo import couplings, inputs, randomised
 
 from nicest.fast import lower
 from nicest.flows import (
     MLP,
+    VAE,
     Affine,
+    AffineSpline,
     Chain,
     DiagonalScaling,
+    Elementwise,
+    FeatureNetwork,
+    Features,
     Flow,
     Gaussian,
     Logistic,
     Mixture,
-    Partition,
-    PartPrior,
+    Standardiser,
     Units,
-    Within,
+    members,
 )
-from nicest.flows.priors import Prior
+
+WEIGHTS = (0.5, 0.2, 0.3)
 
 
-def plain(members: int = 3) -> Mixture:
-    """A mixture of flows of the plane."""
-    chains = [Chain(*couplings(2, Affine(), 3), randomised(DiagonalScaling(2))) for _ in range(members)]
-    units = Units.continuous(2)
+def plain() -> Mixture:
+    """A mixture of three flows of the plane with the same units and prior."""
+    units, prior = Units.continuous(2), Gaussian(2)
     units.fit(torch.tensor([1.0, -2.0]), torch.tensor([4.0, 0.5]))
-    return Mixture(units, chains, Gaussian(2)).double().eval()
+    chains = [Chain(*couplings(2, Affine(), 3), randomised(DiagonalScaling(2))) for _ in range(3)]
+    return Mixture([Flow(units, chain, prior) for chain in chains], WEIGHTS).double().eval()
 
 
-def given(members: int = 3, prior: type[Prior] = Logistic) -> Mixture:
-    """A mixture of p(x | c), c a number and a category of three, of which no other layer knows."""
-    part = Partition(range(2), 3)
+def conditional() -> Mixture:
+    """A mixture of p(x | c), c a number and a category of three."""
+    law = AffineSpline(bins=4)
+    units, embedding = Units.continuous(1), Standardiser([0, 3])
+    units.fit(torch.tensor([1.0]), torch.tensor([0.25]))
+    embedding.fit(torch.tensor([[1.0, 0.0], [5.0, 1.0]]))
 
     def chain() -> Chain:
-        scaling = Within(part, randomised(DiagonalScaling(1)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Chain(features(3, lambda i, o: MLP(i, o, (8, 8), dropout=0.5)), scaling)
+        network = FeatureNetwork(Features([0, 3]), lambda inputs: MLP(inputs, law.size, (8, 8), dropout=0.5))
+        return Chain(randomised(Elementwise(law, 1, network), std=0.1), randomised(DiagonalScaling(1)))
 
-    units = Units.columns([0.0] * 3, as_they_are=[1])
-    units.fit(torch.tensor([3.0, 9.0, 1.0]), torch.tensor([4.0, 9.0, 0.25]))
-    return Mixture(units, [chain() for _ in range(members)], PartPrior(prior(1), part)).double().eval()
+    return Mixture([Flow(units, chain(), Logistic(1), embedding) for _ in range(3)], WEIGHTS).double().eval()
 
 
-def members(flow: Mixture) -> list[Flow]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [Flow(flow.units, chain, flow.prior).eval() for chain in flow.chains]
+def separate() -> Mixture:
+    """A mixture of flows whose units differ."""
+    flows = [Flow(Units.continuous(1), randomised(DiagonalScaling(1)), prior(1)) for prior in (Gaussian, Logistic)]
+    flows[1].units.fit(torch.tensor([1.0]), torch.tensor([9.0]))
+    return Mixture(flows, (0.25, 0.75)).double().eval()
 
 
-def test_the_density_of_a_code_has_no_log_det_and_is_the_mean_over_the_flows():
-    flow, y = plain(), torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
-    each = []
-    for one in members(flow):
-        each.append(one.log_density(y) - torch.linalg.slogdet(jacobian(one.chain, y))[1])
-        torch.testing.assert_close(one.code_density(y), each[-1])
-    torch.testing.assert_close(flow.code_density(y), torch.stack(each).mean(0))
-    torch.testing.assert_close(lower(flow, torch.float64).code_density(y), flow.code_density(y))
+CONTEXTS = torch.tensor([[0.5, 0.0], [-4.0, 2.0], [math.nan, 1.0], [3.0, math.nan]], dtype=torch.float64)
+KINDS = {"plain": plain, "conditional": conditional, "separate units": separate}
+kinds = pytest.mark.parametrize("kind", KINDS)
+lowered_too = pytest.mark.parametrize("lowered", [False, True])
 
 
-CONDITIONS = torch.tensor([[0.5, 0.0], [-4.0, 2.0], [math.nan, 1.0], [3.0, math.nan]], dtype=torch.float64)
+def example(kind: str) -> tuple[Mixture, Tensor, Tensor | None]:
+    """Return a mixture, with rows and their context."""
+    mixture = KINDS[kind]()
+    context = CONTEXTS.repeat(2, 1) if kind == "conditional" else None
+    return mixture, inputs("", 8, mixture.dim), context
 
 
 class TestDensity:
-    @pytest.mark.parametrize("make", [plain, given])
-    @pytest.mark.parametrize("lowered", [False, True])
-    def test_is_the_mean_of_those_of_the_members(self, make, lowered: bool):
-        flow = make()
-        x = inputs("", 7, flow.dim)
-        each = torch.stack([one.log_prob(x) for one in members(flow)])
+    @kinds
+    @lowered_too
+    def test_is_the_weighted_mean_of_those_of_the_members(self, kind: str, lowered: bool):
+        mixture, x, context = example(kind)
+        each = torch.stack([one.log_prob(x, context) for one in members(mixture)])
         assert (each[0] - each[1]).abs().max() > 1e-3
-        found = (lower(flow) if lowered else flow).log_prob(x)
-        torch.testing.assert_close(found, each.exp().mean(0).log())
+        expected = (mixture.weights[:, None] * each.exp()).sum(0).log()
+        torch.testing.assert_close((lower(mixture) if lowered else mixture).log_prob(x, context), expected)
 
-    @pytest.mark.parametrize("lowered", [False, True])
-    def test_in_training_it_is_the_mean_of_the_logarithms(self, lowered: bool):
-        """So each member learns as if it were alone; a lowered flow follows the mode of the plain one."""
-        flow = plain()
-        x = inputs("", 7, 2)
-        logs = torch.stack([one.log_prob(x) for one in members(flow)])
-        fast = lower(flow) if lowered else flow
-        for training in (True, False, True):
-            flow.train(training)
-            expected = logs.mean(0) if training else logs.exp().mean(0).log()
-            torch.testing.assert_close(fast.log_prob(x), expected)
+    @pytest.mark.parametrize("kind", ["plain", "separate units"])
+    @lowered_too
+    def test_the_objective_is_the_mean_of_those_of_the_members_in_both_modes(self, kind: str, lowered: bool):
+        """So each member learns as if it were alone, and `log_prob` is the mixture in training too."""
+        mixture, x, _ = example(kind)
+        each = torch.stack([one.log_prob(x) for one in members(mixture)])
+        fast = lower(mixture) if lowered else mixture
+        for training in (True, False):
+            mixture.train(training)
+            torch.testing.assert_close(fast(x), each.mean(0))
+            torch.testing.assert_close(fast.log_prob(x), (mixture.weights[:, None] * each.exp()).sum(0).log())
 
     def test_a_member_gets_the_gradient_it_has_alone(self):
-        flow, x = plain().train(), inputs("", 7, 2)
-        found = torch.autograd.grad(flow(x).sum(), list(flow.chains[1].parameters()))
-        alone = torch.autograd.grad(members(flow)[1](x).sum(), list(flow.chains[1].parameters()))
-        for one, other in zip(found, alone, strict=True):
-            torch.testing.assert_close(3 * one, other)
+        mixture, x = plain().train(), inputs("", 7, 2)
+        one = mixture.members[1]
+        parameters = list(one.parameters())
+        found = torch.autograd.grad(mixture(x).sum(), parameters)
+        alone = torch.autograd.grad(one(x).sum(), parameters)
+        for ours, expected in zip(found, alone, strict=True):
+            torch.testing.assert_close(3 * ours, expected)
 
-    @pytest.mark.parametrize("prior", [Gaussian, Logistic])
-    @torch.no_grad()
-    def test_integrates_to_one_for_every_condition(self, prior: type[Prior]):
-        flow = given(3, prior)
-        t = torch.linspace(-6, 6, 4001, dtype=torch.float64)
-        for c in CONDITIONS:
-            density = flow.log_prob(t.sinh()[:, None], given=c).exp()
-            assert float(torch.trapezoid(density * t.cosh(), t)) == pytest.approx(1, abs=1e-5)
+    def test_members_without_trainable_parameters_are_left_out_of_the_objective(self):
+        mixture, x = plain(), inputs("", 7, 2)
+        mixture.members[0].requires_grad_(False)
+        each = torch.stack([one(x) for one in members(mixture)])
+        torch.testing.assert_close(mixture(x), each[1:].mean(0))
+        mixture.requires_grad_(False)
+        torch.testing.assert_close(mixture(x), each.mean(0))
 
-    @torch.no_grad()
-    def test_of_the_plane_integrates_to_one(self):
-        t = torch.linspace(-5, 5, 401, dtype=torch.float64)
-        density = plain().log_prob(torch.cartesian_prod(t.sinh(), t.sinh())).exp().view(401, 401)
-        mass = torch.trapezoid(torch.trapezoid(density * torch.outer(t.cosh(), t.cosh()), t), t)
-        assert float(mass) == pytest.approx(1, abs=1e-4)
-
-    def test_one_member_is_the_flow(self):
-        flow, x = given(1), inputs("", 5, 3)
-        torch.testing.assert_close(flow.log_prob(x), members(flow)[0].log_prob(x))
-
-    @pytest.mark.parametrize("make", [plain, given])
-    @pytest.mark.parametrize("lowered", [False, True])
-    def test_the_ledger_sums_to_the_density(self, make, lowered: bool):
-        flow = make()
-        x = inputs("", 7, flow.dim)
-        terms = (lower(flow) if lowered else flow).terms(x)
+    @pytest.mark.parametrize("kind", ["plain", "conditional"])
+    @lowered_too
+    def test_the_ledger_sums_to_the_density(self, kind: str, lowered: bool):
+        mixture, x, context = example(kind)
+        terms = (lower(mixture) if lowered else mixture).terms(x, context)
         assert list(terms) == ["standardise", "mixture"]
-        torch.testing.assert_close(sum(terms.values()), flow.log_prob(x))
+        torch.testing.assert_close(sum(terms.values()), mixture.log_prob(x, context))
+
+    def test_any_densities_can_be_mixed(self):
+        flow = Flow(Units.continuous(2, standardise=False), DiagonalScaling(2), Gaussian(2))
+        vae = VAE(Units.continuous(2, standardise=False), 1, nn.Linear(2, 2), nn.Linear(1, 4))
+        inner = Mixture([flow, flow])
+        mixture, x = Mixture([flow, vae, inner], (0.5, 0.25, 0.25)), torch.randn(6, 2)
+        found = mixture.log_prob(x, generator=torch.Generator().manual_seed(0)).exp()
+        bound = vae.log_prob(x, generator=torch.Generator().manual_seed(0)).exp()
+        torch.testing.assert_close(found, 0.75 * flow.log_prob(x).exp() + 0.25 * bound)
+        assert mixture.sample(5).shape == (5, 2)
+        with pytest.raises(ValueError, match="do not share units"):
+            mixture.terms(x)
+
+    @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.5, 0.2, 0.2), (1.5, -0.5, 0.0)], ids=str)
+    def test_other_weights_are_refused(self, weights: tuple[float, ...]):
+        with pytest.raises(ValueError, match="expected 3 weights of sum 1"):
+            Mixture(list(plain().members), weights)
+
+    def test_members_of_several_dimensions_are_refused(self):
+        flows = [Flow(Units.continuous(dim), DiagonalScaling(dim), Gaussian(dim)) for dim in (1, 2)]
+        with pytest.raises(ValueError, match=r"members of one dimension, got \[1, 2\]"):
+            Mixture(flows)
 
 
 class TestDraws:
-    def test_follow_the_density(self):
-        flow = given()
+    @pytest.mark.parametrize("kind", ["conditional", "separate units"])
+    def test_follow_the_density(self, kind: str):
+        mixture = KINDS[kind]()
         t = torch.linspace(-6, 6, 4001, dtype=torch.float64)
-        for c in CONDITIONS:
+        for context in CONTEXTS if kind == "conditional" else [None]:
             with torch.no_grad():
-                density = flow.log_prob(t.sinh()[:, None], given=c).exp() * t.cosh()
-            cdf = torch.cumulative_trapezoid(density, t)
-            x = flow.sample(4000, given=c, generator=torch.Generator().manual_seed(1))[:, 0]
-            share = np.interp(x.numpy(), t[1:].sinh().numpy(), cdf.numpy())
-            assert stats.kstest(share, "uniform").pvalue > 0.005
+                density = mixture.log_prob(t.sinh()[:, None], context).exp() * t.cosh()
+            x = mixture.sample(4000, context, generator=torch.Generator().manual_seed(1))
+            cdf = np.interp(x[:, 0], t[1:].sinh(), torch.cumulative_trapezoid(density, t))
+            assert stats.kstest(cdf, "uniform").pvalue > 0.005
 
-    @pytest.mark.parametrize("lowered", [False, True])
+    @lowered_too
     def test_the_generator_decides(self, lowered: bool):
-        flow = plain()
-        fast = lower(flow) if lowered else flow
+        mixture = plain()
+        fast = lower(mixture) if lowered else mixture
         one, same, other = (fast.sample(50, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
         assert torch.equal(one, same)
         assert not torch.equal(one, other)
-        torch.testing.assert_close(one, flow.sample(50, generator=torch.Generator().manual_seed(1)))
+        torch.testing.assert_close(one, mixture.sample(50, generator=torch.Generator().manual_seed(1)))
 
-    def test_a_row_comes_from_one_member(self):
-        flow = plain()
-        code = flow.draw_latent(200, generator=torch.Generator().manual_seed(0))
-        x, again = flow.decode(code), flow.decode(code)
-        assert torch.equal(x, again)
-        each = torch.stack([one.decode(code[:, :2]) for one in members(flow)])
+    @torch.no_grad()
+    def test_a_row_comes_from_one_member_as_often_as_its_weight(self):
+        mixture = plain()
+        latent = mixture.sample_latent(500, generator=torch.Generator().manual_seed(0))
+        x = mixture.decode(latent)
+        each = torch.stack([one.decode(latent[:, :2]) for one in members(mixture)])
         of = (x == each).all(-1)
-        assert torch.equal(of.sum(0), torch.ones(200, dtype=torch.long))
-        assert (of.double().mean(1) - 1 / 3).abs().max() < 0.12
+        assert torch.equal(of.sum(0), torch.ones(500, dtype=torch.long))
+        assert (of.double().mean(1) - mixture.weights).abs().max() < 0.08
 
-    @pytest.mark.parametrize("lowered", [False, True])
-    def test_codes_have_a_density_and_one_number_more(self, lowered: bool):
-        flow = lower(plain()) if lowered else plain()
-        code = flow.draw_latent(50)
-        assert code.shape == (50, flow.code_dim) == (50, 3)
-        torch.testing.assert_close(flow.code_log_prob(code), torch.distributions.Normal(0, 1).log_prob(code).sum(1))
+    @lowered_too
+    def test_latents_have_a_density_and_one_number_more(self, lowered: bool):
+        mixture = lower(plain()) if lowered else plain()
+        latent = mixture.sample_latent(50)
+        assert latent.shape == (50, 3)
+        expected = torch.distributions.Normal(0, 1).log_prob(latent).sum(1)
+        torch.testing.assert_close(mixture.latent_log_prob(latent), expected)
         with pytest.raises(ValueError, match="expected 3 features, got 2"):
-            flow.decode(code[:, :2])
+            mixture.decode(latent[:, :2])
 
-    def test_a_code_of_y_is_that_of_a_member_as_often_as_it_is_its(self):
-        flow, n = plain(), 4000
-        with torch.no_grad():
-            y = flow.invert(flow.draw_latent(1)).expand(n, -1)
-            code = flow.code_of(y, torch.Generator().manual_seed(0))
-            torch.testing.assert_close(flow.invert(code), y)
-            own = [Flow.log_density(one, y[:1]) for one in members(flow)]
-        h = torch.stack([one.chain(y[:1])[0][0] for one in members(flow)])
-        of = ((code[:, None, :2] - h).abs().amax(-1) < 1e-9).double().mean(0)
-        torch.testing.assert_close(of, torch.cat(own).softmax(0), rtol=0, atol=0.035)
+    @torch.no_grad()
+    def test_an_inferred_latent_is_that_of_a_member_with_its_posterior_probability(self):
+        mixture, n = plain(), 4000
+        y = mixture.invert(mixture.sample_latent(1)).expand(n, -1)
+        latent = mixture.infer_latent(y, torch.Generator().manual_seed(0))
+        torch.testing.assert_close(mixture.invert(latent), y)
+        h = torch.stack([one.bijection(y[:1])[0][0] for one in members(mixture)])
+        of = ((latent[:, None, :2] - h).abs().amax(-1) < 1e-9).double().mean(0)
+        own = torch.cat([one.log_density(y[:1]) for one in members(mixture)]) + mixture.weights.log()
+        torch.testing.assert_close(of, own.softmax(0), rtol=0, atol=0.035)
 
-    def test_codes_of_draws_have_the_law_of_codes(self):
-        flow = plain()
-        with torch.no_grad():
-            y = flow.invert(flow.draw_latent(4000, generator=torch.Generator().manual_seed(1)))
-            code = flow.code_of(y, torch.Generator().manual_seed(2))
-        for each in code.T:
+    @torch.no_grad()
+    def test_latents_inferred_from_draws_have_the_law_of_latents(self):
+        mixture = plain()
+        y = mixture.invert(mixture.sample_latent(4000, generator=torch.Generator().manual_seed(1)))
+        latent = mixture.infer_latent(y, torch.Generator().manual_seed(2))
+        for each in latent.T:
             assert stats.kstest(each.numpy(), stats.norm.cdf).pvalue > 0.005
 
     def test_have_gradients(self):
-        flow = plain()
-        flow.rsample(60).square().sum().backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in flow.parameters())
+        mixture = plain()
+        mixture.rsample(60).square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in mixture.parameters())
 
 
-class TestParts:
-    def test_latent_coordinates_are_refused(self):
-        with pytest.raises(ValueError, match="a mixture of 3 flows has no latent coordinates"):
-            plain().encode(torch.zeros(2, 2))
+def test_state_round_trip():
+    one, other, x = plain(), plain(), inputs("", 5, 2)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one.log_prob(x), other.log_prob(x))
 
-    def test_state_round_trip(self):
-        one, other, x = plain(), plain(), inputs("", 5, 2)
-        other.load_state_dict(one.state_dict())
-        assert torch.equal(one.log_prob(x), other.log_prob(x))
 
-    def test_constants_are_fitted_in_every_member(self):
-        class Counted(DiagonalScaling):
-            rows: Tensor
+def test_every_member_is_initialised():
+    class Seen(DiagonalScaling):
+        rows: Tensor
 
-            def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
-                self.rows = x.clone()
+        def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
+            self.rows = x.clone()
 
-        part = Partition([0], 2)
-        chains = [Chain(Within(part, DiagonalScaling(1)), Within(part, Counted(1))) for _ in range(3)]
-        for k, chain in enumerate(chains):
-            next(iter(chain)).inner.s.data.fill_(float(k))
-        flow = Mixture(Units.columns([0.0, 0.0]), chains, PartPrior(Gaussian(1), part)).double()
-        rows = torch.randn(50, 2, dtype=torch.float64) + 5
-        rows[::3, 0] = math.nan  # given cells may be missing
-        flow.initialise(rows)
-        standard = (rows[:, 1:] - rows[:, 1:].mean(0)) / rows[:, 1:].std(0, correction=0)
-        for k, chain in enumerate(chains):
-            torch.testing.assert_close(list(chain)[1].inner.rows, standard * math.exp(k))
+    units, chains = Units.continuous(1), [Chain(DiagonalScaling(1), Seen(1)) for _ in range(3)]
+    for k, chain in enumerate(chains):
+        chain[0].s.data.fill_(float(k))
+    rows = torch.randn(50, 1, dtype=torch.float64) + 5
+    Mixture([Flow(units, chain, Gaussian(1)) for chain in chains]).double().initialise(rows)
+    standard = (rows - rows.mean(0)) / rows.std(0, correction=0)
+    for k, chain in enumerate(chains):
+        torch.testing.assert_close(chain[1].rows, standard * math.exp(k))

@@ -39,7 +39,7 @@ def make(dim: int, law: str, partition: str) -> Flow:
 
 def parts(flow: Flow) -> tuple[list[Coupling], Tensor]:
     """The couplings of the flow and the s of its scaling."""
-    *layers, scaling = flow.chain
+    *layers, scaling = flow.bijection
     return layers, scaling.s.detach()
 
 

@@ -62,7 +62,7 @@ def standard(latent_dim: int) -> Independent:
 
 def sgvb(vae: VAE, x: Tensor, noise: Tensor) -> Tensor:
     """log p(x|z) + log p(z) - log q(z|x) at z = g(ε|x), as Kingma and Welling have it."""
-    layers = vae.joint.chain.layers
+    layers = vae.bijection.layers
     s, mean = layers["encoder"].network(x).unflatten(-1, (-1, 2)).unbind(-1)
     q = normal(mean, torch.exp(BOUND * torch.tanh(s / BOUND)))
     z = q.base_dist.loc + q.base_dist.scale * noise
@@ -106,7 +106,7 @@ class TestIdentity:
         decoder = OneSigma(MLP(2, 3, (8,)), 3)
         vae = randomised(VAE(Units.continuous(3, standardise=False), 2, MLP(3, 4, (8,)), decoder, floor=-30.0))
         x, noise = pair(vae)
-        s, mean = vae.joint.chain.layers["encoder"].network(x).unflatten(-1, (-1, 2)).unbind(-1)
+        s, mean = vae.bijection.layers["encoder"].network(x).unflatten(-1, (-1, 2)).unbind(-1)
         s = 8 * torch.tanh(s / 8)
         z, log_sigma = mean + s.exp() * noise, decoder.b1
         xi = (x - decoder.mean(z)) / log_sigma.exp()
@@ -139,8 +139,8 @@ class TestJoint:
     def test_log_det_is_that_of_the_jacobian(self, kind: str, dim: int, latent_dim: int):
         vae = make(kind, dim, latent_dim)
         both = torch.cat(pair(vae), -1)
-        expected = torch.linalg.slogdet(jacobian(vae.joint.chain, both)).logabsdet
-        torch.testing.assert_close(vae.joint.chain(both)[1], expected, rtol=0, atol=1e-9)
+        expected = torch.linalg.slogdet(jacobian(vae.bijection, both)).logabsdet
+        torch.testing.assert_close(vae.bijection(both)[1], expected, rtol=0, atol=1e-9)
 
     @kinds
     def test_decode_undoes_encode(self, kind: str):
@@ -160,7 +160,7 @@ class TestJoint:
 
     def test_sigma_stays_above_the_floor(self):
         vae = make()
-        law = vae.joint.chain.layers["decoder"].law
+        law = vae.bijection.layers["decoder"].law
         b1 = torch.tensor([-1e6, -50.0, -3.0, 0.0, 5.0], dtype=torch.float64)
         assert (law.log_scale(b1) >= FLOOR).all()
         torch.testing.assert_close(law.log_scale(b1).exp(), math.exp(FLOOR) + (1 - math.exp(FLOOR)) * b1.exp())
@@ -176,7 +176,7 @@ class TestInside:
 
     def test_identity_couplings_leave_the_plain_vae(self):
         plain = make()
-        layers = plain.joint.chain.layers
+        layers = plain.bijection.layers
         networks = (layers["encoder"].network, layers["decoder"].network)
         richer = {"posterior": self.nice(2), "summary": MLP(5, 2, (8,))}, {"prior": self.nice()}
         x, noise = pair(plain)
@@ -191,7 +191,7 @@ class TestInside:
     def test_posterior_depends_on_x_and_prior_does_not(self):
         vae = make("both")
         x, noise = pair(vae, 1)
-        posterior, prior = (vae.joint.chain.layers[name] for name in ("posterior", "latent_prior"))
+        posterior, prior = (vae.bijection.layers[name] for name in ("posterior", "latent_prior"))
 
         def moved(layer: nn.Module) -> Tensor:
             here, there = (layer(torch.cat((at, noise), -1))[0][:, vae.dim :] for at in (x, x + 1))
@@ -203,7 +203,7 @@ class TestInside:
     def test_same_couplings_for_every_x_are_a_prior_before_another_decoder(self):
         """z = f(z0) for all x: the bound is that of a plain posterior, prior flow f and decoder of f(z0)."""
         plain, f = make(), couplings(4, LAWS["affine"], 3)
-        encoder, decoder = (plain.joint.chain.layers[name].network for name in ("encoder", "decoder"))
+        encoder, decoder = (plain.bijection.layers[name].network for name in ("encoder", "decoder"))
 
         class Through(nn.Module):
             def forward(self, z: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ class TestBounds:
 class TestSampling:
     def test_samples_have_the_moments_of_the_model(self):
         vae, *_ = TestBounds().linear()
-        decoder = vae.joint.chain.layers["decoder"].network
+        decoder = vae.bijection.layers["decoder"].network
         w, sigma = decoder.weight.data[1::2], decoder.bias.data[::2].exp()
         x = vae.sample(50_000, generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(x.mean(0), torch.zeros(3).double(), rtol=0, atol=0.03)
@@ -273,12 +273,8 @@ class TestSampling:
         vae = make(kind)
         x = vae.means(6, generator=torch.Generator().manual_seed(1))
         h = vae.joint.prior.rsample(6, generator=torch.Generator().manual_seed(1))[:, 5:]
-        z = (
-            vae.joint.chain.layers["latent_prior"].inner.inverse(h)[0]
-            if "latent_prior" in vae.joint.chain.layers
-            else h
-        )
-        expected = vae.joint.chain.layers["decoder"].network(z)[:, 1::2]
+        z = vae.bijection.layers["latent_prior"].inner.inverse(h)[0] if "latent_prior" in vae.bijection.layers else h
+        expected = vae.bijection.layers["decoder"].network(z)[:, 1::2]
         torch.testing.assert_close(x, expected.detach(), rtol=0, atol=1e-10)
 
 

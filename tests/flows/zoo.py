@@ -19,7 +19,7 @@ from nicest.flows import (
     Additive,
     Affine,
     AffineSpline,
-    At,
+    AtContext,
     Bijection,
     Bounded,
     Chain,
@@ -30,9 +30,7 @@ from nicest.flows import (
     Elementwise,
     FeatureNetwork,
     Features,
-    ForestCoupling,
     Law,
-    Logistic,
     Logit,
     Mixing,
     Multiplicative,
@@ -112,14 +110,6 @@ def features(dim: int, make: Callable[[int, int], nn.Module]) -> Coupling:
     return randomised(Coupling(part, law, network), std=0.1).eval()
 
 
-def forest(dim: int) -> ForestCoupling:
-    """A coupling layer whose network is a forest, fitted to rows whose last number depends on the others."""
-    layer = ForestCoupling(Partition(range(dim - 1), dim), 4, Logistic(1), 10, 16).double()
-    rows = torch.randn(100, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
-    rows[:, -1] = rows[:, 0].sin() + 0.3 * rows[:, -1]
-    return initialised(layer, rows)
-
-
 def image(dim: int) -> tuple[int, int, int]:
     """An image of D numbers: of two pixels, if these leave two channels, else of one."""
     return (dim // 2, 1, 2) if dim % 2 == 0 and dim > 2 else (dim, 1, 1)
@@ -186,14 +176,16 @@ def conditional(dim: int) -> Within:
     return Within(halves(dim), couplings(dim // 2, Affine(), 2, context_dim=3), network)
 
 
-def given_last(dim: int, last: Partition) -> Within:
-    """Couplings of all components but the last, which is their context."""
-    return Within(last, couplings(dim, Affine(), 2, context_dim=1), nn.Identity())
-
-
-def elementwise_given_others(dim: int) -> Bijection:
+def conditional_law(dim: int) -> Within:
+    """A law of the second half whose parameters are a network of the first."""
     part = halves(dim)
-    return Within(part, randomised(Elementwise(Affine(), len(part.i2), len(part.i1))), nn.Identity())
+    conditioner = MLP(len(part.i1), len(part.i2) * Affine().size, (8,))
+    return Within(part, randomised(Elementwise(Affine(), len(part.i2), conditioner)), nn.Identity())
+
+
+def at_context(dim: int) -> AtContext:
+    """Couplings at a fixed context of two numbers."""
+    return AtContext(couplings(dim, Affine(), 2, context_dim=2), torch.tensor([[0.7, -0.2]], dtype=torch.float64))
 
 
 ZOO: dict[str, Callable[[int], Bijection]] = {
@@ -214,7 +206,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "convolution-spline": lambda dim: convolution(image(dim), AffineSpline()),
     "multi-scale": multi_scale,
     "elementwise": lambda dim: randomised(Elementwise(Spline(bins=16), dim)),
-    "elementwise-context": elementwise_given_others,
+    "elementwise-conditioner": conditional_law,
     "mixing": lambda dim: randomised(Mixing(dim)),
     "diagonal-scaling": scaling,
     "triangular": lambda dim: randomised(TriangularAffine(dim)),
@@ -227,8 +219,7 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "logit-bounded": lambda dim: Bounded([(2, 1, 0)[d % 3] for d in range(dim)]),
     "logit-chain": lambda dim: Chain(Logit(0.01), coupling(halves(dim), Affine(bound=0.5)), scaling(dim)),
     "standardise": lambda dim: coupling(halves(dim), Standardise()),
-    "forest": forest,
-    "at": lambda dim: At(last := Partition([dim], dim + 1), given_last(dim, last), torch.tensor([0.7])),
+    "at-context": at_context,
     "within": lambda dim: Within(irregular(dim), scaling(dim // 2)),
     "within-conditional": conditional,
     "chain-empty": lambda dim: Chain(),
