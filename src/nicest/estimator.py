@@ -743,7 +743,7 @@ def write_run(run: RunFolder, model: Any, file: str, kept: dict[str, Any], figur
     kept = kept | {"columns": columns, "frame": model._frame, "named": hasattr(model, "feature_names_in_")}
     made = environment(choose_device("cpu")) | {"format": f"nicest {FORMAT}"}
     lines = "".join(json.dumps(row) + "\n" for row in model.history_)
-    modelled = columns_to_json(model.columns_ if len(columns) == model.flow_.dim else model._modelled)
+    modelled = columns_to_json(getattr(model, "_modelled", model.columns_))
     run.begin(
         model.recipe_, {ENVIRONMENT: to_json(made), METRICS: lines, file: to_json(kept), COLUMNS: to_json(modelled)}
     )

@@ -264,7 +264,7 @@ class TestEvaluate:
     def test_of_a_sick_model_counts_it_prints_null_and_warns(self, nicest: Callable, digits: Path, tmp_path: Path):
         run = Run(digits)
         with torch.no_grad():
-            run.flow.chain.layers["scaling"].s[0] = math.nan
+            run.flow.bijection.layers["scaling"].s[0] = math.nan
         RunFolder(tmp_path).save_model(Saved(run.flow.state_dict(), run.recipe, {}))
         done = nicest("evaluate", tmp_path, "--draws", 1, "--no-baselines", "--json")
         assert done.code == 0

@@ -242,10 +242,10 @@ class TestLayers:
             steps: tuple[int, ...] = (1,)
 
             def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                return a + b, a.new_zeros(len(a))
+                return a + b[..., 0], torch.zeros_like(a)
 
-            def inverse(self, y: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-                return y - b
+            def inverse(self, y: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                return y - b[..., 0], torch.zeros_like(y)
 
         monkeypatch.setitem(LAWS, "shift", Shift)
         text = '[[model.blocks]]\nkind = "coupling"\nrepeat = 3\nlaw = { kind = "shift", steps = [1, 2] }\n'

@@ -51,7 +51,7 @@ def train_and_load(name: str, out: Path, *arguments: str) -> tuple[nicest.Flow, 
     assert json.loads(result.stdout)["step"] == 1
     run = nicest.open(out)
     assert run.figures["epoch"] == 1
-    assert run.flow(run.rows("train")).isfinite().all()
+    assert run.flow(*run.recipe.data.split(run.rows("train"))).isfinite().all()
     assert load_recipe(str(out / "recipe.toml")) == run.recipe
     return run.flow, run.recipe
 

@@ -57,7 +57,7 @@ def test_the_likelihood_is_what_it_was_term_by_term(kept: Kept, name: str):
 def test_a_tensor_of_the_wrong_shape_is_refused(kept: Kept, name: str, refusal: Callable[..., str], tmp_path: Path):
     with safe_open(kept.folder / name / MODEL, framework="pt") as file:
         metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    for key in tensors:
+    for key in (key for key in tensors if "interval" not in key):  # a constant, not read from format 1
         save_file(tensors | {key: torch.zeros(0)}, tmp_path / MODEL, metadata)
         assert "the weights do not fit the recipe" in refusal(nicest.load, tmp_path / MODEL)
 

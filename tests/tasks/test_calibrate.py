@@ -16,7 +16,7 @@ from nicest import NICE, Run
 from nicest.data.cells import Batch
 from nicest.data.columns import Column
 from nicest.errors import NicestError
-from nicest.flows import Chain, Flow, Gaussian, TriangularAffine, Units
+from nicest.flows import Chain, Flow, Gaussian, OneHot, TriangularAffine, Units
 from nicest.inference.calibration import Calibration
 from nicest.tasks.calibrate import calibrate, calibration, hidden_cells, plain_columns
 
@@ -30,7 +30,8 @@ ROOT = np.array([[2.0, 0, 0], [1.0, 0.3, 0], [-4.0, 1.0, 5.0]])
 def gaussian() -> Flow:
     """A Gaussian of three correlated columns."""
     covariance = torch.from_numpy(ROOT @ ROOT.T)
-    whitening = TriangularAffine(3).double().fit_moments(torch.from_numpy(MEAN), covariance)
+    whitening = TriangularAffine(3).double()
+    whitening.fit_moments(torch.from_numpy(MEAN), covariance)
     return Flow(Units.continuous(3, standardise=False), Chain(whitening), Gaussian(3)).double()
 
 
@@ -237,9 +238,6 @@ class TestRefusals:
             model.calibration(correlated[:, :2])
 
     def test_a_conditional_density(self, gaussian: Flow):
-        from nicest.flows import PartPrior, odd_even
-
-        part = odd_even(3)
-        flow = Flow(Units.continuous(3, standardise=False), Chain(), PartPrior(Gaussian(len(part.i2)), part))
+        flow = Flow(gaussian.units, gaussian.bijection, gaussian.prior, OneHot(3))
         with pytest.raises(NicestError, match="given a condition"):
             calibration(flow, known(drawn(9)), plain_columns(3))

@@ -72,21 +72,21 @@ def test_the_same_seed_gives_the_same_certificate(digits_run: Run, copy_of: Call
     run = copy_of(digits_run)
     first, again, other = (certify(run, n=20, jacobians=2, seed=seed) for seed in (1, 1, 2))
     assert first == again
-    assert first["max_roundtrip"] != other["max_roundtrip"]
+    assert first["mean_roundtrip"] != other["mean_roundtrip"]
 
 
 class TestExamples:
     def test_half_are_dequantised_rows_and_half_are_samples(self, digits_run: Run):
         flow = digits_run.flow_in(torch.float64)
         rows = torch.from_numpy(load_data("digits").test[:5])
-        points = examples(flow, rows, 12)
+        points, _ = examples(flow, rows, None, 12)
         assert points.shape == (12, 64)
         assert torch.equal((points[:5] * 17).floor(), rows.double())
         assert not torch.equal((points[5:10] * 17).floor(), rows.double())
 
     def test_of_continuous_data_are_the_rows_standardised(self, rows_run: Run, correlated: np.ndarray):
         train, rows = rows_run.splits.train.astype(np.float64), correlated[:4].astype(np.float64)
-        points = examples(rows_run.flow_in(torch.float64), torch.from_numpy(correlated[:4]), 8)
+        points, _ = examples(rows_run.flow_in(torch.float64), torch.from_numpy(correlated[:4]), None, 8)
         assert points.shape == (8, 5)
         np.testing.assert_allclose(points[:4], (rows - train.mean(0)) / train.std(0), rtol=1e-9)
 
@@ -123,7 +123,12 @@ class TestBrokenModels:
         self, digits_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
     ):
         sound = DiagonalScaling.inverse
-        monkeypatch.setattr(DiagonalScaling, "inverse", lambda self, y, context=None: sound(self, y, context) + 1e-2)
+
+        def inverse(self: DiagonalScaling, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            x, log_det = sound(self, y)
+            return x + 1e-2, log_det
+
+        monkeypatch.setattr(DiagonalScaling, "inverse", inverse)
         result = certify(copy_of(digits_run), n=10)
         assert min(result["max_roundtrip"]) > 1e-2
         assert result["max_logdet_error"][0] < 1e-8

@@ -86,10 +86,10 @@ def test_mean_nats_are_what_numpy_computes_from_the_weights(digits_folder: Path)
     h = (load_data("digits").test.astype(np.float64) + 0.5) / 17
     for k in range(4):
         read, change = (slice(0, None, 2), slice(1, None, 2)) if k % 2 == 0 else (slice(1, None, 2), slice(0, None, 2))
-        names = sorted(name for name in weights if name.startswith(f"chain.layers.coupling{k + 1}."))
+        names = sorted(name for name in weights if name.startswith(f"bijection.layers.coupling{k + 1}."))
         b0, w0, b1, w1 = (weights[name] for name in names)
         h[:, change] += np.maximum(h[:, read] @ w0.T + b0, 0) @ w1.T + b1
-    s = weights["chain.layers.scaling.s"]
+    s = weights["bijection.layers.scaling.s"]
     nats = stats.logistic.logpdf(h * np.exp(s)).sum(1) + s.sum()
     result = plain(run, draws=1)
     assert result["mean_nats"] == pytest.approx(nats.mean(), abs=1e-9)
@@ -141,17 +141,17 @@ def on_minus_1_1(flow: Flow, recipe: Recipe) -> tuple[Flow, Recipe]:
     """The same function of the levels, expressed on [-1, 1]: every layer is told z = 2 y - 1 instead of y."""
     recipe = replace(recipe, data=replace(recipe.data, interval=(-1.0, 1.0)))
     other = build(recipe).double().eval()
-    other.chain.load_state_dict(flow.chain.state_dict())
+    other.bijection.load_state_dict(flow.bijection.state_dict())
     other.prior.load_state_dict(flow.prior.state_dict())
     with torch.no_grad():
         for k in range(4):
-            first, *_, last = other.chain.layers[f"coupling{k + 1}"].network.layers
+            first, *_, last = other.bijection.layers[f"coupling{k + 1}"].network.layers
             first.bias += first.weight.sum(1) / 2
             first.weight /= 2
             last.weight *= 2
             last.bias *= 2
-        other.chain.layers["scaling"].s -= math.log(2)
-        other.prior.loc -= flow.chain.layers["scaling"].s.exp() / 2
+        other.bijection.layers["scaling"].s -= math.log(2)
+        other.prior.loc -= flow.bijection.layers["scaling"].s.exp() / 2
     return other, recipe
 
 
@@ -177,7 +177,7 @@ class TestNoise:
     def test_each_example_has_its_own(self, make: Callable, save_run: Callable):
         flow, recipe = make(np.full((40, 6), 100, np.uint8))  # one image forty times
         with torch.no_grad():
-            flow.chain.layers["scaling"].s.fill_(5.0)
+            flow.bijection.layers["scaling"].s.fill_(5.0)
         assert plain(save_run("run", flow, recipe), draws=1)["stderr_nats"] > 1e-4
 
     def test_a_seed_gives_the_same_figures_again_and_another_seed_others(self, digits_run: Run):
@@ -200,7 +200,7 @@ class TestNonFinite:
     def test_weights_make_every_example_count_and_no_mean(self, digits_run: Run, save_run: Callable):
         flow, recipe = digits_run.flow, digits_run.recipe
         with torch.no_grad():
-            flow.chain.layers["coupling2"].network.layers[0].weight.fill_(math.nan)
+            flow.bijection.layers["coupling2"].network.layers[0].weight.fill_(math.nan)
         result = plain(save_run("sick", flow, recipe), draws=2)
         assert result["non_finite"] == result["n"] == 180
         assert math.isnan(result["mean_nats"])

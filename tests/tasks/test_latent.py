@@ -63,7 +63,7 @@ def numpy_pca(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def codes(run: Run, rows: np.ndarray) -> np.ndarray:
     """h of the middle of every step, or of rows of numbers."""
     with torch.no_grad():
-        return run.flow.chain(run.flow.units.enter(torch.from_numpy(rows), noise=False))[0].numpy()
+        return run.flow.bijection(run.flow.units.enter(torch.from_numpy(rows), noise=False))[0].numpy()
 
 
 def decoded(run: Run, h: np.ndarray) -> np.ndarray:
@@ -78,7 +78,7 @@ def learned(make: Callable, save_run: Callable) -> tuple[Flow, Run]:
     own = ("model.initialisation=zero-last", "model.learned_prior=true", "model.prior=gaussian")
     flow, recipe = make(np.random.default_rng(0).standard_normal((60, 5)).astype(np.float32), *own)
     with torch.no_grad():
-        flow.chain.layers["scaling"].s.copy_(torch.tensor([0.0, -1.0, 2.0, 1.0, -2.0]))
+        flow.bijection.layers["scaling"].s.copy_(torch.tensor([0.0, -1.0, 2.0, 1.0, -2.0]))
         flow.prior.loc.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
         flow.prior.log_scale.copy_(torch.tensor([0.0, 1.0, 4.0, 0.0, 0.0]))
     return flow, save_run("run", flow, recipe)
@@ -156,7 +156,7 @@ class TestSphere:
 
     def test_of_the_top_moves_the_components_of_largest_sigma_alone(self, digits_run: Run, tmp_path: Path):
         kept = arrays(sphere, digits_run, tmp_path, basis="top")[1]
-        s = digits_run.flow.chain.layers["scaling"].s.detach().numpy()
+        s = digits_run.flow.bijection.layers["scaling"].s.detach().numpy()
         moved = np.flatnonzero(np.abs(kept["h"]).max((0, 1)) > 1e-6)
         assert set(moved) == set(np.argsort(s)[:3])
 
@@ -288,7 +288,7 @@ class TestTruncate:
     def test_keeps_the_components_of_largest_sigma(self, digits_run: Run, tmp_path: Path):
         kept = arrays(truncate, digits_run, tmp_path, n=4, kept=[5, 20])[1]
         h = codes(digits_run, examples(digits_run)[:4])
-        s = digits_run.flow.chain.layers["scaling"].s.detach().numpy()
+        s = digits_run.flow.bijection.layers["scaling"].s.detach().numpy()
         for column, k in enumerate((5, 20)):
             cut = np.zeros_like(h)
             chosen = np.argsort(s)[:k]

@@ -52,7 +52,7 @@ class TestArrays:
     def test_of_sixteen_bit_levels_are_sixteen_bit(self, make: Callable, save_run: Callable):
         flow, recipe = make(np.zeros((20, 6), np.uint8))
         recipe = replace(recipe, data=replace(recipe.data, levels=65536))
-        flow = Flow(Units.pixels(6, 65536), flow.chain, flow.prior)
+        flow = Flow(Units.pixels(6, 65536), flow.bijection, flow.prior)
         drawn = draw(save_run("run", flow, recipe), 500)
         assert drawn.dtype == np.uint16
         assert drawn.max() == 65535
@@ -95,7 +95,7 @@ def test_samples_follow_the_prior_that_was_trained(
     centre, size = torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 1.0, 0.1])
     with torch.no_grad():
         for parameter, value in (
-            (flow.chain.layers["scaling"].s, s),
+            (flow.bijection.layers["scaling"].s, s),
             (flow.prior.loc, loc),
             (flow.prior.log_scale, log_scale),
             (flow.units.loc, centre),

@@ -26,8 +26,8 @@ class Failing(flows.Bijection):
             raise ValueError("the fault of one")
         return x, x.new_zeros(len(x))
 
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> Tensor:
-        return y
+    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return y, y.new_zeros(len(y))
 
 
 if __name__ == "__main__":

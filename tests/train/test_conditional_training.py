@@ -42,7 +42,7 @@ def test_validation_scores_the_mixture(tmp_path: Path, target: list[str]):
         each = [[one.log_prob(x, context).mean() for _ in range(draws)] for one in opened.flow.members]
         alone = [torch.stack(several).mean() for several in each]
     assert found > float(torch.stack(alone).mean()) + 1e-4
-    limit = 1e-5 if draws == 1 else 0.1  # the noise of one draw counts
+    limit = 1e-5 if draws == 1 else 0.2  # the noise of one draw counts
     assert opened.figures["valid_nats"] == pytest.approx(found, abs=limit)
 
 

@@ -24,7 +24,6 @@ from crash import (
     undisturbed,
 )
 from nicest.runs.folder import LAST, MODEL, read_tensors, write_tensors
-from nicest.runs.sinks import Saved
 from small_runs import digits_file, people, run
 
 SECONDS = 4.0  # that a process of it takes, more or less
@@ -144,10 +143,10 @@ class TestLossesAreSeen:
 
     @pytest.mark.parametrize(("name", "part"), [(LAST, "the state"), (MODEL, "the model")])
     def test_a_bit_that_differs(self, straight: Path, damaged: Path, name: str, part: str):
-        tensors, recipe, figures = read_tensors(damaged / name)
-        weight = next(tensor for tensor in tensors.values() if tensor.ndim == 2)
+        saved = read_tensors(damaged / name)
+        weight = next(tensor for tensor in saved.tensors.values() if tensor.ndim == 2)
         weight.view(torch.uint8)[0, 0] ^= 1
-        write_tensors(damaged / name, Saved(tensors, recipe, figures))
+        write_tensors(damaged / name, saved)
         before, after = ending(straight), ending(damaged)
         assert [each for each in after if after[each] != before[each]] == [part]
 

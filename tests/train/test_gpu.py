@@ -148,7 +148,7 @@ def test_the_fused_update_is_the_optimisers_own(case: tuple[str, ...]):
         step = TrainingStep(state, rows_to(splits.train, device), 100, captured=False)
         if not fused:
             step.fused = None
-            for network in step.flow.chain.networks:
+            for network in step.flow.bijection.networks:
                 network.buffers = None
             for p in state.flow.parameters():
                 p.grad = None
@@ -242,7 +242,7 @@ def test_an_engine_in_graphs_gives_what_the_flow_gives():
     recipe, splits = load_recipe("digits").override(*SMALL, "train.precision=float32"), load("digits")
     state = start(recipe, splits, torch.device("cuda"))
     units = Units.continuous(64, standardise=False).cuda()
-    flow = Flow(units, state.flow.eval().chain, state.flow.prior)
+    flow = Flow(units, state.flow.eval().bijection, state.flow.prior)
     rows = rows_to(splits.train, torch.device("cuda")).float() / 17
     for precision, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.5)):
         engine = Engine(flow, batch=1000, precision=precision)

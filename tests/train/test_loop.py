@@ -28,7 +28,7 @@ from nicest.train.state import State
 from nicest.train.step import update_average
 from small_runs import PER_EPOCH, PLAIN, SMALL, equal, last, metrics, model, resume, run, same_run
 
-SCALING = "chain.layers.scaling.s"
+SCALING = "bijection.layers.scaling.s"
 
 
 @pytest.fixture
@@ -115,11 +115,11 @@ class TestLearning:
 
     def test_held_whitening_stays_as_it_was_fitted(self, tmp_path: Path):
         run(tmp_path, "model.preprocess=triangular", "train.epochs=1", "train.weight_decay=0.5")
-        tensors, recipe, _ = read_tensors(tmp_path / LAST)
+        tensors, recipe, *_ = read_tensors(tmp_path / LAST)
         flow = build(recipe).double()
         flow.initialise(torch.from_numpy(load_data("digits").train))
         for part in ("below", "log_diagonal", "b"):
-            name = f"chain.layers.whitening.{part}"
+            name = f"bijection.layers.whitening.{part}"
             assert torch.equal(tensors[f"flow.{name}"], flow.state_dict()[name])
 
 
@@ -132,7 +132,7 @@ class TestAverage:
     def test_formula(self):
         average, flow = (build(load_recipe("digits").override(*SMALL, "data.shape=[6]")) for _ in range(2))
         before, weights = (
-            dict(f.named_parameters())["chain.layers.coupling1.network.layers.0.weight"] for f in (average, flow)
+            dict(f.named_parameters())["bijection.layers.coupling1.network.layers.0.weight"] for f in (average, flow)
         )
         expected, theta = before.detach().double().numpy(), weights.detach().double().numpy()
         for step, decay in enumerate([0.1, 2 / 11, 3 / 12, 0.3, 0.3]):  # (1 + step)/(10 + step), up to 0.3
@@ -162,7 +162,7 @@ class TestAverage:
         scored: list[dict[str, Tensor]] = []
         nats = iter([-3.0, -1.0, -2.0])
 
-        def score(engine: Engine, rows: Tensor) -> Tensor:
+        def score(engine: Engine, rows: Tensor, _: Tensor | None) -> Tensor:
             assert not engine.flow.training
             scored.append({name: tensor.clone() for name, tensor in engine.flow.state_dict().items()})
             return torch.full((len(rows),), next(nats))
@@ -380,7 +380,7 @@ class TestPatience:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         nats = iter([1.0, 3.0, 2.0, 2.5, 2.9, 2.0, 9.0])
-        monkeypatch.setattr(Engine, "log_prob", lambda _, rows: torch.full((len(rows),), next(nats)))
+        monkeypatch.setattr(Engine, "log_prob", lambda _, rows, __: torch.full((len(rows),), next(nats)))
         result = run(tmp_path, "train.epochs=20", "train.patience=3")
         assert result["finished"]
         assert (result["best_epoch"], result["step"]) == (2, 5 * PER_EPOCH)
@@ -392,7 +392,7 @@ class TestPatience:
 
     def test_is_asked_at_validations_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         nats = iter([3.0, 2.0, 1.0, 0.0])
-        monkeypatch.setattr(Engine, "log_prob", lambda _, rows: torch.full((len(rows),), next(nats)))
+        monkeypatch.setattr(Engine, "log_prob", lambda _, rows, __: torch.full((len(rows),), next(nats)))
         result = run(tmp_path, "train.epochs=20", "train.patience=3", "train.evaluate_every=2")
         assert result["step"] == 6 * PER_EPOCH
 

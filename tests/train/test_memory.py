@@ -33,10 +33,10 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
         for method in methods:
             real = getattr(Flow, method)
 
-            def tight(flow: Flow, x: Tensor, *rest: object, real: Callable = real) -> object:
+            def tight(flow: Flow, x: Tensor, *rest: object, real: Callable = real, **options: object) -> object:
                 if len(x) > rows:
                     raise torch.OutOfMemoryError(f"no room for {len(x)} rows")
-                return real(flow, x, *rest)
+                return real(flow, x, *rest, **options)
 
             monkeypatch.setattr(Flow, method, tight)
 
@@ -44,6 +44,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
 
 
 class TestTraining:
+    @pytest.mark.filterwarnings("ignore:out of memory with")  # validation halves its batches
     def test_the_line_names_a_batch_and_the_run_can_be_made_with_it(self, refusal: Refusal, tmp_path: Path, room: Room):
         room(70, "forward")
         message = refusal(run, tmp_path, "train.batch=1000")

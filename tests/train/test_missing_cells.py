@@ -46,7 +46,8 @@ class TestChains:
 
     @pytest.fixture
     def flow(self) -> Flow:
-        whitening = TriangularAffine(3).double().fit_moments(torch.zeros(3).double(), COVARIANCE)
+        whitening = TriangularAffine(3).double()
+        whitening.fit_moments(torch.zeros(3).double(), COVARIANCE)
         return Flow(Units.continuous(3, standardise=False), Chain(whitening), Gaussian(3)).double()
 
     @pytest.mark.parametrize("moves", [1, 10, 200])

@@ -139,16 +139,16 @@ class TestTwice:
         assert all_finite(tmp_path)
 
     @pytest.mark.parametrize("layer", ["coupling3", "scaling"])
-    def test_the_layer_that_is_sick_is_named(self, layer: str):
+    def test_a_layer_with_nonfinite_weights_is_named(self, layer: str):
         flow = build(Recipe().override("model.width=4", "data.shape=[6]"))
         x = torch.randn(5, 6)
-        assert loop.sick_layer(flow, x) == "the prior or the gradient"
+        assert loop.first_nonfinite_layer(flow, x, None) == "the prior or the gradient"
         with torch.no_grad():
-            next(flow.chain.layers[layer].parameters()).view(-1)[0] = float("inf")
-        assert loop.sick_layer(flow, x) == f"the weights of layer '{layer}'"
+            next(flow.bijection.layers[layer].parameters()).view(-1)[0] = float("inf")
+        assert loop.first_nonfinite_layer(flow, x, None) == f"the weights of layer '{layer}'"
 
-    def test_an_output_that_is_sick_is_told_from_weights_that_are(self):
+    def test_a_layer_with_a_nonfinite_output_is_named(self):
         flow = build(Recipe().override("model.width=4", "data.shape=[6]"))
         x = torch.randn(5, 6)
         x[2, 3] = float("nan")
-        assert loop.sick_layer(flow, x) == "the output of layer 'coupling1'"
+        assert loop.first_nonfinite_layer(flow, x, None) == "the output of layer 'coupling1'"

@@ -25,15 +25,15 @@ class Shift(flows.Bijection):
         return x + self.by, x.new_zeros(len(x))
 
     def inverse(self, y, context=None):
-        return y - self.by
+        return y - self.by, y.new_zeros(len(y))
 
 
 class Softer(flows.Law):
     def forward(self, a, b):
-        return a * b.tanh().exp(), b.tanh().sum(-1)
+        return a * b[..., 0].tanh().exp(), b[..., 0].tanh()
 
     def inverse(self, y, b):
-        return y * torch.exp(-b.tanh())
+        return y * torch.exp(-b[..., 0].tanh()), -b[..., 0].tanh()
 
 
 def train(path):

@@ -155,7 +155,7 @@ class TestInterrupt:
         run(tmp_path / "straight")
         calls, log_prob = [], Engine.log_prob
 
-        def interrupt(engine: Engine, rows: Tensor) -> Tensor:
+        def interrupt(engine: Engine, rows: Tensor, _: Tensor | None) -> Tensor:
             calls.append(len(rows))
             if len(calls) == 2 * epoch - 1:  # the first 100 rows of 179
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -418,7 +418,7 @@ class TestGoingOn:
 
     def test_a_run_of_before_there_were_digests_of_data_is_gone_on_with(self, tmp_path: Path):
         run(tmp_path, "train.epochs=1")
-        tensors, recipe, figures = read_tensors(tmp_path / LAST)
+        tensors, recipe, figures, _ = read_tensors(tmp_path / LAST)
         assert len(recipe.data.digest) == 16
         recipe = replace(recipe, data=replace(recipe.data, digest=""))
         figures.pop("unscored")  # nor was that known

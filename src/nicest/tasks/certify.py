@@ -34,6 +34,8 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     require_writable(certificate)
     generator = torch.Generator(run.device).manual_seed(seed)
     flow = run.flow_in(torch.float64)
+    if recipe.data.name == IN_MEMORY and recipe.data.conditional:
+        raise NicestError(f"{run.path} is a conditional model of rows in memory: it keeps no context to certify it at")
     if recipe.data.name == IN_MEMORY:  # nothing of which is kept: samples alone
         x, context = flow.sample(1, generator=generator), None
     else:
