@@ -263,4 +263,5 @@ class Mixed(InSteps):
     def each(self, value: Tensor) -> Tensor:
         atom = (value[..., None].float() == self.at.float()).any(-1)
         inside = (value >= self.low) & (value <= self.high)
-        return torch.where(self.line > 0, atom & value.isfinite() | super().each(value) & inside, atom)
+        number = self.line > 0  # no torch.where of booleans: onnxruntime has none
+        return atom & (value.isfinite() | ~number) | super().each(value) & inside & number
