@@ -46,7 +46,7 @@ class Flow(Density):
             raise ValueError(f"expected a prior of {units.dim} dimensions, as the units have, got {prior.dim}")
         self.units, self.bijection, self.prior, self.embedding = units, bijection, prior, embedding
         couplings = sum(isinstance(layer, Coupling) for layer in leaves(bijection))
-        if 0 < couplings < 3:
+        if 0 < couplings < 3 and embedding is None:  # a context may do most of the work
             warnings.warn(
                 f"{couplings} coupling layer(s): at least three are needed before every dimension can influence"
                 " every other (NICE §3.2)",

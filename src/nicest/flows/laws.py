@@ -101,13 +101,17 @@ class Bin(NamedTuple):
     d0: Tensor
     d1: Tensor
 
-    def rise(self, t: Tensor) -> Pair:
-        """Return the height above y and the log-slope at x + t w (Durkan et al. 2019, eq. 4 and 5)."""
+    def rise(self, t: Tensor) -> Tensor:
+        """Return the height above y at x + t w (Durkan et al. 2019, eq. 4)."""
+        s, middle = self.h / self.w, t * (1 - t)
+        return self.h * (s * t.square() + self.d0 * middle) / (s + (self.d0 + self.d1 - 2 * s) * middle)
+
+    def log_slope(self, t: Tensor) -> Tensor:
+        """Return the log-slope at x + t w (Durkan et al. 2019, eq. 5)."""
         s, middle = self.h / self.w, t * (1 - t)
         below = s + (self.d0 + self.d1 - 2 * s) * middle
-        rise = self.h * (s * t.square() + self.d0 * middle) / below
-        slope = s.square() * (self.d1 * t.square() + 2 * s * middle + self.d0 * (1 - t).square()) / below.square()
-        return rise, slope.log()
+        above = self.d1 * t.square() + 2 * s * middle + self.d0 * (1 - t).square()
+        return (s.square() * above / below.square()).log()
 
     def find(self, rise: Tensor) -> Tensor:
         """Return the t in [0, 1] at which the height above y is `rise`.
@@ -167,9 +171,9 @@ class Spline(Law):
         """Return g and log dg/da at a, given the knots."""
         inner = a.clamp(-self.bound, self.bound)
         found = self._bin(inner, knots, axis=0)
-        rise, log_slope = found.rise(((inner - found.x) / found.w).clamp(0, 1))
+        t = ((inner - found.x) / found.w).clamp(0, 1)
         inside = a.abs() < self.bound
-        return torch.where(inside, found.y + rise, a), torch.where(inside, log_slope, 0.0)
+        return torch.where(inside, found.y + found.rise(t), a), torch.where(inside, found.log_slope(t), 0.0)
 
     def find(self, y: Tensor, knots: Pair) -> Pair:
         """Return the inverse of g and log da/dy at y, given the knots."""
@@ -177,7 +181,7 @@ class Spline(Law):
         found = self._bin(inner, knots, axis=1)
         t = found.find(inner - found.y)
         inside = y.abs() < self.bound
-        return torch.where(inside, found.x + found.w * t, y), torch.where(inside, -found.rise(t)[1], 0.0)
+        return torch.where(inside, found.x + found.w * t, y), torch.where(inside, -found.log_slope(t), 0.0)
 
     def through(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the parameters of n splines with knots near given points.

@@ -258,7 +258,10 @@ class Mixed(InSteps):
     def __init__(self, step: Tensor, at: Tensor, line: Tensor, low: Tensor, high: Tensor) -> None:
         super().__init__(step)
         self.at, self.line, self.low, self.high = at, line, low, high
-        self.is_discrete = bool(((step > 0) | (line == 0)).all())
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return bool(((self.step > 0) | (self.line == 0)).all())
 
     def each(self, value: Tensor) -> Tensor:
         atom = (value[..., None].float() == self.at.float()).any(-1)

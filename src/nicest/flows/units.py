@@ -244,7 +244,10 @@ class InSteps(constraints.Constraint):
 
     def __init__(self, step: Tensor) -> None:
         self.step = step
-        self.is_discrete = bool((step > 0).all())
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]  # lazily: a captured graph must not wait for the device
+        return bool((self.step > 0).all())
 
     def check(self, value: Tensor) -> Tensor:
         return self.each(value).all(-1)
