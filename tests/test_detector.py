@@ -44,7 +44,8 @@ def test_scores_labels_and_threshold_are_as_pyod_has_them(detector: NICEDetector
 def test_the_score_is_that_of_the_code_and_of_gaussians(detector: NICEDetector, rows: np.ndarray):
     model = detector.model_
     codes = model.flow_.prior.log_prob(torch.from_numpy(model.transform(rows))).numpy(force=True)
-    y = model.flow_.enter(torch.from_numpy(rows) - torch.tensor([each.origin for each in model.columns_]), noise=False)
+    origin = torch.tensor([each.origin for each in model.columns_])
+    y = model.flow_.units.enter(torch.from_numpy(rows) - origin, noise=False)
     expected = -(codes + 2 * detector.gaussians_.log_prob(y.numpy())) / 3
     np.testing.assert_allclose(detector.decision_function(rows), expected)
     assert np.array_equal(pickle.loads(pickle.dumps(detector)).decision_function(rows), detector.decision_scores_)

@@ -22,7 +22,7 @@ from nicest import NICE, NicestError
 from nicest.cli import app
 from nicest.data import in_memory
 from nicest.estimator import repetitions
-from nicest.flows import Coupling, Flow, MixedUnits
+from nicest.flows import Coupling, MixedUnits
 from nicest.inference.engine import Engine
 from nicest.recipes.build import build
 from nicest.recipes.defaults import WORK, held_out, recipes_for
@@ -72,7 +72,7 @@ class TestDensity:
     def test_it_integrates_to_one_over_a_skewed_column(self):
         x = np.random.default_rng(0).lognormal(size=(300, 1))
         model = NICE(law="additive", random_state=0).fit(x)
-        assert not any(isinstance(layer, Coupling) for layer in model.flow_.chain)
+        assert not any(isinstance(layer, Coupling) for layer in model.flow_.bijection)
         grid = np.linspace(-20, 400, 200_001)[:, None]
         assert np.trapezoid(np.exp(model.score_samples(grid)), grid[:, 0]) == pytest.approx(1, abs=2e-3)
         assert model.recipe_.model.marginals == "sinh-arcsinh"
@@ -682,7 +682,7 @@ class TestMembers:
         flow = averaged.flow_
         y = flow.units.enter(torch.from_numpy(averaged._codes(self.rows(1))[0]), noise=False)
         with torch.no_grad():
-            each = [float(Flow(flow.units, chain, flow.prior).log_density(y).mean()) for chain in flow.chains]
+            each = [float(member.log_density(y).mean()) for member in flow.members]
             assert float(flow.log_density(y).mean()) > np.mean(each) + 1e-3
         assert len(set(each)) == 3
 

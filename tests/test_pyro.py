@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from nicest.flows import Chain, DiagonalScaling, Flow, Gaussian, Partition, PartPrior, TriangularAffine, Units, Within
+from nicest.flows import Affine, Chain, Elementwise, Flow, Gaussian, TriangularAffine, Units
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def flow() -> Flow:
 
 
 def gaussian(flow: Flow) -> MultivariateNormal:
-    (layer,) = flow.chain
+    (layer,) = flow.bijection
     inverse = torch.linalg.inv(layer.lower.detach())
     return MultivariateNormal(-inverse @ layer.b.detach(), scale_tril=inverse)
 
@@ -53,20 +54,22 @@ def test_the_density_in_a_trace_is_that_of_the_flow_in_plates_too(pyro: Any, flo
     torch.testing.assert_close(trace.nodes["one"]["log_prob"], exact.log_prob(one), atol=1e-4, rtol=1e-4)
 
 
-def test_observed_rows_are_given_their_conditions(pyro: Any):
+def test_observed_rows_have_their_contexts(pyro: Any):
     from nicest.pyro import PyroFlow
 
-    part = Partition([0], 2)
-    inner = Chain(DiagonalScaling(1))
-    flow = Flow(Units.continuous(2, standardise=False), Within(part, inner), PartPrior(Gaussian(1), part))
+    shift = nn.Linear(1, 2)
+    with torch.no_grad():
+        shift.weight.copy_(torch.tensor([[0.0], [3.0]]))  # y + 3 c is a standard Gaussian
+        shift.bias.zero_()
+    flow = Flow(Units.continuous(1, standardise=False), Elementwise(Affine(), 1, shift), Gaussian(1))
     c, y = torch.randn(6, 1), torch.randn(6, 1)
 
     def model() -> None:
         with pyro.plate("rows", 6):
-            pyro.sample("y", PyroFlow(flow, given=c), obs=y)
+            pyro.sample("y", PyroFlow(flow, c), obs=y)
 
     trace = pyro.poutine.trace(model).get_trace()
-    expected = -0.5 * (y.square().sum() + 6 * math.log(2 * math.pi))
+    expected = -0.5 * ((y + 3 * c).square().sum() + 6 * math.log(2 * math.pi))
     assert float(trace.log_prob_sum().detach()) == pytest.approx(float(expected), rel=1e-5)
 
 

@@ -466,7 +466,7 @@ class TestExploring:
         run = nicest.open(digits, dtype=torch.float64)
         model = Model(run)
         h = model.draw(1, seed=1)
-        jacobian = torch.autograd.functional.jacobian(lambda h: run.flow.chain.inverse(h[None])[0][0], h[0])
+        jacobian = torch.autograd.functional.jacobian(lambda h: run.flow.bijection.inverse(h[None])[0][0], h[0])
         expected = run.flow.prior.log_prob(h)[0] - torch.linalg.slogdet(jacobian)[1]  # on [0, 1], the recipe's interval
         assert float(model.code_nats(h)[0]) == pytest.approx(float(expected), abs=1e-8)
 
