@@ -112,7 +112,8 @@ class ConditionalFlow(ConditionalDensityEstimator):
         return self.net.log_prob(theta, self.flat(condition))
 
     def loss(self, input: Tensor, condition: Tensor, **options: Any) -> Tensor:
-        return -self.net(input, self.flat(condition))
+        """Return minus the training objective, (B,); in eval mode, where sbi validates, minus the log-density."""
+        return -(self.net if self.training else self.net.log_prob)(input, self.flat(condition))
 
     def flat(self, condition: Tensor) -> Tensor:
         """Return data (..., *its shape) as rows, (..., C)."""
