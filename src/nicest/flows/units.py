@@ -179,9 +179,11 @@ class Units(nn.Module):
         return InSteps(self.step)
 
     def contains(self, x: Tensor) -> Tensor:
-        """Return which rows x lie in the support, (B,)."""
+        """Return which rows x lie in the support, (B,), or one value for all."""
         if not self.discrete or not len(x):  # constraints of torch raise an error without rows
             return x.isfinite().all(-1)
+        if self.levels >= 256 and x.dtype == torch.uint8:
+            return torch.ones((), dtype=torch.bool, device=x.device)  # every byte is a level
         found: Tensor = self.support.check(x)
         return found
 

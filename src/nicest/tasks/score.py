@@ -26,6 +26,7 @@ from nicest.messages import listed
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import FEW
+from nicest.recipes.recipe import DataSettings
 from nicest.remote import Remote, looked_from, place
 from nicest.runs.digests import expect, settle, verify
 from nicest.runs.folder import COLUMNS, require_own_file
@@ -117,7 +118,7 @@ def scored(
     first = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) >> 1
     generator = torch.Generator(run.device).manual_seed(first)
     for batch in batches:
-        nats = log_densities(run.engine, batch, draws, generator)
+        nats = log_densities(run.engine, batch, draws, generator, run.recipe.data)
         yield nats, outlier_scores(nats, quantiles)
 
 
@@ -220,8 +221,17 @@ def model_rows(path: Path, recipe: Recipe) -> np.ndarray:
     return rows.values
 
 
-def log_densities(engine: Engine, chunk: Batch, draws: int, generator: torch.Generator | None = None) -> np.ndarray:
-    """Return the nats of every row: NaN where a cell is missing, -inf where one is unknown."""
+def log_densities(
+    engine: Engine,
+    chunk: Batch,
+    draws: int,
+    generator: torch.Generator | None = None,
+    data: DataSettings | None = None,
+) -> np.ndarray:
+    """Return the nats of every row: NaN where a cell is missing, -inf where one is unknown.
+
+    `data` are those of a conditional model: its rows include the context.
+    """
     missing = np.isnan(chunk.rows).any(1) if chunk.rows.dtype.kind == "f" else np.zeros(len(chunk.rows), dtype=bool)
     whole = ~(missing | chunk.unknown)
     nats = np.full(len(chunk.rows), np.nan)
@@ -230,8 +240,9 @@ def log_densities(engine: Engine, chunk: Batch, draws: int, generator: torch.Gen
         rows = rows_to(chunk.rows[whole], engine.device)
         # all draws of a row, then those of the next: so its noise does not depend on how many rows come at once
         parts = rows.split(max(1, engine.batch // draws))
-        repeated = (part.repeat_interleave(draws, 0) for part in parts)
-        each = torch.cat([engine.log_prob(x, generator=generator).view(-1, draws) for x in repeated]).double()
+        split = (data or DataSettings()).split
+        repeated = (split(part.repeat_interleave(draws, 0)) for part in parts)
+        each = torch.cat([engine.log_prob(*x, generator=generator).view(-1, draws) for x in repeated]).double()
         # of a table the log of the mean density, which comes nearer to the log-probability than the mean of the logs
         joined = each.logsumexp(1) - math.log(draws) if chunk.rows.dtype.kind == "f" else each.mean(1)
         mean = joined.cpu().numpy()
@@ -286,8 +297,9 @@ def score_quantiles(run: Run, draws: int, split: str = "train", engine: Engine |
         rows = engine.sample(10_000, generator=generator).cpu().numpy()
     chosen = rows[np.random.default_rng(0).permutation(len(rows))[:100_000]]
     generator = torch.Generator(engine.device).manual_seed(0)
-    nats = log_densities(engine, Batch(chosen, np.zeros(len(chosen), dtype=bool)), draws, generator)
-    quantiles = np.quantile(nats, np.linspace(0, 1, QUANTILES))
+    known = Batch(chosen, np.zeros(len(chosen), dtype=bool))
+    nats = log_densities(engine, known, draws, generator, run.recipe.data)
+    quantiles = np.nanquantile(nats, np.linspace(0, 1, QUANTILES))
     try:
         keep_quantiles(run.path, quantiles, draws, int(run.figures.get("step", 0)), split, run.label)
     except NicestError as error:  # a folder that may only be read
