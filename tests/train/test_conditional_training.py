@@ -16,7 +16,7 @@ from nicest.train.fit_table import fit_table
 from small_runs import counters, digests, interrupt_at, people, resume, run, same_run
 
 Refusal = Callable[..., str]
-MEMBERS = ("model.members=2", "model.law=affine-spline", "model.couplings=3", "model.preprocess=none", "train.batch=40")
+MEMBERS = ("model.members=2", "model.law=affine-spline", "model.couplings=1", "model.preprocess=none", "train.batch=40")
 
 
 def settings(folder: Path, *target: str, n: int = 400) -> tuple[str, ...]:
