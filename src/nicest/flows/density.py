@@ -103,6 +103,11 @@ def by_rows(function: Callable[..., Tensor], x: Tensor, context: Tensor | None, 
     return function(as_rows(x, shape), None if context is None else as_rows(context, shape)).reshape(shape)
 
 
+def in_support(nats: Tensor, inside: Tensor, x: Tensor) -> Tensor:
+    """Set the log-likelihoods of rows x to -inf where they are not inside the support; rows with NaN keep theirs."""
+    return torch.where(inside | x.isnan().any(-1) if x.is_floating_point() else inside, nats, -torch.inf)
+
+
 def as_rows(values: Tensor, shape: Shape) -> Tensor:
     """Broadcast values (..., D) to a batch of this shape and flatten the batch to rows (B, D)."""
     return values.expand(*shape, values.shape[-1]).reshape(-1, values.shape[-1])

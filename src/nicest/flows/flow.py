@@ -12,7 +12,7 @@ from torch.distributions import constraints
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain, flattened, initialises, leaves, ledger
 from nicest.flows.coupling import Coupling
-from nicest.flows.density import Density, as_rows, by_rows
+from nicest.flows.density import Density, as_rows, by_rows, in_support
 from nicest.flows.linear import Whitening
 from nicest.flows.priors import Prior
 from nicest.flows.units import Units
@@ -88,7 +88,7 @@ class Flow(Density):
 
         def of_rows(x: Tensor, context: Tensor | None) -> Tensor:
             nats = self(x, context, noise=noise, generator=generator)
-            return torch.where(self.units.contains(x) | nats.isnan(), nats, -torch.inf)
+            return in_support(nats, self.units.contains(x), x)
 
         return by_rows(of_rows, x, context, self.dim)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from nicest.flows.density import Density, as_rows, by_rows
+from nicest.flows.density import Density, as_rows, by_rows, in_support
 from nicest.flows.flow import Flow, units_ledger
 from nicest.flows.units import check_rows
 
@@ -89,7 +89,7 @@ class Mixture(Density):
                 return self._mixed(torch.stack([each.log_prob(x, context, **options) for each in self.members]))
             y = self.units.enter(x, **options)
             nats = self.log_density(y, context) + self.units.log_det(y)
-            return torch.where(self.units.contains(x) | nats.isnan(), nats, -torch.inf)
+            return in_support(nats, self.units.contains(x), x)
 
         return by_rows(of_rows, x, context, self.dim)
 

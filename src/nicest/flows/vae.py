@@ -14,7 +14,7 @@ from torch.nn import functional
 from nicest.flows.bijection import Bijection
 from nicest.flows.chain import Chain, ledger
 from nicest.flows.coupling import Coupling, Partition
-from nicest.flows.density import Density, by_rows
+from nicest.flows.density import Density, by_rows, in_support
 from nicest.flows.flow import Flow, units_ledger
 from nicest.flows.laws import Affine, Law
 from nicest.flows.noise import batch_size, select
@@ -147,7 +147,7 @@ class VAE(Density):
         def of_rows(x: Tensor, _: Tensor | None) -> Tensor:
             y = self.units.enter(x, noise=noise, generator=generator)
             nats = self.bound(y, generator=generator) + self.units.log_det(y)
-            return torch.where(self.units.contains(x) | nats.isnan(), nats, -torch.inf)
+            return in_support(nats, self.units.contains(x), x)
 
         if context is not None:
             raise ValueError("expected no context: this VAE is not conditional")
