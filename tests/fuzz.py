@@ -70,7 +70,7 @@ from nicest.data.scan import read_table, scan
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.files import write_text
-from nicest.flows import Flow
+from nicest.flows import Density
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.build import build
 from nicest.recipes.recipe import TABLES
@@ -467,8 +467,8 @@ def check_tensors(path: Path, data: bytes) -> None:
 
 def check_model(path: Path, data: bytes) -> None:
     flow = nicest.load(path)
-    require(isinstance(flow, Flow), "no flow")
-    require(flow.log_prob(torch.zeros(2, flow.prior.dim)).shape == (2,), "no density")
+    require(isinstance(flow, Density), "no density")
+    require(flow.log_prob(torch.zeros(2, flow.dim)).shape == (2,), "no log-density")
     require(all(p.dtype == torch.float32 for p in flow.parameters()), "dtype")
 
 
@@ -1499,7 +1499,9 @@ FORMATS = [
     "",
     "nicest",
     "nicest 0",
+    "nicest 1",
     "nicest 2",
+    "nicest 4",
     "nicest \u00b2",
     "nicest \u0661",
     "nicest " + "9" * 5000,

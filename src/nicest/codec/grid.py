@@ -20,6 +20,7 @@ from nicest.flows import (
     Chain,
     ChannelMixing,
     Coupling,
+    Elementwise,
     Law,
     Mixing,
     Spline,
@@ -271,6 +272,14 @@ def _additive(law: Additive, i: Tensor, grid: Grid, b: Tensor) -> Tensor:
 def _coupling(layer: Coupling, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
     i1, i2 = layer.partition.split(i)
     return layer.partition.merge(i1, grid.apply(layer.law, i2, grid.network(layer.m, i1, context)))
+
+
+@from_grid.register(Elementwise)
+@to_grid.register(Elementwise)
+def _elementwise(layer: Elementwise, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
+    b = layer.parameters_at(grid.real(i), context)
+    g, inverse = _increasing(layer.law, b if layer.conditioner is None else grid.rounded(b))
+    return grid.bend(i, g) if grid.encoding else grid.unbend(i, g, inverse)
 
 
 @from_grid.register(Within)
