@@ -28,6 +28,7 @@ from nicest.flows import (
     Units,
     members,
 )
+from nicest.inference.engine import Engine
 
 WEIGHTS = (0.5, 0.2, 0.3)
 
@@ -231,3 +232,30 @@ def test_every_member_is_initialised():
     standard = (rows - rows.mean(0)) / rows.std(0, correction=0)
     for k, chain in enumerate(chains):
         torch.testing.assert_close(chain[1].rows, standard * math.exp(k))
+
+
+def test_members_with_different_priors_are_drawn_from_their_own():
+    """N(-4, 1) and a logistic around 4, with weights 0.25 and 0.75."""
+    units = Units.continuous(1, standardise=False)
+    priors = Gaussian(1, learned=True), Logistic(1, learned=True)
+    for prior, loc in zip(priors, (-4.0, 4.0), strict=True):
+        prior.loc.data.fill_(loc)
+    mixture = Mixture([Flow(units, Chain(), prior) for prior in priors], [0.25, 0.75]).double()
+    drawn = mixture.sample(20_000, generator=torch.Generator().manual_seed(0))[:, 0].numpy()
+
+    def cdf(x: np.ndarray) -> np.ndarray:
+        return 0.25 * stats.norm.cdf(x, -4) + 0.75 * stats.logistic.cdf(x, 4)
+
+    assert stats.kstest(drawn, cdf).pvalue > 0.005
+
+
+def test_an_engine_scores_and_draws_a_mixture_of_pixels():
+    units, prior = Units.pixels(2, 4), Gaussian(2)
+    chains = [randomised(Chain(DiagonalScaling(2))) for _ in range(2)]
+    mixture = Mixture([Flow(units, chain, prior) for chain in chains]).double()
+    engine, x = Engine(mixture), torch.tensor([[0, 3], [2, 1]])
+    torch.testing.assert_close(
+        engine.log_prob(x, generator=torch.Generator().manual_seed(0)),
+        mixture.log_prob(x, generator=torch.Generator().manual_seed(0)).detach(),
+    )
+    assert engine.sample(50).unique().tolist() == [0, 1, 2, 3]
