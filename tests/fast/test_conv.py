@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from nicest.fast import LoweredChain, conv
 from nicest.fast.conv import FastConv, deterministic
 from nicest.flows import Affine, AffineSpline, ChannelMixing, ConvNet, Coupling, Law, channels
-from nicest.flows.shares import Share
+from nicest.inference.engine import Share
 
 SHAPES = {"wide": (2, 3, 4), "one channel": (1, 2, 2), "one pixel": (3, 1, 1)}
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from zoo import LAWS
 
 from nicest.flows import MLP, AffineSpline, Coupling, Spline, odd_even
-from nicest.flows.shares import Dropout
+from nicest.flows.noise import Dropout
 
 
 def linears(network: MLP) -> list[nn.Linear]:
