@@ -106,17 +106,12 @@ class DataSettings(Settings):
         return math.prod(self.shape)
 
     @property
-    def row_dim(self) -> int:
-        """Numbers in a stored row: an example, and its label where it has one."""
-        return self.dim + bool(self.classes)
-
-    @property
     def conditional(self) -> bool:
         """True if a model of this data is conditioned on labels or on other columns."""
         return bool(self.classes or self.targets or self.context)
 
     def split(self, rows: Any) -> tuple[Any, Any]:
-        """Split stored rows (N, row_dim) into what is modelled and its context, which is None if there is none."""
+        """Split stored rows into what is modelled and its context, which is None if there is none."""
         if count := self.context or int(bool(self.classes)):
             return rows[:, :-count], rows[:, -count:]
         if not self.targets:

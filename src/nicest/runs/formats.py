@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nicest.flows import Law, Mixture
+from nicest.flows import Affine, AffineSpline, Law, Mixture, Standardise
 from nicest.flows.features import SIZE
 from nicest.recipes.recipe import DataSettings
 
@@ -120,21 +120,18 @@ def parameter_orders(flow: nn.Module) -> Iterator[tuple[str, Tensor]]:
         attribute = "network" if hasattr(layer, "network") else "conditioner"
         network = getattr(layer, attribute, None)
         if network is None:
-            yield f"{name}.b", _old_order(law.size, dim)
+            yield f"{name}.b", _old_order(law, dim)
             continue
         for key in [key for key, each in network.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)][-1:]:
             rows = len(network.get_submodule(key).weight) if key else len(network.weight)
-            order = _old_order(law.size, rows // law.size)
+            order = _old_order(law, rows // law.size)
             for each in ("weight", "bias"):
                 yield ".".join(filter(None, (name, attribute, key, each))), order
 
 
-def _old_order(size: int, components: int) -> Tensor:
-    """Return where the parameters of each component were, (components · size,).
-
-    Laws with an affine part have 2 parameters, or 3 bins + 1; splines have 3 bins - 1.
-    """
-    affine = 2 if size == 2 or (size % 3 == 1 and size > 1) else 0
+def _old_order(law: Law, components: int) -> Tensor:
+    """Return where the parameters of each component were, (components · size,)."""
+    size, affine = law.size, 2 if isinstance(law, Affine | AffineSpline | Standardise) else 0
     at = torch.arange(components)[:, None]
     first = at + components * torch.arange(affine)
     rest = components * affine + at * (size - affine) + torch.arange(size - affine)
