@@ -15,8 +15,8 @@ torch.set_num_threads(1)
 # files of more than ten seconds of processor time, the slowest first
 SLOW = """
     distributed estimator predictors api cli tutorial normalised missing_cells export crash predict impute calibrate
-    site frames compress_table labels disk predictive conditional benchmarks reproduce blend own_flows_page resume initial
-    score methods compare bad_input detector command convolutions demo own_flow options
+    site frames compress_table labels disk predictive conditional benchmarks reproduce blend own_flows_page resume
+    initial score methods compare bad_input detector command convolutions demo own_flow options
 """.split()  # noqa: SIM905
 
 # A script's background jobs (`make test &`) are started with SIGINT ignored, which every process hands on to its
