@@ -61,12 +61,18 @@ class TestHelp:
 
     @pytest.mark.alone
     def test_answers_in_under_three_tenths_of_a_second(self):
-        seconds = []
-        while len(seconds) < 5 or (min(seconds) >= 0.3 and len(seconds) < 25):  # others may use the machine too
+        """On a slow machine: in less than twice the time that Typer and rich take to be imported there."""
+
+        def seconds(*arguments: str) -> float:
             start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "nicest", "--help"], capture_output=True, check=True)
-            seconds.append(time.perf_counter() - start)
-        assert min(seconds) < 0.3
+            subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+            return time.perf_counter() - start
+
+        ours, theirs = [], []
+        while len(ours) < 5 or (min(ours) >= max(0.3, 2 * min(theirs)) and len(ours) < 25):
+            ours.append(seconds("-m", "nicest", "--help"))
+            theirs.append(seconds("-c", "import typer.rich_utils, rich.markdown"))
+        assert min(ours) < max(0.3, 2 * min(theirs)), (min(ours), min(theirs))
 
     @pytest.mark.parametrize(
         "arguments",
