@@ -24,6 +24,7 @@ from nicest.flows import (
     Chain,
     Coupling,
     DiagonalScaling,
+    Elementwise,
     Flow,
     Gaussian,
     ResidualMLP,
@@ -439,3 +440,10 @@ def test_under_autocast_a_residual_network_runs_layer_by_layer():
         y = fast.read(x, None)[1]
     y.sum().backward()
     assert_close(y, network(x), rtol=0.05, atol=0.05)
+
+
+def test_hooks_on_an_elementwise_layer_are_called():
+    layer, seen = Elementwise(Spline(), 3), []
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    LoweredChain(Chain(layer), torch.float32)(torch.randn(4, 3))
+    assert seen == [1]
