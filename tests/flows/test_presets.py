@@ -5,6 +5,7 @@ import torch
 from quadrature import reals, total
 from zoo import jacobian, randomised
 
+import nicest
 from nicest import flows
 from nicest.flows import Flow, Gaussian, OneHot, Units
 
@@ -50,3 +51,14 @@ def test_units_of_the_caller_are_used():
     units = Units.columns([1.0, 0.0])
     assert flows.nice(2, hidden=(4,), units=units).units is flows.spline(2, units=units).units is units
     assert flows.spline(2, first=[flows.Bounded([2, 0])]).bijection[0].ends.tolist() == [2, 0]
+
+
+def test_contexts_that_do_not_fit_are_refused_in_words():
+    flow = flows.spline(2, context=3, couplings=3, width=8)
+    x, c = torch.randn(50, 2), torch.randn(50, 3)
+    with pytest.raises(ValueError, match=r"expected a context for each row, got rows \(50,\) and contexts \(4,\)"):
+        flow.log_prob(x, c[:4])
+    with pytest.raises(ValueError, match="expected a context of 3 numbers, got 2"):
+        nicest.fit(flow, x, c[:, :2], settings=nicest.TrainSettings(epochs=1, batch=10), callbacks=[])
+    with pytest.raises(nicest.NicestError, match=r"pass valid=\(rows, context\)"):
+        nicest.fit(flow, x, c, valid=x[:5], callbacks=[])

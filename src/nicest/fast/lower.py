@@ -36,6 +36,7 @@ from nicest.flows import (
     Units,
     Within,
 )
+from nicest.flows.bijection import check_context
 from nicest.flows.chain import Ledger, ledger
 from nicest.flows.noise import Dropout, batch_size, dropout, select
 from nicest.flows.units import check_rows
@@ -136,6 +137,7 @@ class FastMLP:
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x_I1 as the network reads it, and the output at it, in the dtype of x_I1."""
+        check_context(context, self.network.context_dim)
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
         if self.dtype == x.dtype:
             return x1, self.call(x)
@@ -206,6 +208,7 @@ class FastResidual:
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x_I1, and the output at it, in the dtype of x_I1."""
+        check_context(context, self.network.context_dim)
         x = x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1)
         if self.dtype == x.dtype and by_hand(x):
             return x1, on_cpu(x, self.rate, self.linears, residual=True, by_columns=self.by_columns)

@@ -99,7 +99,13 @@ def by_rows(function: Callable[..., Tensor], x: Tensor, context: Tensor | None, 
         raise ValueError(f"expected x of {dim} numbers, got a scalar")
     if x.ndim == 2 and (context is None or context.shape[:-1] == x.shape[:-1]):
         return function(x, context)
-    shape = torch.broadcast_shapes(x.shape[:-1], () if context is None else context.shape[:-1])
+    batches = x.shape[:-1], torch.Size() if context is None else context.shape[:-1]
+    try:
+        shape = torch.broadcast_shapes(*batches)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a context for each row, got rows {tuple(batches[0])} and contexts {tuple(batches[1])}"
+        ) from error
     return function(as_rows(x, shape), None if context is None else as_rows(context, shape)).reshape(shape)
 
 

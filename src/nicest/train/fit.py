@@ -79,6 +79,8 @@ def fit(
     with joined(device) as (world, place):
         opened = RunFolder(sink) if isinstance(sink, str | Path) else sink
         kept = opened if opened and world.rank == 0 else Memory(handles_signals=isinstance(opened, RunFolder))
+        if context is not None and valid is not None and not isinstance(valid, tuple):
+            raise NicestError("expected validation rows with their context, got rows alone: pass valid=(rows, context)")
         width = 0 if context is None else int(np.prod(np.shape(context)[1:]))
         kept_valid = None if valid is None else _with_context(*(valid if isinstance(valid, tuple) else (valid, None)))
         steps = [*flow.units.step.tolist(), *[0.0] * width]
