@@ -132,20 +132,28 @@ class TableModel(Density):
         the network, only scored.
         """
         filled = torch.nan_to_num(x, nan=0.0)
-        raw = self.network.leave(self.network.hidden(self.network.entered(filled, observed)))
+        hidden, centre, log_deviation = self.network(filled.expand(len(observed), -1, -1), observed)
+        raw = self.network.leave(hidden)
         found = filled.new_zeros(*raw.shape[:-1], self.dim)
         if count := len(self.network.numbers):
-            numbers = self._numbers(raw[..., : count * self.network.size].unflatten(-1, (count, -1)))
+            parameters = raw[..., : count * self.network.size].unflatten(-1, (count, -1))
+            numbers = self._numbers(parameters, centre, log_deviation)
             found[..., self.network.numbers] = numbers.log_prob(filled[..., self.network.numbers].float().to(x))
         for count, (columns, where) in self.network.by_count.items():
             logits = raw[..., where].unflatten(-1, (len(columns), count))
             found[..., columns] = Categories(logits.log_softmax(-1)).log_prob(filled[..., columns])
         return found
 
-    def _numbers(self, raw: Tensor, at: slice = slice(None)) -> Numbers:
-        """Return the distributions of numbers from raw parameters (..., n, A + 3 K), of columns `at` of the numbers."""
+    def _numbers(self, raw: Tensor, centre: Tensor, log_deviation: Tensor, at: slice = slice(None)) -> Numbers:
+        """Return the distributions of columns `at` of the numbers from raw parameters (..., n, A + 3 K).
+
+        Locations and scales of the components are relative to the Gaussian of the factor analysis.
+        """
         sizes = [self.network.n_atoms + self.network.components, *[self.network.components] * 2]
         logits, loc, log_scale = raw.split(sizes, -1)
+        log_deviation = log_deviation[..., at, None]
+        loc = centre[..., at, None] + loc * log_deviation.exp()
+        log_scale = log_scale + log_deviation
         atoms = self.atoms[at]
         if self.network.n_atoms:
             unused = torch.cat((atoms.isnan(), torch.zeros_like(loc[0, 0], dtype=torch.bool)), -1)
@@ -165,26 +173,29 @@ class TableModel(Density):
 
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
-        """Start from the marginal distributions of rows (N, D): components at quantiles, logits at frequencies."""
+        """Fit the factor analysis to rows (N, D), and start from its Gaussians and from the frequencies of atoms."""
         network, k = self.network, self.network.components
+        known, filled = ~x.isnan(), torch.nan_to_num(x, nan=0.0)
+        seen = known[:, network.variables.cells].to(x)
+        values, count = network.variables(filled), seen.sum(0).clamp_min(1)
+        mean = (values * seen).sum(0) / count
+        deviation = (((values - mean) ** 2 * seen).sum(0) / count).sqrt().clamp_min(1e-3)
+        network.variables.mean.copy_(mean)
+        network.variables.deviation.copy_(deviation)
+        network.factors.fit((values - mean) / deviation, seen)
+        nodes = (torch.arange(k).to(x) + 0.5) / k  # logistics of standard deviation .9 at normal quantiles times .45
         for i, head in enumerate(self.heads):
-            bias, cells = network.leave.bias[:, network.slices[i]], x[:, i][~x[:, i].isnan()]
+            bias, cells = network.leave.bias[:, network.slices[i]], x[known[:, i], i]
             if head.categories:
                 counts = torch.bincount(cells.long(), minlength=head.categories)[: head.categories]
                 bias.copy_(torch.log((counts + 1) / (counts.sum() + head.categories)))
                 continue
-            atoms = cells.new_tensor(head.atoms)
-            counts = (cells[:, None] == atoms).sum(0)
-            rest = cells[~torch.isin(cells, atoms)] if len(atoms) else cells
-            rest = rest if len(rest) else cells.new_zeros(1)
-            logits = torch.log((torch.cat((counts, torch.full((k,), len(rest) / k).to(counts))) + 1) / (len(cells) + 1))
-            bias[:, : len(atoms)] = logits[: len(atoms)]
-            bias[:, network.n_atoms : network.n_atoms + k] = logits[len(atoms) :]
-            shares = (torch.arange(k).to(rest) + 0.5) / k
-            centres = torch.quantile(rest[:: -(-len(rest) // 100_000)], shares)
-            width = torch.gradient(centres)[0].clamp_min(0.02) if k > 1 else rest.std(correction=0)[None].clamp_min(0.02)
-            bias[:, network.n_atoms + k : network.n_atoms + 2 * k] = centres
-            bias[:, network.n_atoms + 2 * k :] = torch.log(width)
+            counts = (cells[:, None] == cells.new_tensor(head.atoms)).sum(0)
+            bias[:, : len(head.atoms)] = torch.log((counts + 1) / (len(cells) + 1))
+            rest = ((len(cells) - counts.sum()).clamp_min(0) + 1) / (len(cells) + 1) / k
+            bias[:, network.n_atoms : network.n_atoms + k] = torch.log(rest)
+            bias[:, network.n_atoms + k : network.n_atoms + 2 * k] = 0.8 * torch.special.ndtri(nodes)
+            bias[:, network.n_atoms + 2 * k :] = math.log(0.6 * math.sqrt(3) / math.pi)
 
     # questions
 
@@ -200,41 +211,37 @@ class TableModel(Density):
     def log_prob_in(self, x: Tensor, order: Iterable[int]) -> Tensor:
         """Return log p of the observed cells of rows (B, D) by the chain rule in one order."""
         known, filled = ~x.isnan(), torch.nan_to_num(x, nan=0.0)
-        entered, total = self.nothing(len(x)), filled.new_zeros(len(x))
+        seen, total = torch.zeros_like(filled), filled.new_zeros(len(x))
         for i in order:
-            if self.heads[i].categories != 1 or not bool((filled[:, i] == 0).all()):
-                nats = self.head(self.network.hidden(entered), i).log_prob(self._cell(filled, i))
-                total = total + torch.where(known[:, i], nats.view(-1), 0.0)
-            entered = entered + self.network.added(i, filled, known.to(filled))
+            if bool(known[:, i].any()):
+                nats = self.conditional(filled, seen, i).log_prob(self._cell(filled, i)).view(-1)
+                total = total + torch.where(known[:, i], nats, 0.0)
+                seen = seen.clone()
+                seen[:, i] = known[:, i].to(seen)
         return total
 
-    def nothing(self, n: int) -> Tensor:
-        """Return the first layer of n rows with no observed cell."""
-        return self.network.enter.bias[:, None].expand(-1, n, -1)
+    def conditional(self, x: Tensor, seen: Tensor, column: int) -> Numbers | Categories:
+        """Return p(x_i | seen cells) of one column for rows (B, D), the members' probabilities averaged."""
+        return self.heads_of(x, seen, [column])[column]
 
-    def seen(self, x: Tensor) -> Tensor:
-        """Return the first layer of rows (B, D), (M, B, width): cells that are not NaN are observed."""
-        return self.network.entered(torch.nan_to_num(x, nan=0.0)[None], (~x.isnan()).to(x)[None])
-
-    def head(self, hidden: Tensor, column: int) -> Numbers | Categories:
-        """Return the distribution of one column for rows (B,), the members' probabilities averaged."""
-        raw = self.network.parameters_of(hidden, column)
-        log_m = math.log(len(raw))
-        if self.heads[column].categories:
-            return Categories(torch.logsumexp(raw.log_softmax(-1), 0) - log_m)
-        place = self.network.numbers.index(column)
-        members = self._numbers(raw[:, :, None], slice(place, place + 1))  # parameters (M, B, 1, ...)
-
-        def side_by_side(each: Tensor) -> Tensor:
-            return each.movedim(0, -2).flatten(-2)
-
-        return Numbers(
-            torch.logsumexp(members.log_atoms, 0) - log_m,
-            side_by_side(members.log_weights) - log_m,
-            side_by_side(members.loc),
-            side_by_side(members.log_scale),
-            *(getattr(members, name) for name in ("atoms", "low", "high", "step", "log_unit", "bounded", "stepped")),
-        )
+    def heads_of(self, x: Tensor, seen: Tensor, columns: Sequence[int]) -> dict[int, Numbers | Categories]:
+        """Return p(x_i | seen cells) of several columns by one pass of the network."""
+        hidden, centre, log_deviation = self.network(torch.nan_to_num(x, nan=0.0)[None], seen[None])
+        log_m, found = math.log(len(hidden)), dict[int, Numbers | Categories]()
+        for i in columns:
+            raw = self.network.parameters_of(hidden, i)
+            if self.heads[i].categories:
+                found[i] = Categories(torch.logsumexp(raw.log_softmax(-1), 0) - log_m)
+                continue
+            place = self.network.numbers.index(i)
+            members = self._numbers(raw[:, :, None], centre, log_deviation, slice(place, place + 1))
+            side_by_side = (
+                each.movedim(0, -2).flatten(-2) for each in (members.log_weights - log_m, members.loc, members.log_scale)
+            )
+            constants = ("atoms", "low", "high", "step", "log_unit", "bounded", "stepped")
+            log_atoms = torch.logsumexp(members.log_atoms, 0) - log_m
+            found[i] = Numbers(log_atoms, *side_by_side, *(getattr(members, name) for name in constants))
+        return found
 
     def _cell(self, x: Tensor, column: int) -> Tensor:
         """Return the cells of one column as its distribution reads them: (B, 1) of numbers, (B,) of categories."""
@@ -257,15 +264,11 @@ class TableModel(Density):
     ) -> Tensor:
         """Return rows (B, D) with their missing cells drawn jointly given the observed ones, by the chain."""
         x = x.clone()
-        entered = self.seen(x)
         for i in self.orders[0].tolist() if order is None else order:
             missing = x[:, i].isnan()
-            if not bool(missing.any()):
-                continue
-            drawn = self.head(self.network.hidden(entered[:, missing]), i).sample(generator).view(-1)
-            x[missing, i] = drawn
-            entered = entered.clone()
-            entered[:, missing] += self.network.added(i, torch.nan_to_num(x[missing], nan=0.0), torch.ones_like(x[missing]))
+            if bool(missing.any()):
+                rows = x[missing]
+                x[missing, i] = self.conditional(rows, (~rows.isnan()).to(x), i).sample(generator).view(-1)
         return x
 
     @torch.no_grad()
@@ -279,33 +282,31 @@ class TableModel(Density):
     ) -> tuple[Tensor, float, float]:
         """Draw n rows given exact values and ranges of some columns, by sequential Monte Carlo.
 
-        Columns with ranges come first, each drawn inside its ranges; a particle's weight is multiplied by the
-        probability of the ranges given what it has drawn before. Particles are resampled by their weights.
+        Columns with ranges come first, each drawn inside its ranges. A row's weight is the probability of the ranges
+        given what it has drawn before, and rows are resampled by their weights.
 
         Returns
         -------
         rows : Tensor of shape (n, D)
         log_probability : float
-            Estimated log-probability of the ranges given the observed values.
+            Estimated log-probability of the ranges given the exact values.
         effective_size : float
-            Effective number of particles at the last resampling, n if no ranges depend on each other.
+            Smallest effective number of rows at a resampling.
         """
         x = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.network.enter.bias.dtype)
         for i, value in observed.items():
             x[:, i] = value
-        entered, log_weight, log_p, effective = self.seen(x), torch.zeros(n, device=x.device), 0.0, float(n)
+        log_p, effective = 0.0, float(n)
         for i, intervals in ranges.items():
-            head = self.head(self.network.hidden(entered), i)
-            log_weight = log_weight + head.log_probability(intervals).view(-1).to(log_weight)
+            head = self.conditional(x, (~x.isnan()).to(x), i)
+            log_weight = head.log_probability(intervals).view(-1).double()
             mean = float(torch.logsumexp(log_weight, 0)) - math.log(n)
             if mean == -math.inf:
                 return x[:0], -math.inf, 0.0
             weights = torch.softmax(log_weight, 0)
-            effective = min(effective, 1 / float((weights**2).sum()))
+            log_p, effective = log_p + mean, min(effective, 1 / float((weights**2).sum()))
             x[:, i] = head.sample(generator, intervals).view(-1)
-            log_p, log_weight = log_p + mean, torch.zeros_like(log_weight)
             x = x[systematic(weights, generator)]
-            entered = self.seen(x)
         rest = [i for i in self.orders[0].tolist() if i not in observed and i not in ranges]
         return self.complete(x, rest, generator=generator), log_p, effective
 

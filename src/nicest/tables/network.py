@@ -12,10 +12,12 @@ from torch.nn import functional
 
 from nicest.data.columns import Head
 from nicest.flows.noise import dropout
+from nicest.tables.factors import Factors
 
 FARTHEST = 10.0  # standardised numbers are clipped to this before the network reads them
 COARSE, FINE = -9.0, 4.0  # range of the components' log-scales
 UNUSED = -1e4  # logit of an atom that a column does not have
+MOST_INDICATORS = 50  # categories of a column that the factor analysis takes part in
 
 
 class Features(nn.Module):
@@ -93,6 +95,38 @@ class Block(nn.Module):
         return h + self.down(inner)
 
 
+class Variables(nn.Module):
+    """The standardised variables of the factor analysis: numbers, ordered categories, and indicators of categories."""
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        super().__init__()
+        numbers = [i for i, head in enumerate(heads) if not head.categories]
+        ordered = [i for i, head in enumerate(heads) if head.values]
+        pairs = [
+            (i, code)
+            for i, head in enumerate(heads)
+            if 1 < head.categories <= MOST_INDICATORS and not head.values
+            for code in range(head.categories)
+        ]
+        self.numbers, self.ordered, self.indicated = numbers, ordered, [i for i, _ in pairs]
+        self.cells = [*numbers, *ordered, *self.indicated]
+        longest = max((len(heads[i].values) for i in ordered), default=0)
+        table = [[*heads[i].values, *[0.0] * (longest - len(heads[i].values))] for i in ordered]
+        self.register_buffer("table", torch.tensor(table).reshape(len(ordered), longest), persistent=False)
+        self.register_buffer("codes", torch.tensor([float(code) for _, code in pairs]), persistent=False)
+        self.register_buffer("mean", torch.zeros(len(self.cells)))
+        self.register_buffer("deviation", torch.ones(len(self.cells)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the variables (..., V) of cells x (..., D) without NaN."""
+        parts = [x[..., self.numbers].clamp(-FARTHEST, FARTHEST)]
+        if self.ordered:
+            code = x[..., self.ordered].clamp(0, self.table.shape[1] - 1).long()
+            parts.append(torch.gather(self.table.to(x).expand(*code.shape, -1), -1, code[..., None])[..., 0])
+        parts.append((x[..., self.indicated] == self.codes).to(x))
+        return (torch.cat(parts, -1) - self.mean) / self.deviation
+
+
 class Network(nn.Module):
     """M residual networks from the observed cells of rows to the parameters of all cells.
 
@@ -110,11 +144,12 @@ class Network(nn.Module):
         self, heads: Sequence[Head], *, members: int, width: int, depth: int, components: int, rate: float
     ) -> None:
         super().__init__()
-        self.features = Features(heads)
-        self.dim, self.members, self.components = len(heads), members, components
+        self.features, self.variables = Features(heads), Variables(heads)
+        self.factors = Factors(len(self.variables.cells))
+        self.dim, self.members, self.components, self.width = len(heads), members, components, width
         self.n_atoms = max((len(head.atoms) for head in heads if not head.categories), default=0)
         self.size = self.n_atoms + 3 * components  # parameters of a number
-        self.numbers = [i for i, head in enumerate(heads) if not head.categories]
+        self.numbers = self.variables.numbers
         self.slices: dict[int, slice] = {}  # outputs of each column
         at = 0
         for i in [*self.numbers, *(i for i, head in enumerate(heads) if head.categories)]:
@@ -128,31 +163,26 @@ class Network(nn.Module):
             count: (columns, torch.cat([torch.arange(at)[self.slices[i]] for i in columns]))
             for count, columns in same.items()
         }
-        n_features = len(self.features.column)
-        self.enter = MemberLinear(members, n_features + self.dim, width, scale=1 / math.sqrt(2 * max(self.dim, 1)))
+        n_inputs = len(self.features.column) + self.dim + 2 * len(self.variables.cells)
+        self.enter = MemberLinear(members, n_inputs, width, scale=1 / math.sqrt(3 * max(self.dim, 1)))
         self.blocks = nn.Sequential(*[Block(members, width, rate) for _ in range(depth)])
         self.leave = MemberLinear(members, width, at, scale=0.1 / math.sqrt(width))
-        self.inputs = [  # inputs of each column: its features and its mask bit
-            [*(k for k, column in enumerate(self.features.column) if column == i), n_features + i]
-            for i in range(self.dim)
-        ]
-        self.width = width
 
-    def entered(self, x: Tensor, observed: Tensor) -> Tensor:
-        """Return the first layer (M, B, width) of cells x of which `observed` are seen, both (M or 1, B, D)."""
-        inputs = torch.cat((self.features(x, observed), observed), -1)
-        return self.enter(inputs.expand(self.members, -1, -1))
+    def forward(self, x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the last hidden layer (M, B, width), and the means and log standard deviations of the factor analysis.
 
-    def added(self, column: int, x: Tensor, observed: Tensor) -> Tensor:
-        """Return what one column adds to the first layer, (M, B, width), for rows x and observed (B, D)."""
-        rows = self.inputs[column]
-        features = self.features(x, observed)
-        inputs = torch.cat((features[:, rows[:-1]], observed[:, column : column + 1]), -1)
-        return inputs @ self.enter.weight[:, rows]
-
-    def hidden(self, entered: Tensor) -> Tensor:
-        """Return the last hidden layer, (M, B, width)."""
-        return functional.layer_norm(self.blocks(entered), (self.width,))
+        Cells x and `observed`, a mask of floats, are (M or 1, B, D); the means and deviations, of the columns of
+        numbers, are (M or 1, B, n).
+        """
+        with torch.no_grad():
+            variables = self.variables(x)
+            mean, deviation = self.factors(variables, observed[..., self.variables.cells].expand_as(variables))
+            inputs = torch.cat((self.features(x, observed), observed, mean, deviation.log()), -1)
+            n = len(self.numbers)
+            scale, offset = self.variables.deviation[:n], self.variables.mean[:n]
+        hidden = self.blocks(self.enter(inputs.expand(self.members, -1, -1)))
+        hidden = functional.layer_norm(hidden, (self.width,))
+        return hidden, mean[..., :n] * scale + offset, (deviation[..., :n] * scale).log()
 
     def parameters_of(self, hidden: Tensor, column: int) -> Tensor:
         """Return the raw parameters of one column, (M, B, size)."""
