@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ class Calibration(Result):
 
     `coverage` has a row for each level: the fraction of cells inside, and the range that chance allows. `ks` is the
     Kolmogorov-Smirnov distance of the PIT values from uniform, with its 5 % `limit`; `columns` has it by column.
-    `gap` is the distance between a cell's distribution by one pass of the network and by draws of the chain.
+    `gap` is the mean difference between P(X <= truth) by one pass of the network and by joint draws.
     """
 
     out: list[str]
@@ -41,7 +41,7 @@ class Calibration(Result):
     ks: float
     limit: float
     columns: dict[str, float]
-    gap: float | None
+    gap: float
     seed: int
 
     def lines(self) -> Iterator[Any]:
@@ -56,8 +56,8 @@ class Calibration(Result):
         for name, value in [("all cells", self.ks), *worst]:
             pits.add_row(cell(name), f"{value:.3f}")
         yield pits
-        if self.gap is not None:
-            yield f"one pass and chain draws of the same cells differ by {self.gap:.3f} (KS distance)"
+        if math.isfinite(self.gap):
+            yield f"one pass and chain draws of the same cells differ by {self.gap:.3f} on average"
         yield f"{count(self.rows, 'row')} of {Path(self.data).name}, {count(self.cells, 'cell')}"
         if self.unknown:
             yield f"{count(self.unknown, 'cell')} with a value that training never saw, left out"
@@ -96,12 +96,29 @@ def calibrate(
         require_own_file(file, run.recipe, *([Path(table)] if table else []))
         require_writable(file)
     values, unknown = held_out(run, table)
-    chosen = np.random.default_rng(seed).permutation(len(values))[:MOST]
-    found = run.table.calibration(values[chosen], seed=seed)
-    _draw(files["png"], found, run.schema.names, f"{Path(run.recipe.data.name).name}: {run.path.name}")
-    result = _summary(run, found, len(chosen)) | {"data": str(table or run.recipe.data.name), "unknown": unknown}
-    write_text(files["json"], to_json({**result, "seed": seed}))
-    return Calibration(out=[str(file) for file in files.values()], seed=seed, **result)
+    rng = np.random.default_rng(seed)
+    values = values[rng.permutation(len(values))[:MOST]]
+    found = run.table.calibration(values, seed=seed)
+    by_column = column_pits(run, values, rng)
+    _draw(files["png"], found, by_column, f"{Path(run.recipe.data.name).name}: {run.path.name}")
+    ks = {name: ks_distance(pit) for name, pit in by_column.items()}
+    told = _summary(found, len(values)) | {"columns": ks, "data": str(table or run.recipe.data.name)}
+    told |= {"unknown": unknown, "seed": seed}
+    write_text(files["json"], to_json(told))
+    return Calibration(out=[str(file) for file in files.values()], **told)
+
+
+def column_pits(run: Run, values: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return PIT values of every column of numbers given the other columns, by name."""
+    found = {}
+    for i, name in enumerate(run.schema.names):
+        (marginal,) = run.table.marginals(values, [i])
+        there = ~np.isnan(values[:, i])
+        if marginal.numeric and not run.schema[i].constant and there.any():
+            codes = np.where(there, values[:, i], np.float32(0))
+            lower, upper = marginal.cdf_of(codes, strict=True), marginal.cdf_of(codes)
+            found[name] = (lower + rng.random(len(codes)) * (upper - lower))[there]
+    return found
 
 
 def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
@@ -134,41 +151,39 @@ def ks_distance(pit: np.ndarray) -> float:
     return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
 
 
-def _summary(run: Run, found: dict[str, Any], n: int) -> dict[str, Any]:
-    """Return the metrics of `Table.calibration` as the fields of a `Calibration`."""
-    pit, independent = np.asarray(found["pit"], dtype=np.float64), max(1, n)
-    column = np.broadcast_to(np.asarray(found["column"]), pit.shape)
-    coverage, worst = [], 0.0
+def _summary(found: dict[str, Any], n: int) -> dict[str, Any]:
+    """Return the metrics of `Table.calibration` for n rows as fields of a `Calibration`."""
+    pit, coverage, worst = np.asarray(found["pit"]), [], 0.0
     for level, share in sorted(found["coverage"].items()):
-        # cells of a row depend on one another: chance is that of as many cells as there are rows
-        spread = 2 * math.sqrt(level * (1 - level) / independent)
+        spread = 2 * math.sqrt(level * (1 - level) / n)  # cells of a row are dependent: as if each row had one
         coverage.append({"level": level, "share": share, "low": level - spread, "high": min(1.0, level + spread)})
         worst = max(worst, abs(share - level) - spread)
-    by_column = {name: ks_distance(pit[column == i]) for i, name in enumerate(run.schema.names) if (column == i).any()}
-    narrow = sum(row["share"] - row["level"] for row in coverage) < 0
-    if worst <= 0:
-        verdict = "calibrated: intervals hold the share of cells that they claim, as far as these rows can tell"
-    elif narrow:
+    if not len(pit):
+        verdict = "the table has no columns of numbers, so there are no intervals to check"
+    elif worst <= 0:
+        verdict = "calibrated: intervals hold the fraction of cells that they claim, as far as these rows can tell"
+    elif sum(row["share"] - row["level"] for row in coverage) < 0:
         verdict = "overconfident: intervals hold fewer cells than they claim"
     else:
         verdict = "underconfident: intervals hold more cells than they claim"
-    limit = 1.36 / math.sqrt(independent)
     told: dict[str, Any] = {"rows": n, "cells": len(pit), "verdict": verdict, "coverage": coverage}
-    return told | {"ks": ks_distance(pit), "limit": limit, "columns": by_column, "gap": found.get("gap")}
+    return told | {"ks": ks_distance(pit), "limit": 1.36 / math.sqrt(n), "gap": found["gap"]}
 
 
-def _draw(path: Path, found: dict[str, Any], names: Sequence[str], title: str) -> None:
+def _draw(path: Path, found: dict[str, Any], by_column: dict[str, np.ndarray], title: str) -> None:
     """Draw coverage by level, and a histogram of the PIT values."""
     from nicest.plots import calibration_figure, save_figure
 
-    pit = np.asarray(found["pit"], dtype=np.float64)
-    levels, inside = np.linspace(0, 1, 101), np.abs(2 * pit - 1)
-    spread = 2 * np.sqrt(levels * (1 - levels) / max(1, len(pit)))
+    pit, levels = np.asarray(found["pit"]), np.linspace(0, 1, 101)
+    if not len(pit):
+        return
+    worst = max(by_column, key=lambda name: ks_distance(by_column[name]))
+    pits = {"all cells": pit, f"worst column, {worst}": by_column[worst]}
+    curves = {
+        name: np.array([(np.abs(2 * each - 1) <= level).mean() for level in levels]) for name, each in pits.items()
+    }
+    spread = 2 * np.sqrt(levels * (1 - levels) / len(pit))
     band = (levels - spread).clip(0), (levels + spread).clip(max=1)
-    column = np.broadcast_to(np.asarray(found["column"]), pit.shape)
-    worst = max(np.unique(column).tolist(), key=lambda i: ks_distance(pit[column == i]))
-    chosen = {"all cells": inside, f"worst column, {names[worst]}": inside[column == worst]}
-    curves = {name: np.array([(each <= level).mean() for level in levels]) for name, each in chosen.items()}
     marked = sorted(found["coverage"].items())
     how: dict[str, Any] = {"independent": len(pit), "title": title}
-    save_figure(calibration_figure(levels, curves, band, marked, {"cells given the rest": pit}, **how), path)
+    save_figure(calibration_figure(levels, curves, band, marked, pits, **how), path)

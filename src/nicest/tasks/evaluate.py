@@ -148,7 +148,7 @@ def _evaluate_flow(run: Run, told: dict[str, Any], draws: int, seed: int, *, bas
 
 def _evaluate_table(run: Run, told: dict[str, Any], *, baselines: bool) -> Evaluation:
     table, rows = run.table, run.splits.split(told["split"])
-    dim, nothing = rows.shape[1], np.full((1, rows.shape[1]), np.nan, dtype=np.float32)
+    dim = rows.shape[1]
     nats, cells, alone = [], [], []
     with Bar("evaluating", len(rows)) as bar:
         for start in range(0, len(rows), ROWS):
@@ -156,9 +156,9 @@ def _evaluate_table(run: Run, told: dict[str, Any], *, baselines: bool) -> Evalu
             nats.append(table.score(some))
             cells.append(table.surprise(some))
             if baselines:
-                marginals = table.marginals(nothing.repeat(len(some), 0))
-                each = [marginal.log_prob(some[:, i]) for i, marginal in enumerate(marginals)]
-                alone.append(np.nansum(np.stack(each, 1), 1))
+                marginals = table.marginals(some, range(dim))  # hides all columns
+                each = [marginal.log_prob_of(some[:, i]) for i, marginal in enumerate(marginals)]
+                alone.append(np.where(np.isnan(some), 0.0, np.stack(each, 1)).sum(1))
             bar.update(start)
     each, given = np.concatenate(nats), np.concatenate(cells)
     there = ~np.isnan(given)

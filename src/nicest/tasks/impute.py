@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from nicest.data.columns import Category
 from nicest.data.tables import writing
 from nicest.errors import NicestError
 from nicest.progress import Bar
@@ -93,11 +94,11 @@ def impute(
             if draws:
                 for k in range(draws):
                     own_seed = int(np.random.SeedSequence([seed, first, k]).generate_state(1)[0])
-                    whole = completed(some, run, values, hidden, how="draw", seed=own_seed)
+                    whole = filled(some, run.schema, run.table.impute(values, draw=True, seed=own_seed), hidden)
                     places = [pa.array(range(first, first + some.num_rows)), pa.array([k + 1] * some.num_rows)]
                     write([*places, *whole.columns])
             else:
-                best = run.table.impute(values, "best")
+                best = run.table.impute(values)
                 write(filled(some, run.schema, best, hidden).columns)
                 if write_cells:
                     write_cells(cell_lines(run, values, best, hidden, first, interval))
@@ -119,16 +120,11 @@ CELLS = [
 ]
 
 
-def completed(table: Any, run: Run, values: np.ndarray, hidden: np.ndarray, how: str, seed: int = 0) -> Any:
-    """Return an Arrow table with its hidden cells imputed."""
-    return filled(table, run.schema, run.table.impute(values, how, seed=seed), hidden)
-
-
 def impute_batch(run: Run, table: Any, *, draw: bool = False, seed: int = 0) -> Any:
     """Impute the missing cells of an Arrow table; `draw` takes a joint draw instead of the best values."""
-    rows.require_columns(table.column_names, run.schema, "this table")
+    run.schema.require_in(table.column_names, "this table")
     values, unknown = rows.encoded(table, run.schema, "this table")
-    return completed(table, run, values, np.isnan(values) & ~unknown, "draw" if draw else "best", seed)
+    return filled(table, run.schema, run.table.impute(values, draw=draw, seed=seed), np.isnan(values) & ~unknown)
 
 
 def filled(table: Any, schema: Any, values: np.ndarray, hidden: np.ndarray) -> Any:
@@ -157,25 +153,30 @@ def cell_lines(
 ) -> list[list[Any]]:
     """Return the columns of CELLS for the hidden cells of encoded rows, row by row."""
     lines: list[tuple[Any, ...]] = []
-    columns, holed = np.flatnonzero(hidden.any(0)).tolist(), np.flatnonzero(hidden.any(1))
-    if not columns:
+    for i, marginal, missing in run.table.missing(values):
+        column, there = run.schema[i], np.flatnonzero(missing)
+        mine = hidden[missing, i]
+        ends = marginal.interval(level).T if marginal.numeric else [None, None]
+        ends = [_texts(column, None if each is None else own_codes(column, each), len(there)) for each in ends]
+        p = np.exp(marginal.log_prob_of(best[missing, i])) if column.discrete else [None] * len(there)
+        names, texts = [column.name] * len(there), _texts(column, best[missing, i], len(there))
+        found = zip(mine, there + first_row, [i] * len(there), names, texts, *ends, p, strict=True)
+        lines += [(int(row), *others) for here, row, *others in found if here]
+    if not lines:
         return [[] for _ in CELLS]
-    for i, marginal in zip(columns, run.table.marginals(values[holed], columns), strict=True):
-        mine = hidden[holed, i]
-        column, value = run.schema[i], best[holed, i]
-        discrete, ordered = column.discrete, rows.is_number(column)
-        p = np.exp(np.asarray(marginal.log_prob(value), dtype=np.float64))
-        ends = np.asarray(marginal.interval(level)) if ordered else np.full((len(value), 2), np.nan)
-        texts = [_texts(column, each[mine]) for each in (value, *ends.T)]
-        probabilities = p[mine].tolist() if discrete else [None] * int(mine.sum())
-        numbers = (holed[mine] + first_row).tolist()
-        names = [column.name] * len(numbers)
-        lines += zip(numbers, [i] * len(numbers), names, *texts, probabilities, strict=True)
     lines.sort(key=lambda line: line[:2])
     row, _, *others = (list(each) for each in zip(*lines, strict=True))
     return [row, *others]
 
 
-def _texts(column: Any, codes: np.ndarray) -> list[str | None]:
+def own_codes(column: Any, numbers: np.ndarray) -> np.ndarray:
+    """Encode numbers in the unit of a column."""
+    return column.encode(numbers) if isinstance(column, Category) else column.code(numbers)
+
+
+def _texts(column: Any, codes: np.ndarray | None, n: int) -> list[str | None]:
     """Return encoded values as texts; None where there is none."""
-    return [None if each is None else str(each) for each in rows.cells_of(column, codes)]
+    if codes is None:
+        return [None] * n
+    found = column.decode(np.asarray(codes))
+    return [None if each is None else str(each) for each in (found.to_pylist() if hasattr(found, "to_pylist") else found)]

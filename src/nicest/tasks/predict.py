@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
-from nicest.data.columns import Category, Moment
+from nicest.data.columns import Category, Column, Moment
 from nicest.data.tables import append_columns, writing
 from nicest.errors import NicestError
 from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
+from nicest.tables.marginal import Marginal
 from nicest.tasks import options, rows
 from nicest.tasks.results import Result, count
 
@@ -61,18 +62,6 @@ class Predictions(Result):
             yield from [f"{name}: {'; '.join(each)}"] if each else []
 
 
-class Prediction(NamedTuple):
-    """What is predicted of one target for N rows, in the unit of the column.
-
-    Numbers have `numbers`, (N,) each; categories, also those that are numbers, have `probabilities`, (N, values).
-    """
-
-    column: Any
-    marginal: Any
-    numbers: dict[str, np.ndarray]
-    probabilities: np.ndarray | None
-
-
 def predict(
     run: Run,
     table: options.Table,
@@ -104,7 +93,7 @@ def predict(
     if picture:
         from nicest.plots import picture_kind
 
-        if len(columns) > 1 or not rows.is_number(columns[0]) or isinstance(columns[0], Moment):
+        if len(columns) > 1 or not is_number(columns[0]) or isinstance(columns[0], Moment):
             raise NicestError("a picture shows one target that is a number: leave the picture out")
         picture_kind(Path(picture))
     for each in (written, *([Path(picture)] if picture else [])):
@@ -116,11 +105,14 @@ def predict(
         write = stack.enter_context(writing(written, schema(columns, observed=observed), plain=True))
         bar = stack.enter_context(Bar("predicting", file.count or 0))
         for some in rows.batches(file, run.schema.names):
-            found, truth, nats = predicted(run, some, path, targets, interval, tally, observed=observed)
-            write([_range(n, some.num_rows), *cells(found, nats)])
+            found, truth, nats = predicted(run, some, path, targets, tally, observed=observed)
+            if observed:
+                tally.judge(found, truth, interval)
+            write([_range(n, some.num_rows), *cells(found, interval, nats)])
             if picture and n < DRAWN:
-                seen = [own_unit(columns[0], truth[:, 0]), found[0].marginal.cdf(truth[:, 0])] if observed else []
-                drawn.append([*(found[0].numbers[name] for name in NUMBERS[1:]), *seen])
+                value = columns[0].plain(truth[:, 0])
+                seen = [value, np.where(np.isnan(value), np.nan, found[0].cdf(np.nan_to_num(value)))] if observed else []
+                drawn.append([found[0].median(), *found[0].interval(interval).T, *seen])
             n += some.num_rows
             bar.update(n)
         if not n:
@@ -145,11 +137,11 @@ def predict_batch(run: Run, table: Any, *, target: Sequence[str] = (), interval:
 
     targets = chosen(run, target)
     columns = [run.schema[i] for i in targets]
-    rows.require_columns(table.column_names, run.schema, "this table", [column.name for column in columns])
+    run.schema.require_in([*table.column_names, *(column.name for column in columns)], "this table")
     observed = all(column.name in table.column_names for column in columns)
-    found, _, nats = predicted(run, table, "this table", targets, interval, Tally(), observed=observed)
+    found, _, nats = predicted(run, table, "this table", targets, Tally(), observed=observed)
     fields = schema(columns, observed=observed)
-    made = pa.table([_range(0, table.num_rows), *cells(found, nats)], schema=fields).drop_columns("row")
+    made = pa.table([_range(0, table.num_rows), *cells(found, interval, nats)], schema=fields).drop_columns("row")
     names = [f"{name}_predicted" if name in table.column_names else name for name in made.column_names]
     return append_columns(table, made.rename_columns(names))
 
@@ -165,63 +157,39 @@ def chosen(run: Run, target: Sequence[str]) -> list[int]:
 
 
 def predicted(
-    run: Run, table: Any, source: Any, targets: Sequence[int], level: float, tally: Tally, *, observed: bool
-) -> tuple[list[Prediction], np.ndarray, np.ndarray | None]:
+    run: Run, table: Any, source: Any, targets: Sequence[int], tally: Tally, *, observed: bool
+) -> tuple[list[Marginal], np.ndarray, np.ndarray | None]:
     """Predict the targets of an Arrow table.
 
     Returns
     -------
-    predictions : list of Prediction
-        One for each target.
+    marginals : list of Marginal
+        The distribution of each target given the other columns.
     truth : ndarray, shape (N, T)
-        The encoded targets of the table, NaN where they are missing.
+        The encoded targets of the table: NaN where they are missing, infinite where training never saw their value.
     nats : ndarray of shape (N,), or None
         Log-density of the targets given the other columns, if they are `observed`: NaN where one is missing, -inf
         where training never saw its value.
     """
     values, unknown = rows.encoded(table, run.schema, source)
-    truth, new = values[:, targets], unknown[:, targets].any(1)
-    hidden = values.copy()
-    hidden[:, targets] = np.nan
-    tally.unseen += int(unknown.sum() - unknown[:, targets].sum())
-    marginals = run.table.marginals(hidden, targets)
-    found = [of_target(run.schema[i], each, level) for i, each in zip(targets, marginals, strict=True)]
+    new, truth = unknown[:, targets], values[:, targets]
+    tally.unseen += int(unknown.sum() - new.sum())
+    found = run.table.marginals(values, targets)
     if not observed:
         return found, truth, None
-    # the chain rule: each target given the other columns and the targets before it
     nats = np.zeros(len(values))
-    for k, i in enumerate(targets):
-        marginal = marginals[0] if k == 0 else run.table.marginals(hidden, [i])[0]
-        nats += marginal.log_prob(truth[:, k])
-        hidden[:, i] = truth[:, k]
-    nats = np.where(new, -np.inf, np.where(np.isnan(truth).any(1), np.nan, nats))
-    tally.unknown += int(new.sum())
+    for k in range(len(targets)):  # the chain rule: each target given the other columns and the targets before it
+        marginal = found[0] if len(targets) == 1 else run.table.marginals(values, targets[k:])[0]
+        nats += marginal.log_prob_of(truth[:, k])
+    nats = np.where(new.any(1), -np.inf, np.where(np.isnan(truth).any(1), np.nan, nats))
+    tally.unknown += int(new.any(1).sum())
     tally.add("", "nats", nats[np.isfinite(nats)])
-    for k, each in enumerate(found):
-        tally.judge(each, truth[:, k], unknown[:, targets[k]])
-    return found, truth, nats
+    return found, np.where(new, np.float32(np.inf), truth), nats
 
 
-def of_target(column: Any, marginal: Any, level: float) -> Prediction:
-    """Return what a marginal distribution predicts, in the unit of the column."""
-    shares = (0.5, 0.5 - level / 2, 0.5 + level / 2)
-    if isinstance(column, Category):
-        p = np.asarray(marginal.probabilities(), dtype=np.float64)
-        if not rows.is_number(column):
-            return Prediction(column, marginal, {}, p)
-        values, below = np.array(column.values, dtype=np.float64), p.cumsum(1)
-        ends = [values[(below < share - 1e-9).sum(1).clip(max=len(values) - 1)] for share in shares]
-        return Prediction(column, marginal, dict(zip(NUMBERS, (p @ values, *ends), strict=True)), p)
-    found = (marginal.mean(), *(marginal.quantile(share) for share in shares))
-    return Prediction(column, marginal, {n: own_unit(column, x) for n, x in zip(NUMBERS, found, strict=True)}, None)
-
-
-def own_unit(column: Any, codes: Any) -> np.ndarray:
-    """Return encoded numbers in the unit of their column, without rounding: means lie between integers."""
-    codes = np.asarray(codes, dtype=np.float64)
-    if isinstance(column, Category):
-        return np.interp(codes, np.arange(len(column.values)), column.values)
-    return np.asarray(codes * column.scale + column.offset)
+def is_number(column: Column) -> bool:
+    """Return True if the values of a column have an order: numbers, dates and times."""
+    return not isinstance(column, Category) or column.numeric
 
 
 class Tally:
@@ -242,20 +210,21 @@ class Tally:
         n = self.counts[target, name]
         return self.sums[target, name] / n if n else None
 
-    def judge(self, found: Prediction, truth: np.ndarray, unknown: np.ndarray) -> None:
-        """Add the errors of predictions where the target is known; an unknown category counts as wrong."""
-        name, there = found.column.name, ~np.isnan(truth)
-        known, nats = truth[there], -np.asarray(found.marginal.log_prob(truth), dtype=np.float64)
-        if found.probabilities is not None:
-            self.add(name, "accuracy", (found.probabilities.argmax(1) == truth)[there | unknown])
-            self.add(name, "log_loss", nats[there])
-        if found.numbers:
-            value, numbers = own_unit(found.column, known), {key: x[there] for key, x in found.numbers.items()}
-            slack = 1e-6 * (numbers["high"] - numbers["low"])  # rounding at the ends of a grid
-            self.add(name, "squares", (numbers["mean"] - value) ** 2)
-            self.add(name, "mae", np.abs(numbers["median"] - value))
-            self.add(name, "crps", crps(found, truth)[there])
-            self.add(name, "coverage", (value >= numbers["low"] - slack) & (value <= numbers["high"] + slack))
+    def judge(self, found: Sequence[Marginal], truth: np.ndarray, level: float) -> None:
+        """Add the errors of predictions to the metrics; a category that training never saw counts as wrong."""
+        for marginal, codes in zip(found, truth.T, strict=True):
+            name, known = marginal.column.name, np.isfinite(codes)
+            if isinstance(marginal.column, Category):
+                self.add(name, "accuracy", (marginal.best() == codes)[~np.isnan(codes)])
+                self.add(name, "log_loss", -marginal.log_prob_of(np.where(known, codes, 0))[known])
+            if marginal.numeric:
+                value = marginal.column.plain(np.where(known, codes, 0))
+                low, high = marginal.interval(level).T
+                slack = 1e-6 * (high - low)  # float32 rounds the ends
+                self.add(name, "squares", ((marginal.mean() - value) ** 2)[known])
+                self.add(name, "mae", np.abs(marginal.median() - value)[known])
+                self.add(name, "crps", marginal.crps(value)[known])
+                self.add(name, "coverage", ((value >= low - slack) & (value <= high + slack))[known])
 
     def metrics(self, target: str) -> dict[str, float]:
         """Return the metrics of a target; {} if its values are unknown."""
@@ -264,27 +233,18 @@ class Tally:
         return {"rmse": math.sqrt(means.pop("squares"))} | means if "squares" in means else means
 
 
-def crps(found: Prediction, truth: np.ndarray) -> np.ndarray:
-    """Return the continuous ranked probability score of encoded truths (N,), in the unit of the column."""
-    if found.probabilities is None:
-        return np.asarray(found.marginal.crps(truth), dtype=np.float64) * found.column.scale
-    values = np.array(found.column.values, dtype=np.float64)
-    reached = np.arange(len(values))[:-1] >= np.nan_to_num(truth)[:, None]
-    return ((found.probabilities.cumsum(1)[:, :-1] - reached) ** 2 @ np.diff(values)).astype(np.float64)
-
-
-def schema(columns: Sequence[Any], *, observed: bool) -> Any:
+def schema(columns: Sequence[Column], *, observed: bool) -> Any:
     """Return the Arrow schema of predictions."""
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [("row", pa.int64())]
     for column in columns:
         kind = column.decode(np.zeros(1)).type
-        if not rows.is_number(column):
-            fields.append((column.name, kind))
-        else:
+        if is_number(column):
             number = kind if isinstance(column, Moment) else pa.float64()
             fields += [(f"{column.name}_{name}", number) for name in NUMBERS]
+        else:
+            fields.append((column.name, kind))
         if isinstance(column, Category):
             fields += [(f"{column.name}={value}", pa.float64()) for value in column.values]
     fields += [("log_density", pa.float64())] if observed else []
@@ -293,18 +253,21 @@ def schema(columns: Sequence[Any], *, observed: bool) -> Any:
     return pa.schema(fields)
 
 
-def cells(found: Sequence[Prediction], nats: np.ndarray | None) -> list[Any]:
+def cells(found: Sequence[Marginal], level: float, nats: np.ndarray | None) -> list[Any]:
     """Return the columns of predictions for `schema`, without the row numbers."""
     import pyarrow as pa
 
     arrays: list[Any] = []
-    for each in found:
-        if not each.numbers and each.probabilities is not None:
-            arrays.append(each.column.decode(each.probabilities.argmax(1).astype(np.float64)))
-        for values in each.numbers.values():
-            moment = isinstance(each.column, Moment)
-            arrays.append(each.column.decode(each.column.code(values)) if moment else pa.array(values))
-        arrays += [] if each.probabilities is None else map(pa.array, each.probabilities.T)
+    for marginal in found:
+        column = marginal.column
+        if marginal.numeric:
+            numbers = [marginal.mean(), marginal.median(), *marginal.interval(level).T]
+            moment = isinstance(column, Moment)
+            arrays += [column.decode(column.code(each)) if moment else pa.array(each) for each in numbers]
+        else:
+            arrays.append(column.decode(marginal.best()))
+        if isinstance(column, Category):
+            arrays += [pa.array(each.astype(np.float64)) for each in marginal.probabilities().T]
     return arrays if nats is None else [*arrays, pa.array(nats, mask=np.isnan(nats))]
 
 

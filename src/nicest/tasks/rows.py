@@ -10,6 +10,7 @@ import numpy as np
 
 from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
+from nicest.data.columns import Schema
 from nicest.data.splits import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
@@ -60,21 +61,12 @@ def part_path(out: Path, rank: int, size: int) -> Path:
     return out if size == 1 else out.with_name(f"{out.stem}-{rank:05d}-of-{size:05d}{out.suffix}")
 
 
-def open_table(path: Path, schema: Any, optional: Sequence[str] = ()) -> TableFile:
+def open_table(path: Path, schema: Schema, optional: Sequence[str] = ()) -> TableFile:
     """Open a table that has all columns of a schema; `optional` ones may be absent, additional ones are ignored."""
     file = TableFile(path)
-    require_columns(file.names, schema, path, optional)
-    if extra := [name for name in file.names if name not in schema.names]:
+    if extra := schema.require_in([*file.names, *(name for name in optional if name not in file.names)], path):
         Bar("", 1).note(f"{path}: ignoring {listed(extra)}, which the training data did not have")
     return file
-
-
-def require_columns(names: Sequence[str], schema: Any, source: Path | str, optional: Sequence[str] = ()) -> None:
-    """Refuse a table without all columns of the training data, but for the `optional` ones."""
-    if absent := [name for name in schema.names if name not in (*names, *optional)]:
-        more = [name for name in names if name not in schema.names]
-        hint = f", and has {listed(more)}, which it had not" if more else ""
-        raise NicestError(f"{source}: lacks {listed(absent)}, which training had{hint}")
 
 
 def require_table(run: Run) -> None:
@@ -105,8 +97,8 @@ def batches(file: TableFile, names: Sequence[str], group: int | None = None) -> 
         yield pa.Table.from_batches([batch])
 
 
-def encoded(table: Any, schema: Any, source: Path | str) -> tuple[np.ndarray, np.ndarray]:
-    """Encode an Arrow table.
+def encoded(table: Any, schema: Schema, source: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    """Encode an Arrow table, or an array (N, D).
 
     Columns that are absent count as missing.
 
@@ -117,11 +109,12 @@ def encoded(table: Any, schema: Any, source: Path | str) -> tuple[np.ndarray, np
     unknown : ndarray of bool, shape (N, D)
         True for values that training never saw.
     """
-    import pyarrow as pa
+    if not isinstance(table, np.ndarray):
+        import pyarrow as pa
 
-    for name in schema.names:
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(table.num_rows))
+        for name in schema.names:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(table.num_rows))
     rows = schema.encode(table, source)
     unknown = np.isinf(rows)
     return np.where(unknown, np.float32(np.nan), rows), unknown
@@ -137,9 +130,7 @@ def table_rows(part: Part, run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if values.ndim != 2 or values.shape[1] != len(run.schema) or values.dtype.kind not in "biuf":
         got = f"{values.shape} of {values.dtype}"
         raise NicestError(f"{part.path}: expected rows of {len(run.schema)} numbers, as in training, got {got}")
-    import pyarrow as pa
-
-    yield encoded(pa.table(list(values.T), names=list(run.schema.names)), run.schema, part.path)
+    yield encoded(values, run.schema, part.path)
 
 
 def model_rows(path: Path, recipe: Recipe) -> np.ndarray:
@@ -182,14 +173,3 @@ def csv_cells(values: np.ndarray, *, text: bool) -> list[Any]:
     if text:
         return ["" if each != each else f"{each:.6g}" if abs(each) < 1 else f"{each:.6f}" for each in values.tolist()]
     return [None if each != each else each for each in values.tolist()]
-
-
-def is_number(column: Any) -> bool:
-    """Return True if the values of a column have an order: numbers, dates and times."""
-    return getattr(column, "numeric", True)
-
-
-def cells_of(column: Any, codes: np.ndarray) -> list[Any]:
-    """Return encoded values of a column as Python values; None where a code is NaN."""
-    found = column.decode(np.asarray(codes))
-    return found.to_pylist() if hasattr(found, "to_pylist") else list(found)

@@ -172,7 +172,7 @@ def score_batch(run: Run, table: Any, *, quantiles: np.ndarray | None = None) ->
     """
     import pyarrow as pa
 
-    rows.require_columns(table.column_names, run.schema, "this table")
+    run.schema.require_in(table.column_names, "this table")
     found = table_scores(run, *rows.encoded(table, run.schema, "this table"), quantiles)
     columns = [pa.array(each, pa.float64(), mask=np.isnan(each)) for each in found]
     return append_columns(table, pa.table(columns, names=["log_density", "outlier_score"]))
@@ -193,18 +193,12 @@ def typical_rest(table: Any, rows: np.ndarray) -> np.ndarray:
     Added to the log-density of the observed cells, it makes incomplete rows comparable with complete ones.
     """
     total = np.zeros(len(rows))
-    missing = np.isnan(rows)
-    holed = np.flatnonzero(missing.any(1))
-    columns = np.flatnonzero(missing.any(0)).tolist()
-    if not len(holed):
-        return total
-    for i, marginal in zip(columns, table.marginals(rows[holed], columns), strict=True):
+    for i, marginal, missing in table.missing(rows):
         if isinstance(table.schema[i], Category):
             p = np.asarray(marginal.probabilities(), dtype=np.float64)
-            expected = (p * np.log(np.where(p > 0, p, 1.0))).sum(1)
+            total[missing] += (p * np.log(np.where(p > 0, p, 1.0))).sum(1)
         else:
-            expected = np.mean([marginal.log_prob(marginal.quantile(level)) for level in LEVELS], axis=0)
-        total[holed] += np.where(missing[holed, i], expected, 0.0)
+            total[missing] += np.mean([marginal.log_prob(marginal.quantile(level)) for level in LEVELS], axis=0)
     return total
 
 
