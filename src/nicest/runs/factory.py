@@ -1,4 +1,4 @@
-"""Densities of your own in a file: the name and arguments of the function that builds one, and the weights; no pickle."""
+"""Densities of your own in a file: the weights, and the name of the function that builds one; no pickle."""
 
 from __future__ import annotations
 

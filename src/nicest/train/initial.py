@@ -97,7 +97,7 @@ def choose_start(
 
 
 def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit marginals and a standardisation to the rows seen; return both parts transformed, and the log-det of `left`."""
+    """Fit marginals and a standardisation to `seen`; return both parts transformed, and the log-det of `left`."""
     log_det = torch.zeros(())
     if marginals == "sinh-arcsinh":
         layer = SinhArcsinh(seen.shape[1]).double()

@@ -314,7 +314,7 @@ def first_nonfinite_layer(flow: Any, x: Tensor, context: Tensor | None) -> str:
 
 
 class _Threads(threading.local):
-    """The number of running fits on one thread of torch, here and in all threads of Python; and torch's usual number."""
+    """The number of fits on one thread of torch, here and in all threads of Python, and torch's usual number."""
 
     lock, fits, usual = threading.Lock(), 0, 0
     depth = 0

@@ -25,7 +25,7 @@ from nicest.train.state import State
 
 
 def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = World()) -> State:
-    """Build the model of a recipe, fit its constants to the training rows, and return the state before the first step."""
+    """Build the model of a recipe, fit its constants to the training rows, and return the first state."""
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.schema).double().to(device)
