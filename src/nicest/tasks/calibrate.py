@@ -127,7 +127,7 @@ def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
         try:
             return run.splits.test, 0
         except NicestError as error:
-            raise NicestError(f"{run.path} has no held-out rows at hand: name a table by --data ({error})") from error
+            raise NicestError(f"{run.path} has no held-out rows at hand: name a table as data ({error})") from error
     path = rows.table_path(table)
     file: TableFile = rows.open_table(path, run.schema)
     parts, unknown, n = [], 0, 0

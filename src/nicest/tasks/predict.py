@@ -152,7 +152,7 @@ def chosen(run: Run, target: Sequence[str]) -> list[int]:
     """Return the indices of the target columns: those that are named, or those that training favoured."""
     names = list(target) or list(run.recipe.table.targets)
     if not names:
-        raise NicestError(f"{run.path} favours no column: name one to predict by --target COLUMN")
+        raise NicestError(f"{run.path} favours no column: name a target to predict")
     if len(set(names)) < len(names):
         raise NicestError(f"expected every target once, got {', '.join(map(shown, names))}")
     return [run.schema.index(name) for name in names]

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 from nicest.data.download import SETS, list_sets
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
+from nicest.messages import printable
 from nicest.plots import likelihood_figure, save_figure
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.splits import load_splits
@@ -99,7 +101,12 @@ class Reproduction(Result):
             found.add_row(name, row["reading"], paper, *cells)
         yield found
         yield f"results in {self.out}"
-        yield from (f"{name} failed: {reason}" for name, reason in (self.failed or {}).items())
+
+    def show(self) -> None:
+        """Print the table, and the failures on standard error."""
+        super().show()
+        for name, reason in (self.failed or {}).items():
+            print(f"{name} failed: {printable(reason)}", file=sys.stderr)
 
 
 def table(
