@@ -107,6 +107,29 @@ class Schema(tuple[Column, ...]):
 
         return pa.table(cells, names=self.names)
 
+    def fill(self, table: Any, rows: np.ndarray, filled: np.ndarray) -> Any:
+        """Return the table, Arrow's or an array, with the cells that are missing in `rows` taken from `filled`.
+
+        Both are encoded, (N, D).
+        """
+        array = isinstance(table, np.ndarray)
+        found = table.astype(np.float64) if array else table
+        for i, column in enumerate(self):
+            missing = np.isnan(rows[:, i])
+            if not missing.any():
+                continue
+            if array:
+                place = i if found.shape[1] == len(self) else int(column.name[1:])
+                found[missing, place] = column.plain(filled[missing, i])
+                continue
+            import pyarrow as pa
+
+            place = found.schema.get_field_index(column.name)
+            cells, drawn = found.column(place), column.decode(filled[:, i])
+            new = pa.compute.if_else(pa.array(missing), drawn.cast(cells.type), cells)
+            found = found.set_column(place, found.schema.field(place), new)
+        return found
+
     def plausible(self, rows: np.ndarray) -> np.ndarray:
         """Clip drawn rows (N, D) to what training holds: see `Number.plausible`."""
         parts = [
