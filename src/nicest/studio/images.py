@@ -11,7 +11,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import replace
 from typing import Annotated
 
@@ -47,7 +48,8 @@ FILMS = 6  # whose frames are kept
 EVENTS = "text/event-stream"
 NOISE = threading.Lock()  # an engine swaps torch's own generator, which belongs to all threads
 
-Look = tuple[int, Tensor, Tensor, Json]  # steps done, states (chains, D), their nats, and extra fields
+Looks = Generator[tuple[int, Tensor, Tensor, Json], None, None]  # steps, states (chains, D), their nats, extra fields
+Due = Callable[[int], bool]
 
 
 class Images(Explorer):
@@ -125,22 +127,23 @@ class Images(Explorer):
         def events() -> Events:
             nonlocal last
             yield "start", {"truth_nats": truth, "steps": ask.steps, "film": film_id}
-            for step, states, heights, more in looks:
-                nats = [round(each + self.units.interval_nats, 3) for each in heights.tolist()]
-                film.add(states.cpu().numpy().reshape(-1, *self.data.shape))
-                yield "frame", {"step": step, "nats": nats, "pictures": self.packed(states), **more}
-                last = time.perf_counter()
+            with closing(looks):
+                for step, states, heights, more in looks:
+                    nats = [round(each + self.units.interval_nats, 3) for each in heights.tolist()]
+                    film.add(states.cpu().numpy().reshape(-1, *self.data.shape))
+                    yield "frame", {"step": step, "nats": nats, "pictures": self.packed(states), **more}
+                    last = time.perf_counter()
             yield "end", {"steps": ask.steps}
 
         return events()
 
-    def climb(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Callable[[int], bool]) -> Iterator[Look]:
+    def climb(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Due) -> Looks:
         """Yield the states of the ascent of NICE §5.2 that are due."""
         schedule = replace(OURS, steps=ask.steps, noise=ask.noise)
         climb = ascend(self.model.flow, x, hidden, due, schedule=schedule, chains=ask.chains, seed=ask.seed)
         return ((each.looks[0], each.result[:, 0], each.nats[0, :, 0], {}) for each in climb)
 
-    def wander(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Callable[[int], bool]) -> Iterator[Look]:
+    def wander(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Due) -> Looks:
         """Yield the states of exact chains that are due.
 
         A quarter of the steps is warm-up. The last look has the standard deviation of every pixel over all later
@@ -151,7 +154,7 @@ class Images(Explorer):
         steps = max(1, ask.steps - warmup)
         keep = {round((k + 1) * steps / KEPT) for k in range(KEPT)}
 
-        def looks() -> Iterator[Look]:
+        def looks() -> Looks:
             sums, kept = torch.zeros(3, x.shape[1], dtype=torch.float64), []  # sums of the powers 0, 1, 2 of the states
             for i, at in chains.walk(x, hidden, warmup=warmup, steps=steps):
                 y = at.y[0]
