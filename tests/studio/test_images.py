@@ -33,7 +33,7 @@ from nicest.studio.served import Served
 from nicest.studio.server import create_app
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.latent import Model
-from nicest.tasks.outliers import keep_quantiles
+from nicest.tasks.score import keep_quantiles
 from studio.conftest import DIGITS, TOP, Ask, asking, events, levels, packed, png
 
 
@@ -360,10 +360,9 @@ class TestScoring:
         for each in scores[:5]:
             assert sum(each["terms"].values()) == pytest.approx(each["nats"], abs=1e-3)
             assert 0 <= each["denser_share"] <= 1
-        expected = evaluate(run, with_baselines=False)
-        found = expected if isinstance(expected, dict) else vars(expected)
-        assert np.mean([each["nats"] for each in scores]) == pytest.approx(found["mean_nats"], abs=0.5)
-        assert np.mean([each["bits_per_dim"] for each in scores]) == pytest.approx(found["bits_per_dim"], abs=0.02)
+        expected = evaluate(run, baselines=False)
+        assert np.mean([each["nats"] for each in scores]) == pytest.approx(expected.mean_nats, abs=0.5)
+        assert np.mean([each["bits_per_dim"] for each in scores]) == pytest.approx(expected.bits_per_dim, abs=0.02)
 
     def test_an_image_has_one_score_with_its_standard_error(self, ask: Ask, digits: Path, quantiles: list[float]):
         picture, other = ask("GET", f"{DIGITS}/pictures?n=2").json()["pictures"]

@@ -103,22 +103,26 @@ def router_of(kind: type) -> APIRouter:
     """Return the endpoints that a class marks, but not those of its base classes."""
     router = APIRouter()
     for name, function in vars(kind).items():
-        if not hasattr(function, "endpoint"):
-            continue
-        method, how, out, options = function.endpoint
-        signature = inspect.signature(function, eval_str=True)
-        run = inspect.Parameter("run", inspect.Parameter.KEYWORD_ONLY, annotation=Run)
-        others = [each.replace(kind=run.kind) for each in list(signature.parameters.values())[1:]]
-
-        async def serve(run: Asked, name: str = name, how: str = how, out: str = out, **given: Any) -> Any:
-            found = await getattr(run, how)(kind, lambda model: getattr(model, name)(**given))
-            return Response(found, media_type=out) if out and how != "stream" else found
-
-        serve.__signature__ = signature.replace(parameters=[run, *others])  # type: ignore[attr-defined]
-        path = f"/api/runs/{{run}}/{name.replace('_', '-')}"
-        options = {"name": name, "description": inspect.getdoc(function), "response_model": None} | options
-        router.add_api_route(path, serve, methods=[method], **options)
+        if hasattr(function, "endpoint"):
+            method, how, out, options = function.endpoint
+            options = {"name": name, "description": inspect.getdoc(function), "response_model": None} | options
+            path = f"/api/runs/{{run}}/{name.replace('_', '-')}"
+            router.add_api_route(path, serving(kind, function, how, out), methods=[method], **options)
     return router
+
+
+def serving(kind: type, function: Any, how: str, out: str) -> Callable[..., Any]:
+    """Return a function that FastAPI can serve: it calls a method of the model of the run."""
+    signature = inspect.signature(function, eval_str=True)
+    run = inspect.Parameter("run", inspect.Parameter.KEYWORD_ONLY, annotation=Run)
+    others = [each.replace(kind=run.kind) for each in list(signature.parameters.values())[1:]]
+
+    async def serve(run: Asked, **given: Any) -> Any:
+        found = await getattr(run, how)(kind, lambda model: getattr(model, function.__name__)(**given))
+        return Response(found, media_type=out) if out and how != "stream" else found
+
+    serve.__signature__ = signature.replace(parameters=[run, *others])  # type: ignore[attr-defined]
+    return serve
 
 
 class Stream(StreamingResponse):

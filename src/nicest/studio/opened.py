@@ -23,7 +23,7 @@ from nicest.studio import limits
 from nicest.studio.api import Json, endpoint
 from nicest.studio.messages import Count, SeedQuery
 from nicest.tasks.latent import Model, principal
-from nicest.tasks.outliers import kept_quantiles, score_quantiles
+from nicest.tasks.score import kept_quantiles, score_quantiles
 
 FEW = 20  # validation rows below which a fraction of them says little
 SPLITS = {"valid": "validation", "train": "training"}  # compared with, in this order

@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import Query
 
 from nicest.data.columns import Category, Column, Number
+from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.messages import nearest
 from nicest.runs.run import Run
@@ -17,9 +18,8 @@ from nicest.studio import limits
 from nicest.studio.api import File, Json, bytes_in, endpoint
 from nicest.studio.messages import Row
 from nicest.studio.opened import Opened, number, numbers
-from nicest.tasks.outliers import CAVEAT
-from nicest.tasks.rows import batches, cells_of, encoded, open_table
-from nicest.tasks.score import table_scores
+from nicest.tasks.rows import batches, encoded
+from nicest.tasks.score import CAVEAT, table_scores
 
 BINS = 24  # of a histogram, at most
 VALUES = 100  # of a category that are listed
@@ -141,7 +141,8 @@ class Tables(Opened):
             file.flush()
             path = Path(file.name)
             try:
-                opened = open_table(path, self.schema, [absent] if absent else [], most=limits.UNPACKED)
+                opened = TableFile(path, most=limits.UNPACKED)
+                self.schema.require_in([*opened.names, absent], path)
                 for batch in batches(opened, self.schema.names):
                     first = batch.slice(0, limits.ROWS - len(shown))
                     more = first.num_rows < batch.num_rows
@@ -260,7 +261,8 @@ def own_units(column: Column, numbers: np.ndarray) -> list[Any]:
 
 def plain(column: Column, codes: np.ndarray) -> list[Any]:
     """Decode values (N,) of a column as JSON values."""
-    return [as_json(each) for each in cells_of(column, codes)]
+    found = column.decode(np.asarray(codes, dtype=float))
+    return [as_json(each) for each in (found.to_pylist() if hasattr(found, "to_pylist") else found)]
 
 
 def in_json(table: Any, names: Any) -> list[Any]:
