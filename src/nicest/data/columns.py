@@ -19,6 +19,7 @@ from nicest.errors import NicestError
 from nicest.messages import brief, listed, nearest, shown
 
 SINGLE = 2.0**-23  # relative distance of neighbouring float32 numbers
+OFF_GRID = 0.01  # steps by which a decimal may lie off its grid, such as 0.8226 between -0.177 and 1.823
 INTEGERS = 2.0**53  # up to here float64 holds every integer
 
 
@@ -266,7 +267,7 @@ class Number(Column):
                 codes = np.where(unusable | np.isnan(codes), codes, 0.0)
             elif self.step:
                 counts = (numbers - self.offset) / self.step
-                slack = 1e-6 + np.minimum(SINGLE * np.abs(numbers / self.step), 0.01)  # cells may be float32
+                slack = OFF_GRID if self.decimals != 0 else 1e-6 + np.minimum(SINGLE * np.abs(counts), OFF_GRID)
                 unusable |= np.abs(counts - counts.round()) > slack
                 codes = counts.round() * (self.step / self.scale)
         return np.where(unusable, np.copysign(np.inf, codes), codes)

@@ -14,6 +14,7 @@ import numpy as np
 from nicest.data.cells import as_moments, as_numbers, entries, family, in_one
 from nicest.data.columns import (
     INTEGERS,
+    OFF_GRID,
     Category,
     Column,
     Integer,
@@ -29,7 +30,7 @@ from nicest.messages import brief, listed, shown
 
 FEW = 20  # distinct numbers that are categories, each in ten rows or so
 COMMON = 0.05  # fraction of the rows from which a number is a spike
-CAPPED = 0.01  # the same at the ends of a continuous column, which may be cut off there
+CAPPED = 0.01  # the same for the least and the largest number, if they are more frequent than others
 MOST_SPIKES = 8
 NEAR = 0.1  # see `_ends_at`
 FINEST = 1 << 20  # steps across a column of integers: where there are more, they do not matter
@@ -39,6 +40,7 @@ MOST_VALUES = 4096  # distinct texts
 LONGEST = 1000  # characters of a text
 NUMBERED = 50  # rows from which distinct consecutive integers are taken for row numbers
 TAIL = 0.01  # of the rows at either end that do not count for offset and scale
+LEADING_ZERO = re.compile(r"0\d+$")  # of numbers that are names, such as postal codes
 
 Discrete = Literal["values", "types"]
 
@@ -95,8 +97,12 @@ def infer(
     bounds: Mapping[str, tuple[float, float | None]] | None = None,
     strict: bool = False,
     source: Path | str = "the table",
+    types: Mapping[str, Any] | None = None,
 ) -> Inferred:
-    """Infer the columns of a table, as `schema_of` does, and return notes instead of warnings."""
+    """Infer the columns of a table, as `schema_of` does, and return notes instead of warnings.
+
+    `types` are Arrow types to return cells in, where they differ from those of the table.
+    """
     if isinstance(table, np.ndarray):
         if table.ndim != 2:
             raise NicestError(f"{source}: expected an array (rows, columns), got one of shape {table.shape}")
@@ -115,9 +121,9 @@ def infer(
     notes: list[str] = []
     for name in (name for name in names if name not in set(drop)):
         try:
-            found.append(_column(name, columns[name], discrete == "types", notes))
-        except LeftOut as reason:
-            out[name] = str(reason)
+            found.append(_column(name, columns[name], discrete == "types", notes, (types or {}).get(name)))
+        except LeftOut as left_out:
+            out[name] = str(left_out)
         except NicestError as error:
             raise NicestError(f"{source}: {error}") from error
     if out and (strict or not found):
@@ -133,8 +139,8 @@ def infer(
     return Inferred(schema, [f"{source}: {note}" for note in notes])
 
 
-def _column(name: str, cells: Any, by_type: bool, notes: list[str]) -> Column:
-    """Infer a column from its cells, of Arrow or numpy."""
+def _column(name: str, cells: Any, by_type: bool, notes: list[str], type: Any = None) -> Column:
+    """Infer a column from its cells, of Arrow or numpy, which are to come back as a type."""
     if isinstance(cells, np.ndarray):
         if cells.dtype == np.bool_:
             return Category(name, "bool", tuple(np.unique(cells).tolist()))
@@ -145,22 +151,21 @@ def _column(name: str, cells: Any, by_type: bool, notes: list[str]) -> Column:
         return _of_numbers(name, kind, *np.unique(numbers[~np.isnan(numbers)], return_counts=True), by_type, notes)
     if not family(cells.type):
         raise LeftOut(f"expected numbers or strings, got {brief(cells.type, 60)}")
+    kind = str(type or cells.type)
     cells = in_one(cells.drop_null())
-    kind = str(cells.type)
     if kind in ("bool", "null"):
         values = tuple(sorted(cells.unique().to_pylist()))
         if not values:
             raise LeftOut("missing in all rows")
         return Category(name, kind, values)
     if family(cells.type) == "text":
-        return _of_texts(name, cells, by_type, notes)
+        return _of_texts(name, kind, cells, by_type, notes)
     numbers = as_numbers(cells)[0]
     return _of_numbers(name, kind, *np.unique(numbers[~np.isnan(numbers)], return_counts=True), by_type, notes)
 
 
-def _of_texts(name: str, cells: Any, by_type: bool, notes: list[str]) -> Column:
+def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str]) -> Column:
     """Infer a column of texts, all of whose cells may be numbers or dates."""
-    kind = str(cells.type)
     distinct, index = entries(cells if hasattr(cells.type, "index_type") else cells.dictionary_encode())
     counts = np.bincount(index[index >= 0], minlength=len(distinct))
     used = np.flatnonzero(counts)
@@ -172,7 +177,9 @@ def _of_texts(name: str, cells: Any, by_type: bool, notes: list[str]) -> Column:
             f"expected numbers in column {shown(name)}, got {brief(repr(distinct[int(words.argmax())].as_py()), 60)}"
             f" among them; correct the cell, or {leave_out(name)}"
         )
-    if not n_words:
+    texts = [each for each in distinct.to_pylist() if each is not None]
+    most = min(MOST_VALUES, max(FEW, seen / 2))
+    if not n_words and not (len(texts) <= most and any(LEADING_ZERO.match(text) for text in texts)):
         values, counts = _counted(numbers, counts)
         whole = bool(len(values)) and (values == np.floor(values)).all() and np.abs(values).max() < 2.0**63
         return _of_numbers(name, "int64" if whole else "double", values, counts, by_type, notes)
@@ -180,13 +187,12 @@ def _of_texts(name: str, cells: Any, by_type: bool, notes: list[str]) -> Column:
         moments, moment = as_moments(distinct)
         if moment:
             return _of_numbers(name, moment, *_counted(moments, counts), by_type, notes)
-    texts = [each for each in distinct.to_pylist() if each is not None]
     example = f"{len(texts)} different texts such as {brief(repr(texts[0]), 60)}"
     numbered = len(texts) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in texts) > len(texts) / 2
     advice = "write numbers as 1234.5, without units, and dates as 2026-01-31" if numbered else ""
     if max(map(len, texts)) > LONGEST:
         raise LeftOut(f"free text: texts of more than {LONGEST} characters")
-    if len(texts) > min(MOST_VALUES, max(FEW, seen / 2)):
+    if len(texts) > most:
         raise LeftOut(f"free text or identifiers: {example}{advice and '; '}{advice}")
     if numbered:
         notes.append(
@@ -231,15 +237,20 @@ def _of_numbers(
 
 def _step(values: np.ndarray, n: int, whole: bool) -> float:
     """Return the width of the grid on which increasing numbers lie, 0.0 if there is none or it is too fine."""
+    reach = values[-1] - values[0]
+    if len(values) < 2 or not (whole or n >= REPEATED * len(values)):
+        return 0.0
     decimals = 0 if whole else _decimals(values, "double")
-    largest = max(-values[0], values[-1])
-    if len(values) < 2 or decimals is None or largest * 10.0**decimals >= INTEGERS:
+    if decimals is not None and max(-values[0], values[-1]) * 10.0**decimals < INTEGERS:
+        counted = (values * 10.0**decimals).round().astype(np.int64)
+        divisor = int(np.gcd.reduce(counted - counted[0]))
+        if (counted[-1] - counted[0]) // divisor <= (FINEST if whole else GRID):
+            return divisor / 10.0**decimals
+    if whole or not math.isfinite(reach) or reach / np.diff(values).min() > GRID:
         return 0.0
-    counted = (values * 10.0**decimals).round().astype(np.int64)
-    divisor = int(np.gcd.reduce(counted - counted[0]))
-    if (counted[-1] - counted[0]) // divisor > (FINEST if whole else GRID):
-        return 0.0
-    return divisor / 10.0**decimals if whole or n >= REPEATED * len(values) else 0.0
+    step = float(reach / round(reach / np.diff(values).min()))  # as of integers that were shifted and rounded
+    counts = (values - values[0]) / step
+    return step if np.abs(counts - counts.round()).max() < OFF_GRID / 2 else 0.0
 
 
 def _decimals(values: np.ndarray, kind: str) -> int | None:
@@ -276,7 +287,7 @@ def _number(
         )
     if step:  # then every code is a multiple of the step
         offset = float(values[np.abs(values - offset).argmin()])
-    spikes = [] if plain or low == high else _spikes(values, counts, not step)
+    spikes = [] if plain or low == high else _spikes(values, counts)
     floor = ceiling = None
     if not plain and low < high:
         floor = 0.0 if low >= 0 and _ends_at(values, counts) else low if low in spikes else None
@@ -284,10 +295,11 @@ def _number(
         ceiling = high if ceiling is None and high in spikes else ceiling
     levels = np.linspace(0, 1, 33 if n >= 5000 else 16 if n >= 500 else 8)
     levels[[0, -1]] = 0.005, 0.995  # outliers bend nothing
-    knots = np.unique(np.float32((quantile(values, counts, levels) - offset) / scale))
+    knots = np.unique(np.float32((quantile(values, counts, levels) - offset) / scale)).astype(float)
     decimals = _decimals(values, type)
-    knots = tuple(knots.astype(float).tolist())
-    return kind(name, type, low, high, offset, scale, step, decimals, tuple(spikes), floor, ceiling, knots)
+    return kind(
+        name, type, low, high, offset, scale, step, decimals, tuple(spikes), floor, ceiling, tuple(knots.tolist())
+    )
 
 
 def _standard(values: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
@@ -310,12 +322,11 @@ def quantile(values: np.ndarray, counts: np.ndarray, levels: np.ndarray) -> np.n
     return values[np.searchsorted(total, levels * total[-1]).clip(max=len(values) - 1)]
 
 
-def _spikes(values: np.ndarray, counts: np.ndarray, continuous: bool) -> list[float]:
-    """Return the most frequent numbers: each in a twentieth of the rows, or at an end of a continuous column fewer."""
+def _spikes(values: np.ndarray, counts: np.ndarray) -> list[float]:
+    """Return the most frequent numbers: those in a twentieth of the rows, and fewer at an end where all is cut off."""
     n = counts.sum()
     least = np.full(len(values), max(10, COMMON * n))
-    if continuous:
-        least[[0, -1]] = max(10, CAPPED * n)
+    least[[0, -1]] = np.minimum(least[0], max(10, CAPPED * n, 5 * np.median(counts)))
     often = np.flatnonzero(counts >= least)
     often = often[np.argsort(-counts[often], kind="stable")][:MOST_SPIKES]
     return sorted((values[often] + 0.0).tolist())
