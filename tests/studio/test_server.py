@@ -387,11 +387,12 @@ def values_of(schema: dict[str, Any], components: dict[str, Any], depth: int = 0
     return st.one_of(found, found, found, STRANGE) if depth else found
 
 
-class TestFuzz:
-    @pytest.fixture(scope="class")
-    def schema(self, ask: Ask) -> dict[str, Any]:
-        return ask("GET", "/openapi.json").json()
+@pytest.fixture(scope="session")
+def schema(ask: Ask) -> dict[str, Any]:
+    return ask("GET", "/openapi.json").json()
 
+
+class TestFuzz:
     def test_the_description_names_every_refusal(self, schema: dict[str, Any]):
         for path, methods in schema["paths"].items():
             for method, what in methods.items():

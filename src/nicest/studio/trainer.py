@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from nicest.data.splits import read_rows
-from nicest.data.tables import TableFile
+from nicest.data.tables import TableFile, read_table
 from nicest.errors import NicestError
 from nicest.files import write_text, writing
 from nicest.runs.folder import COLUMNS, METRICS, MODEL, RECIPE
@@ -92,8 +92,6 @@ class Trainer:
                     )
                 schema, values, notes = read_table(path)
                 import pyarrow as pa
-
-                from nicest.data.tables import read_table
 
                 first = next(iter(table.batches(schema.names))).slice(0, 5)
                 count, found = (
