@@ -17,9 +17,11 @@ import pytest
 from pyarrow import parquet
 
 import nicest
+from nicest.recipes import load_recipe
 from nicest.studio import limits
 from nicest.studio.server import create_app
 from nicest.studio.trainer import Trainer
+from nicest.train.fit import train
 from studio.conftest import DIGITS, PEOPLE, Ask, asking
 
 
@@ -92,7 +94,8 @@ class TestRows:
             for i in range(400)
         ]
         (tmp_path / "mixed.csv").write_text("\n".join(["day,steps,few,flag", *lines]).lower())
-        nicest.train("table", tmp_path / "mixed", overrides=(f'data.name="{tmp_path / "mixed.csv"}"', "train.epochs=2"))
+        own = (f'data.name="{tmp_path / "mixed.csv"}"', "train.epochs=2")
+        train(load_recipe("table"), tmp_path / "mixed", overrides=own, device="cpu")
         ask, run = asking(create_app([tmp_path / "mixed"])), "/api/runs/mixed"
         kinds = [each["kind"] for each in ask("GET", f"{run}/columns").json()["columns"]]
         assert kinds == ["moment", "integer", "category", "category"]
