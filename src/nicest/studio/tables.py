@@ -175,7 +175,7 @@ class Tables(Opened):
 def code(column: Column, value: Any) -> float:
     """Encode one cell as people write it; refuse what the column cannot have."""
     try:
-        found = column.parse(str(value))
+        found = column.parse(str(value).lower() if isinstance(value, bool) else str(value))
         if isinstance(value, bool) and isinstance(column, Number):
             raise ValueError("a number")
     except ValueError as error:

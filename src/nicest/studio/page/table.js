@@ -64,13 +64,20 @@ async function rows() {
     $("sample-rows").replaceChildren(table(found.columns, found.rows));
     $("histograms").replaceChildren(...found.histograms.map((each) => bars(each)));
     note("rows-note", "");
-    const share = found.probability, worth = Math.round(found.effective_size);
-    note("where-note", where ? `${share < 1e-3 ? share.toExponential(1) : `${(100 * share).toPrecision(2)} %`} of the model’s rows meet the conditions. ${worth < DRAWS ? `These ${DRAWS} draws are worth ${worth} independent ones.` : ""}` : "");
+    note("where-note", where ? worth(found) : "");
   } catch (error) {
     if (!fresh()) return;
     sorry("rows-note", error, rows);
     if (error.status === 422 && conditions.length) { note("where-note", error.message, true); note("rows-note", ""); conditions.pop(); chips(); }
   }
+}
+
+/** The probability of the ranges, given the exact values, and the worth of the draws. */
+function worth({ probability, effective_size }) {
+  const [exact, others] = [true, false].map((on) => conditions.some((each) => / = /.test(each) === on)), size = Math.round(effective_size);
+  const share = probability < 1e-3 ? probability.toExponential(1) : `${(100 * probability).toPrecision(2)} %`;
+  const words = others ? `${share} of the model’s rows${exact ? " with these exact values" : ""} meet the ${exact ? "other " : ""}conditions. ` : "";
+  return `${words}${size < DRAWS ? `These ${DRAWS} draws are worth ${size} independent ones.` : ""}`;
 }
 
 /** A histogram with its ends; `named` is its caption. */
