@@ -487,7 +487,7 @@ class TestGoingOn:
         train(
             load_recipe("table"),
             tmp_path / "run",
-            overrides=(f"data.name={table}", "model.law=additive", "train.epochs=2"),
+            overrides=(f"data.name={table}", "table.members=1", "train.epochs=2"),
             device="cpu",
         )
         kept = (tmp_path / "run" / "columns.json").read_text()
