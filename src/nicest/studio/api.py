@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from nicest.errors import NicestError
 from nicest.studio.limits import Desk
 
+EVENTS = "text/event-stream"
 FRAME = 1 / 30  # seconds between two frames, at least
 Json = dict[str, Any]
 Events = Generator[tuple[str, Json], None, None]  # names and data of server-sent events
@@ -28,27 +29,13 @@ class Asked:
     def __init__(self, served: Any, form: str, desk: Desk) -> None:
         self.served, self.form, self.desk = served, form, desk
 
-    async def quick(self, kind: type[M], work: Callable[[M], Any]) -> Any:
-        """Ask the model something short."""
-        return await self.desk.quick(lambda: work(self.served.open(kind, self.form)))
+    async def ask(self, how: str, kind: type[M], work: Callable[[M], Any]) -> Any:
+        """Call a function of the model in a worker thread; `how` is a method of `Desk`, or "stream"."""
 
-    async def read(self, kind: type[M], work: Callable[[M], Any]) -> Any:
-        """Let the model read an uploaded file."""
-        return await self.desk.read(lambda: work(self.served.open(kind, self.form)))
+        def function() -> Any:
+            return work(self.served.open(kind, self.form))
 
-    async def job(self, kind: type[M], work: Callable[[M], Any]) -> Any:
-        """Ask the model something long."""
-        return await self.desk.job(lambda: work(self.served.open(kind, self.form)))
-
-    async def stream(self, kind: type[M], work: Callable[[M], Events]) -> Response:
-        """Stream the events of something long."""
-        self.desk.jobs.take()
-        try:
-            events = await self.desk.step(lambda: work(self.served.open(kind, self.form)))
-        except BaseException:
-            self.desk.jobs.give_back()
-            raise
-        return Stream(events, self.desk)
+        return await (stream(function, self.desk) if how == "stream" else getattr(self.desk, how)(function))
 
 
 async def asked(request: Request, run: str, nicest_form: Annotated[str, Header()] = "") -> Asked:
@@ -87,10 +74,13 @@ def endpoint(method: str, how: str = "quick", out: str = "", **options: Any) -> 
     method
         GET or POST. The parameters are those of the method, with FastAPI's annotations.
     how
-        A method of `Asked`: "quick", "read", "job" or "stream".
+        "quick" for short work, "read" for uploaded files, "job" for long work, or "stream" for events.
     out
         The type of an answer in bytes; answers are JSON otherwise.
     """
+
+    if how == "stream":
+        out = EVENTS
 
     def mark(function: M) -> M:
         function.endpoint = (method, how, out, options | (bytes_out(out) if out else {}))  # type: ignore[attr-defined]
@@ -118,18 +108,28 @@ def serving(kind: type, function: Any, how: str, out: str) -> Callable[..., Any]
     others = [each.replace(kind=run.kind) for each in list(signature.parameters.values())[1:]]
 
     async def serve(run: Asked, **given: Any) -> Any:
-        found = await getattr(run, how)(kind, lambda model: getattr(model, function.__name__)(**given))
+        found = await run.ask(how, kind, lambda model: getattr(model, function.__name__)(**given))
         return Response(found, media_type=out) if out and how != "stream" else found
 
     serve.__signature__ = signature.replace(parameters=[run, *others])  # type: ignore[attr-defined]
     return serve
 
 
+async def stream(begin: Callable[[], Events], desk: Desk) -> Response:
+    """Stream events, in a slot that is freed when they end or when their client leaves."""
+    desk.jobs.take()
+    try:
+        return Stream(await desk.step(begin), desk)
+    except BaseException:
+        desk.jobs.give_back()
+        raise
+
+
 class Stream(StreamingResponse):
-    """Server-sent events; their slot is freed when they end, or when their client leaves."""
+    """Server-sent events in a slot."""
 
     def __init__(self, events: Events, desk: Desk) -> None:
-        super().__init__(as_text(events, desk), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(as_text(events, desk), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
         self.events, self.desk = events, desk
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -144,7 +144,7 @@ async def as_text(events: Events, desk: Desk) -> AsyncIterator[str]:
     """Yield events as text, with pauses in which other requests run and a client that left is noticed."""
     began = time.perf_counter()
     try:
-        while (event := await desk.step(next, events, None)) is not None:
+        while (event := await desk.step(lambda: next(events, None))) is not None:
             yield f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n"
             began = max(began + FRAME, time.perf_counter())
             await asyncio.sleep(max(0.0, began - time.perf_counter()))

@@ -45,7 +45,6 @@ FRAMES = 150  # of an inpainting, at least
 SECONDS = 1 / 25  # between two frames, at most
 KEPT = 100  # states of a chain, from which R-hat is computed
 FILMS = 6  # whose frames are kept
-EVENTS = "text/event-stream"
 NOISE = threading.Lock()  # an engine swaps torch's own generator, which belongs to all threads
 
 Looks = Generator[tuple[int, Tensor, Tensor, Json], None, None]  # steps, states (chains, D), their nats, extra fields
@@ -103,7 +102,7 @@ class Images(Explorer):
             raise NicestError(f"expected a mask of {height * width} bytes, one for each pixel, got {bits.size}")
         return torch.from_numpy(hidden_by(bits.reshape(height, width), self.data.shape).reshape(1, -1))
 
-    @endpoint("POST", "stream", EVENTS)
+    @endpoint("POST", "stream")
     def inpaint(self, ask: messages.Inpainting) -> Events:
         """Fill in the hidden part of an image: server-sent events with the states and nats of every chain.
 
@@ -192,7 +191,7 @@ class Images(Explorer):
         with self.lock:
             generator = torch.Generator(self.run.device).manual_seed(0)
             samples = self.engine.sample(SAMPLES, generator=generator)
-            return Chains(self.run.flow, samples, None, generator, alike=ALIKE)
+            return Chains(self.run.flow, samples, generator, alike=ALIKE)
 
     def new_film(self) -> tuple[str, Film]:
         """Return an empty film and its secret id; the oldest film is dropped."""
@@ -256,7 +255,7 @@ class Images(Explorer):
             "denser_share": number(float(outlier_scores(np.array([nats]), reference)[0])),
         }
 
-    @endpoint("POST", "stream", EVENTS)
+    @endpoint("POST", "stream")
     def surprise(self, ask: messages.OnePicture) -> Events:
         """Find surprising pixels: server-sent events with the `excess` of some `pixels`, in nats.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -35,6 +34,9 @@ BODY_SECONDS = 30  # until its body is complete
 SEND_SECONDS = 15  # without reading the answer
 
 
+Work = Callable[[], Any]
+
+
 class Busy(Exception):
     """Too many requests at once: the client should try again later."""
 
@@ -55,42 +57,33 @@ class Slots:
         """Free a slot."""
         self.taken -= 1
 
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Hold a slot inside a `with` block."""
-        self.take()
-        try:
-            yield
-        finally:
-            self.give_back()
-
 
 class Desk:
-    """Worker threads, so that the page never waits.
-
-    Short requests share two threads, uploaded files are read one by one, and long requests (inpaintings, surprise
-    maps, tables) have a thread each.
-    """
+    """Worker threads, so that the page never waits."""
 
     def __init__(self, *, jobs: int = JOBS, threads: int = 2) -> None:
         self.jobs, self.waiting = Slots(jobs, "long requests, such as inpaintings,"), Slots(WAITING, "requests")
         self.short, self.files, self.long = CapacityLimiter(threads), CapacityLimiter(1), CapacityLimiter(jobs)
 
-    async def quick(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a short function."""
-        with self.waiting.one():
-            return await to_thread.run_sync(function, *arguments, limiter=self.short)
+    async def quick(self, function: Work) -> Any:
+        """Run a short function in one of two threads."""
+        return await self._run(function, self.waiting, self.short)
 
-    async def read(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def read(self, function: Work) -> Any:
         """Run a function that reads an uploaded file: large files wait for each other, and nothing waits for them."""
-        with self.waiting.one():
-            return await to_thread.run_sync(function, *arguments, limiter=self.files)
+        return await self._run(function, self.waiting, self.files)
 
-    async def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def job(self, function: Work) -> Any:
+        """Run a long function in a thread of its own."""
+        return await self._run(function, self.jobs, self.long)
+
+    async def step(self, function: Work) -> Any:
         """Run a part of a long request whose slot the caller holds."""
-        return await to_thread.run_sync(function, *arguments, limiter=self.long)
+        return await to_thread.run_sync(function, limiter=self.long)
 
-    async def job(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a long function in a slot of its own."""
-        with self.jobs.one():
-            return await self.step(function, *arguments)
+    async def _run(self, function: Work, slots: Slots, limiter: CapacityLimiter) -> Any:
+        slots.take()
+        try:
+            return await to_thread.run_sync(function, limiter=limiter)
+        finally:
+            slots.give_back()

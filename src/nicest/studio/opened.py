@@ -142,7 +142,7 @@ class Rows(Opened):
     def info(self) -> Json:
         return super().info() | {"shape": list(self.data.shape), "levels": self.data.levels}
 
-    def rows(self, n: int, seed: int, of: int, where: str) -> Json:
+    def rows(self, n: int = 20, seed: int = 0, of: int = 0, where: str = "") -> Json:
         if of or where:
             raise NicestError("this model is of numbers, not of a table: it has no conditions and no histograms")
         rows = self.model.decode(self.model.draw(n, seed=seed)).cpu().numpy()

@@ -50,7 +50,7 @@ async def metrics(request: Request, run: Run, after: int = -1) -> Json:
 @studio.get("/api/runs/{run}/download", **bytes_out("application/zip"))
 async def download(run: Run) -> Response:
     """Return the run as a .zip file that `nicest.open` reads once it is unpacked."""
-    content = await run.quick(Opened, lambda model: packed(run.served.path))
+    content = await run.ask("quick", Opened, lambda model: packed(run.served.path))
     return Response(content, media_type="application/zip")
 
 
@@ -60,7 +60,7 @@ async def classes(request: Request, run: Run, ask: messages.Origin) -> Json:
     path = run.served.path if run.served.label is not None else None
     served: list[Served] = [each for each in request.app.state.served.values() if each.path == path]
     labels = {each.label: each for each in served}.values()
-    return await run.quick(Images, lambda model: model.classes(ask, [each.open(Images) for each in labels]))
+    return await run.ask("quick", Images, lambda model: model.classes(ask, [each.open(Images) for each in labels]))
 
 
 @training.post("/api/train/data", **bytes_in("application/octet-stream"))
@@ -72,19 +72,19 @@ async def stage(
 ) -> Json:
     """Describe data to be trained on: a table, or images as bytes of shape (N, H, W) or (N, H, W, 3)."""
     trainer: Trainer = request.app.state.trainer
-    return await request.app.state.desk.job(trainer.stage, content, name, format)
+    return await request.app.state.desk.job(lambda: trainer.stage(content, name, format))
 
 
 @training.post("/api/train")
 async def begin(request: Request, ask: messages.Begin) -> Json:
     """Start a training in a process of its own, and return its `run`. The process survives the page and the server."""
     state = request.app.state
-    return {"run": add_run(state.served, await state.desk.quick(state.trainer.begin, ask))}
+    return {"run": add_run(state.served, await state.desk.quick(lambda: state.trainer.begin(ask)))}
 
 
 @training.post("/api/runs/{run}/stop")
 async def stop(request: Request, run: Run) -> Json:
     """Tell a training that was started from the page to save and end."""
     state, path = request.app.state, run.served.path
-    await state.desk.quick(state.trainer.stop, path)
-    return await state.desk.quick(state.trainer.state, path)
+    await state.desk.quick(lambda: state.trainer.stop(path))
+    return await state.desk.quick(lambda: state.trainer.state(path))

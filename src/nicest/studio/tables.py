@@ -34,14 +34,14 @@ class Tables(Opened):
 
     def __init__(self, run: Run, stamp: tuple[int, ...]) -> None:
         super().__init__(run, stamp)
-        self.trained, self.schema = run.table, run.schema
+        self.trained, self.schema = run.table, run.table.schema
 
     @endpoint("GET")
     def columns(self) -> Json:
         """Describe the columns: name, kind (real, integer, category, moment), usual range, values of a category."""
         return {"columns": [described(column) for column in self.schema]}
 
-    def rows(self, n: int, seed: int, of: int, where: str) -> Json:
+    def rows(self, n: int = 20, seed: int = 0, of: int = 0, where: str = "") -> Json:
         drawn = self.trained.sample(max(n, of), where=where, seed=seed)
         return {
             "columns": list(self.schema.names),
@@ -193,7 +193,7 @@ def code(column: Column, value: Any) -> float:
 
 def described(column: Column) -> Json:
     """Describe a column: its kind, its range in training or the values of a category."""
-    found = {"name": column.name, "kind": type(column).__name__.lower(), "low": None, "high": None, "values": []}
+    found: Json = {"name": column.name, "kind": type(column).__name__.lower(), "low": None, "high": None, "values": []}
     if isinstance(column, Category):
         return found | {"values": [as_json(each) for each in column.values[:VALUES]], "distinct": len(column.values)}
     ends = plain(column, np.array([column.code(each) for each in (column.low, column.high)]))  # type: ignore[attr-defined]

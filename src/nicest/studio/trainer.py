@@ -24,7 +24,7 @@ import numpy as np
 from nicest.data.splits import read_rows
 from nicest.data.tables import TableFile, read_table
 from nicest.errors import NicestError
-from nicest.files import write_text, writing
+from nicest.files import lock, write_text, writing
 from nicest.runs.folder import COLUMNS, METRICS, MODEL, RECIPE
 from nicest.studio import limits
 from nicest.studio.api import Json
@@ -34,6 +34,8 @@ from nicest.studio.tables import described, in_json
 DATA = "data"  # folder of the uploaded data, next to the run folders
 PROCESS, LOG = "studio.json", "train.log"  # files in a run folder: the process that trains, and its output
 
+STARTED: list[subprocess.Popen[bytes]] = []  # trainings of this process, which must reap them
+
 
 class Trainer:
     """Trainings in the subfolders of one folder, one at a time."""
@@ -41,7 +43,6 @@ class Trainer:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder.resolve(), threading.Lock()
         self.staged: dict[str, Path] = {}  # data that waits for its training, the newest last
-        self.children: dict[Path, subprocess.Popen[bytes]] = {}
 
     def runs(self) -> list[Path]:
         """Return the run folders of trainings that this server or an earlier one started here."""
@@ -70,6 +71,7 @@ class Trainer:
 
     def look(self, path: Path, name: str) -> Json:
         """Describe a file, whose size is checked before its rows are read."""
+        found: Json
         notes: list[str] = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -133,26 +135,21 @@ class Trainer:
             command += ["--set", f"train.effort={ask.effort}"]
             command += ["--set", f"train.epochs={ask.epochs}"] if ask.epochs else []
             with log:
+                lock(log)  # the child inherits the lock, and holds it until it ends
                 child = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
                 )
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, child.pid, 10)  # requests come first
-            self.children[out] = child
+            STARTED[:] = [each for each in STARTED if each.poll() is None] + [child]
             write_text(out / PROCESS, json.dumps({"pid": child.pid, "data": kept.name}))
             return out
 
     def state(self, run: Path) -> Json:
         """Return whether a training started `here` is `running`, whether it `failed`, and its last line of output."""
-        if not (run / PROCESS).is_file():
-            return {"here": False, "running": False, "failed": False, "said": ""}
-        child = self.children.get(run)
-        if child and child.poll() is not None:  # reaped now
-            del self.children[run]
-        running = self.pid(run) is not None
-        lines = _last_lines(run / LOG)
-        failed = not running and any(line.startswith("error:") for line in lines[-3:])
-        return {"here": True, "running": running, "failed": failed, "said": lines[-1] if lines else ""}
+        here, running, lines = (run / PROCESS).is_file(), self.pid(run) is not None, last_lines(run / LOG)
+        failed = here and not running and any(line.startswith("error:") for line in lines[-3:])
+        return {"here": here, "running": running, "failed": failed, "said": lines[-1] if here and lines else ""}
 
     def stop(self, run: Path) -> None:
         """Tell a training to save and end; its best model stays."""
@@ -162,19 +159,16 @@ class Trainer:
             os.kill(pid, signal.SIGTERM)
 
     def pid(self, run: Path) -> int | None:
-        """Return the process that trains a run; None if it has ended, even if another process has its number now."""
+        """Return the process that trains a run; None unless it holds the lock of its log."""
         try:
-            pid = int(json.loads((run / PROCESS).read_text())["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        child = self.children.get(run)
-        if child and child.pid == pid:
-            return pid if child.poll() is None else None
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if Path("/proc/self").exists() else _ps(pid)
+            with (run / LOG).open("rb") as log:
+                lock(log)
+        except BlockingIOError:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return int(json.loads((run / PROCESS).read_text())["pid"])
         except OSError:
-            return None
-        return pid if str(run).encode() in words else None
+            pass
+        return None
 
 
 def packed(run: Path) -> bytes:
@@ -193,7 +187,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:40].strip("-") or "run"
 
 
-def _last_lines(path: Path, most: int = 4096) -> list[str]:
+def last_lines(path: Path, most: int = 4096) -> list[str]:
     """Return the last lines of a log, as a terminal would show them."""
     try:
         with path.open("rb") as file:
@@ -202,9 +196,3 @@ def _last_lines(path: Path, most: int = 4096) -> list[str]:
     except OSError:
         return []
     return [line.strip()[:300] for line in re.split(r"[\r\n]+", text) if line.strip()]
-
-
-def _ps(pid: int) -> list[bytes]:
-    """Return the words of a command line, where there is no /proc."""
-    found = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False)
-    return found.stdout.split()

@@ -247,7 +247,7 @@ async function fill() {
       }
       asked[i].closest("div").querySelector(".histograms").append(bars(each, false));
     });
-    note("row-note", "The empty fields are filled in. Each histogram shows what the model expects of a field, given the other fields you entered.");
+    note("row-note", `${found.cells.every((each) => each.known) ? "" : "The empty fields are filled in. "}Each histogram shows what the model expects of a field, given the others that you entered.`);
   } catch (error) {
     if (!fresh()) return;
     sorry("row-note", error);
