@@ -418,16 +418,6 @@ class TestTheFrame:
         other.wait("#link-said:has-text('incomplete')")
         other.end()
 
-    def test_a_run_that_is_left_is_not_asked_again(self, visit: Visit):
-        asked: list[str] = []
-        visit.page.on("request", lambda request: asked.append(request.url) if "/metrics" in request.url else None)
-        visit.slow("/metrics", 500)
-        visit.view("Training")
-        visit.page.wait_for_timeout(100)
-        visit.view("Score")
-        visit.page.wait_for_timeout(3500)
-        assert len(asked) == 1
-
     def test_the_api_is_described(self, visit: Visit):
         visit.page.goto(visit.server + "docs")
         visit.wait("text=POST /api/runs/{run}/inpaint")
@@ -467,20 +457,6 @@ class TestExploring:
         page.locator("#keep").fill("0")
         page.wait_for_timeout(500)
         assert visit.text("#moved-radius") == "0.0 sd"
-
-    def test_a_direction_from_labels_moves_the_image(self, visit: Visit):
-        page = visit.page
-        visit.view("Explore", "#labels button >> nth=9", "#toward canvas[data-picture] >> nth=1")
-        ends = "() => [...document.querySelectorAll('#toward canvas')].map((each) => each.dataset.picture)"
-        toward_zero = page.evaluate(ends)
-        page.click("[aria-label='label 8']")
-        page.select_option("#label-start", "3")
-        page.wait_for_function(f"old => String(({ends})()) !== String(old)", arg=toward_zero)
-        page.get_by_label("From label 3 toward label 8").fill("2")
-        page.wait_for_function(f"() => document.getElementById('moved').dataset.picture === ({ends})()[1]")
-        page.click("#reset")
-        page.wait_for_timeout(500)
-        assert visit.text("#toward output") == "+0.00"
 
     def test_the_plane_and_the_sphere(self, visit: Visit):
         page = visit.page
@@ -547,18 +523,6 @@ class TestScoring:
         assert (page.locator(".card .map").count(), page.locator(".ledger").count()) == (1, 5)
         page.check("#score-invert")  # the file is read again
         page.wait_for_function("() => document.querySelector('.card h3').textContent === 'noise.png'")
-
-    def test_scores_stay_with_their_run(self, visit: Visit):
-        page, home = visit.page, visit.page.input_value("#run")
-        visit.view("Score")
-        visit.slow("/score", 600)
-        page.click("#score-tests")
-        visit.wait("#score-note:has-text('Scoring')")
-        page.select_option("#run", "people")
-        page.select_option("#run", home)
-        visit.view("Score")
-        page.wait_for_timeout(1000)
-        assert page.locator(".card").count() == 0
 
 
 class TestTables:
@@ -655,26 +619,11 @@ class TestTraining:
         found = page.evaluate(
             """async () => {
                 const { ticks } = await import("/page/draw.js");
-                return [[-26000, -14000, 5], [0, 1, 4], [-3, 5e6, 3], [1.1e-4, 1.2e-4, 3]].map((each) => ticks(...each));
+                return [[-26000, -14000, 5], [0, 1, 4], [-3, 5e6, 3]].map((each) => ticks(...each));
             }"""
         )
         assert all(len(each) == len({name for _, name in each}) >= 2 for each in found)
         assert [[name for _, name in each] for each in found[:2]] == [["−25k", "−20k", "−15k"], ["0", "0.5", "1.0"]]
-
-    def test_a_run_that_stopped_early(self, visit: Visit):
-        rows = [{"epoch": e, "step": e, "train_nats": e, "valid_nats": v} for e, v in ((80, 1), (160, 5.25), (240, 4))]
-        answer = {
-            "rows": rows,
-            "idle_seconds": 900,
-            "epochs": 1500,
-            "patience": 80,
-            "best_epoch": 160,
-            "finished": True,
-        }
-        answer["process"] = {"here": False, "running": False, "failed": False, "said": ""}
-        visit.page.route("**/metrics*", lambda route: route.fulfill(json=answer))
-        visit.view("Training", "#curves-note:has-text('stopped early, at epoch 240')")
-        assert "epoch 160: 5.25 nats" in visit.text("#curves-note")
 
     def test_two_runs_side_by_side(self, chromium: Any, digits: Path, table: Path, tmp_path: Path):
         worse = (*TINY, "train.epochs=2", "train.evaluate_every=1")

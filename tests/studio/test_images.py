@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -304,11 +303,6 @@ class TestExploring:
         bare.data = replace(bare.data, name=str(tmp_path / "images.npy"))
         for model in (gone, bare, Served("given", labelled, 3).open(Images)):
             assert model.labels() == {"means": []}
-
-    def test_the_axes_of_a_sphere_need_little_memory(self):
-        wide: Any = SimpleNamespace(data=SimpleNamespace(dim=10_000), order=torch.arange(10_000).flip(0))
-        axes = Model.axes(wide, "top", 0)
-        assert [np.flatnonzero(each).tolist() for each in axes] == [[9999], [9998], [9997]]
 
 
 class TestLabels:

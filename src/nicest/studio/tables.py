@@ -266,8 +266,9 @@ def plain(column: Column, codes: np.ndarray) -> list[Any]:
 
 
 def in_json(table: Any, names: Any) -> list[Any]:
-    """Return the rows of an Arrow table; None for columns that it lacks."""
-    columns = [table[name].to_pylist() if name in table.column_names else [None] * table.num_rows for name in names]
+    """Return the rows of an Arrow table or batch as JSON values; None for columns that it lacks."""
+    there, none = table.schema.names, [None] * table.num_rows
+    columns = [table.column(name).to_pylist() if name in there else none for name in names]
     return [[as_json(each) for each in row] for row in zip(*columns, strict=True)]
 
 

@@ -93,18 +93,13 @@ class Trainer:
                         " columns: use `nicest train`"
                     )
                 schema, values, notes = read_table(path)
-                import pyarrow as pa
-
-                first = next(iter(table.batches(schema.names))).slice(0, 5)
-                count, found = (
-                    len(values),
-                    {
-                        "kind": "table",
-                        "incomplete": int(np.isnan(values).any(1).sum()),
-                        "columns": [described(column) for column in schema],
-                        "preview": in_json(pa.Table.from_batches([first]), schema.names),
-                    },
-                )
+                count = len(values)
+                found = {
+                    "kind": "table",
+                    "incomplete": int(np.isnan(values).any(1).sum()),
+                    "columns": [described(column) for column in schema],
+                    "preview": in_json(next(iter(table.batches(schema.names))).slice(0, 5), schema.names),
+                }
         if count < limits.FEWEST:
             raise NicestError(f"{path}: expected at least {limits.FEWEST} rows, got {count}")
         notes = [each.replace(str(path), name) for each in (*notes, *(str(each.message) for each in caught))]
