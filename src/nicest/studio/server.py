@@ -30,23 +30,17 @@ from nicest.studio import limits, routes
 from nicest.studio.guard import LOOPBACK, Connection, Guard
 from nicest.studio.limits import Busy, Desk
 from nicest.studio.messages import Problem
-from nicest.studio.served import Served, Unready, add_run, name_runs
+from nicest.studio.served import Unready, add_run, name_runs
 from nicest.studio.trainer import Trainer
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FOLDER = Path("runs/studio")  # where trainings from the page keep their data and runs
-PROBLEMS = {
-    400: "Called by a name that is not this server's.",
-    401: "Asked without the token, where one is needed.",
-    403: "Asked by a page of another origin.",
-    404: "No such run.",
-    408: "The request took too long to arrive.",
-    409: "The run has no model that can be read now, or one of another form than the header `nicest-form` names.",
-    413: "More bytes than are taken.",
-    422: "Not what was expected; the error says what was.",
-    429: "Too much at once: try again later.",
-}
+PROBLEMS = (400, 401, 403, 404, 408, 409, 413, 422, 429)  # statuses of refusals
+DESCRIPTION = """Trained density models: sample, score, fill in, predict, walk through latent space.
+
+A refusal is an object with one line, `error`. 409 means that the run has no model that can be read now, or one of
+another form than the header `nicest-form` names; 429 that there are too many requests at once."""
 
 
 def create_app(
@@ -66,9 +60,14 @@ def create_app(
     for path in trainer.runs():
         add_run(served, path)
 
+    def warm() -> None:
+        for each in list(served.values()):
+            with suppress(Exception):  # the request that meets the error reports it
+                each.reopened().reference()
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        threading.Thread(target=warm, args=(list(served.values()),)).start()
+        threading.Thread(target=warm).start()
         yield
         for each in served.values():
             each.close()
@@ -76,11 +75,11 @@ def create_app(
     app = FastAPI(
         title="nicest studio",
         version=__version__,
-        description="Trained density models: sample, score, fill in, walk through latent space.",
+        description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses={code: {"model": Problem, "description": text} for code, text in PROBLEMS.items()},
+        responses={status: {"model": Problem} for status in PROBLEMS},
         redirect_slashes=False,
     )
     app.state.served, app.state.desk, app.state.trainer = served, desk or Desk(), trainer
@@ -89,14 +88,6 @@ def create_app(
     for router in routes.ROUTERS:
         app.include_router(router)
     return Guard(app, hosts=hosts, body=limits.BODY, token=token)
-
-
-def warm(runs: Sequence[Served]) -> None:
-    """Open the models and start scoring held-out rows before the first request."""
-    for run in runs:
-        with suppress(Exception):  # the request that meets the error reports it
-            run.info()
-            run.reopened().reference()
 
 
 def add_errors(app: FastAPI, debug: bool) -> None:
@@ -176,9 +167,7 @@ def bind(host: str, port: int) -> socket.socket:
         found.listen()  # clients that come before the server is up wait
     except OSError as error:
         found.close()
-        unknown = (
-            isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        )  # not an address of this machine
+        unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         other = "--host" if unknown else "--port"
         raise NicestError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another {other}") from error
     return found
