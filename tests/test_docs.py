@@ -140,10 +140,24 @@ def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert scope["log_p"].isfinite().all()
 
 
-def test_files_named_in_the_readme_exist():
-    named = re.findall(r"\]\((?!https:)([^)]+)\)", (ROOT / "README.md").read_text())
-    assert len(named) > 20
-    assert [each for each in named if not (ROOT / each.partition("#")[0]).exists()] == []
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that the site gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.M)
+    plain = (re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", heading)).strip().lower() for heading in headings)
+    return {re.sub(r"[\s-]+", "-", each) for each in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page: Path):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_readme_has_two_screens():
