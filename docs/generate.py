@@ -57,6 +57,7 @@ print(json.dumps([CliRunner().invoke(app, words, **told).stdout for words in ask
 
 
 def page() -> str:
+    """Return the page as Markdown."""
     parts = [
         "# The command line",
         "",
@@ -71,7 +72,7 @@ def page() -> str:
 
 
 def help_texts() -> list[str]:
-    """The help of every command, by one process: its width and colours are settled when typer is imported."""
+    """Return the help of every command, from one process: typer settles width and colours when it is imported."""
     plain = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100", "TERMINAL_WIDTH": "100", "PYTHONIOENCODING": "utf-8"}
     asked = [sys.executable, "-c", EVERY_HELP, json.dumps(COMMANDS)]
     answer = subprocess.run(asked, env=os.environ | plain, capture_output=True, encoding="utf-8", check=True)
