@@ -1,8 +1,8 @@
-"""NumPy files, and the one rule by which any array becomes rows with their levels."""
+"""NumPy files, and how any array becomes rows with their levels."""
 
 import math
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -10,28 +10,34 @@ import numpy as np
 
 from nicest.data.reading import reading, require_modest
 from nicest.errors import NicestError
-from nicest.messages import brief, listed, shown
+from nicest.messages import brief, listed
 
 ARRAY_KEYS = ("images", "x", "data", "X")
 
 
 class Rows(NamedTuple):
-    """Rows (N, D), the shape of one of them as an image, and the number of grey levels (None: continuous).
+    """Rows of an array.
 
-    `steps` are of the columns of a table, 0 of those that are continuous; `names` are theirs; `targets` are the columns
-    that are modelled, if not all are.
+    Attributes
+    ----------
+    values : numpy.ndarray
+        (N, D) levels, or float32 numbers.
+    shape : tuple of int
+        Shape of one row as an image.
+    levels : int or None
+        Number of grey levels; None for continuous numbers.
+    steps : tuple of float
+        Step of each column whose numbers are multiples of it, 0 for continuous columns; empty if all are.
     """
 
     values: np.ndarray
     shape: tuple[int, ...]
     levels: int | None
     steps: tuple[float, ...] = ()
-    names: tuple[str, ...] = ()
-    targets: tuple[int, ...] = ()
 
 
 def as_rows(array: np.ndarray, source: str) -> Rows:
-    """Rows of an array (N, D), (N, H, W), (N, H, W, C) or (N, C, H, W), C being 1 or 3; channels become planar."""
+    """Flatten an array (N, D), (N, H, W), (N, H, W, C) or (N, C, H, W), C being 1 or 3; channels become planar."""
     if array.size == 0:
         raise NicestError(f"{source}: expected rows of at least 2 features, got an empty array of shape {array.shape}")
     values, levels = _with_levels(_planar(array, source), source)
@@ -59,7 +65,7 @@ def _planar(array: np.ndarray, source: str) -> np.ndarray:
 
 
 def _with_levels(array: np.ndarray, source: str) -> tuple[np.ndarray, int | None]:
-    """Bring an array to uint8, uint16 or float32, and say how many levels it has."""
+    """Convert an array to uint8, uint16 or float32; return also its number of levels."""
     if array.dtype == np.bool_:
         return array.astype(np.uint8), 2
     if array.dtype == np.uint8:
@@ -81,7 +87,7 @@ def _with_levels(array: np.ndarray, source: str) -> tuple[np.ndarray, int | None
 
 
 def _require_finite(rows: np.ndarray, source: str) -> None:
-    """Refuse NaN and inf, saying how many there are and where the first one is."""
+    """Refuse NaN and inf; the message says how many there are and where the first one is."""
     bad = ~np.isfinite(rows)
     if bad.any():
         row, column = np.unravel_index(int(bad.argmax()), bad.shape)
@@ -95,40 +101,23 @@ def require_density(rows: Rows, source: str) -> None:
     """Refuse continuous columns that are constant, whose density is infinite, or too far from 0 for float32."""
     if rows.levels is not None:
         return
-    among = rows.targets or range(rows.values.shape[1])
-    values, names = rows.values[:, list(among)], [rows.names[i] if rows.names else i for i in among]
-    continuous = np.array([rows.steps[i] if rows.steps else 0.0 for i in among]) == 0
-    constant = np.flatnonzero((np.nanmin(values, 0) == np.nanmax(values, 0)) & continuous)
+    continuous = np.array(rows.steps or [0.0] * rows.values.shape[1]) == 0
+    low, high = rows.values.min(0), rows.values.max(0)
+    constant = np.flatnonzero((low == high) & continuous)
     if constant.size:
         raise NicestError(
-            f"{source}: {constant.size} of {len(names)} columns are constant over the {len(values)} training rows"
-            f" (columns {listed([names[each] for each in constant])}): their density is infinite; drop them, or give"
-            " integer levels as uint8"
+            f"{source}: {constant.size} of {len(low)} columns are constant over the {len(rows.values)} training rows"
+            f" (columns {listed(constant.tolist())}): their density is infinite; drop them, or give integer levels as"
+            " uint8"
         )
-    spread = np.nanstd(values, axis=0, dtype=np.float64)
-    coarse = np.flatnonzero((np.spacing(np.nanmax(np.abs(values), axis=0)) > 1e-3 * spread) & continuous)
+    deviation = rows.values.std(axis=0, dtype=np.float64)
+    coarse = np.flatnonzero((np.spacing(np.maximum(-low, high)) > 1e-3 * deviation) & continuous)
     if coarse.size:
         first = coarse[0]
         raise NicestError(
-            f"{source}: column {shown(names[first])} has values near {np.nanmax(values[:, first]):g} and a spread of"
-            f" {spread[first]:.2g}, for which float32 has too few digits; subtract an offset from it"
+            f"{source}: column {first} has values near {high[first]:g} and a standard deviation of"
+            f" {deviation[first]:.2g}, for which float32 has too few digits; subtract an offset from it"
         )
-
-
-def jitter_constant_columns(rows: np.ndarray, seed: int, discrete: Sequence[bool] = ()) -> np.ndarray:
-    """Add noise of a thousandth of their value to constant columns, whose density would be infinite.
-
-    A column is constant if it varies by no more than rounding error. `discrete` columns have no density, and stay.
-    """
-    largest = np.nanmax(np.abs(rows), axis=0)
-    constant = np.nanmax(rows, axis=0) - np.nanmin(rows, axis=0) <= 4 * np.spacing(largest)
-    constant = np.flatnonzero(constant & ~np.array(discrete or [False] * rows.shape[1]))
-    if not constant.size:
-        return rows
-    rows = rows.astype(np.float64)
-    noise = np.random.default_rng(seed).standard_normal((len(rows), constant.size))
-    rows[:, constant] += 1e-3 * np.where(largest[constant] > 0, largest[constant], 1.0) * noise
-    return rows
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -138,7 +127,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def _read_array(opened: Callable[[], IO[bytes]], size: int) -> np.ndarray:
-    """Read an array for which there are enough bytes: memory is taken by what its header says."""
+    """Read an array, after a check that the file has as many bytes as its header says."""
     with opened() as file:
         expected = _npy_size(file)
     if expected is not None and expected > size:
@@ -148,7 +137,7 @@ def _read_array(opened: Callable[[], IO[bytes]], size: int) -> np.ndarray:
 
 
 def _npy_size(file: IO[bytes]) -> int | None:
-    """Bytes of a whole .npy file, by its header; None where it holds Python objects, which have no size."""
+    """Return the bytes of a whole .npy file, by its header; None if it holds Python objects, which have no size."""
     formats = np.lib.format
     headers = {1: formats.read_array_header_1_0, 2: formats.read_array_header_2_0, 3: formats.read_array_header_2_0}
     shape, _, dtype = headers[formats.read_magic(file)[0]](file)
@@ -158,12 +147,12 @@ def _npy_size(file: IO[bytes]) -> int | None:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read from a .npz file either its splits (train, test and perhaps valid) or its one array, under the key "all"."""
+    """Read the splits of a .npz file (train, test and perhaps valid), or its one array under the key "all"."""
     return read_members(path, _npz_keys)
 
 
 def read_members(path: Path, choose: Callable[[list[str], Path], dict[str, str]]) -> dict[str, np.ndarray]:
-    """Read the arrays of a .npz file that are chosen from its keys, under the names that are chosen, too."""
+    """Read arrays of a .npz file; `choose` maps their new names to keys of the file."""
     with reading(path, "a whole .npz file of numbers"), path.open("rb") as file:
         if file.read(6) == np.lib.format.MAGIC_PREFIX:
             raise ValueError("it is a .npy file, name it so")
@@ -174,7 +163,7 @@ def read_members(path: Path, choose: Callable[[list[str], Path], dict[str, str]]
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Read one array of an archive, packed as numpy packs it."""
+    """Read one array of an archive that numpy wrote."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("it is packed in a way that numpy does not write")
     require_modest(path, info.file_size, "save it with np.savez, which does not pack")
@@ -182,7 +171,7 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
 
 
 def _npz_keys(keys: list[str], path: Path) -> dict[str, str]:
-    """Choose which keys of an archive to read, and as what."""
+    """Choose which keys of an archive to read, and under which names."""
     if {"train", "test"} <= set(keys):
         return {split: split for split in ("train", "valid", "test") if split in keys}
     if known := [key for key in ARRAY_KEYS if key in keys] or (len(keys) == 1 and keys):

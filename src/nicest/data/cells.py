@@ -1,35 +1,41 @@
-"""The cells of a table as numbers that a model works on, and back."""
+"""Arrow cells as numbers, and numbers as Arrow cells of any type."""
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from nicest.data.columns import Column
-from nicest.data.tables import require_pyarrow
 from nicest.errors import NicestError
-from nicest.messages import brief, shown
+from nicest.messages import brief
 
 MILLISECONDS = 86_400_000  # of a day
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(nan|inf|infinity)$"
-Codes = Callable[[Any], tuple[np.ndarray, np.ndarray]]
+MOMENT = re.compile("date|time|duration")  # in Arrow's names of the types of dates and times
 
 
-class Batch(NamedTuple):
-    """Some rows as numbers (N, D), NaN where a cell is missing; and which rows hold a value unknown in training."""
+class Unfit(Exception):
+    """Cells of another type than those of training: what was expected and what was found, in words."""
 
-    rows: np.ndarray
-    unknown: np.ndarray
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(f"expected {expected}, got {found}")
+        self.expected, self.found = expected, found
+
+
+def has_pyarrow() -> bool:
+    """Return True if pyarrow is installed."""
+    return sys.modules.get("pyarrow", ...) is not None and importlib.util.find_spec("pyarrow") is not None
 
 
 def family(kind: Any) -> str:
-    """What cells of a type are: "text", "number", "moment" (or a span of time), "bool", "null", or "", something else.
+    """Classify an Arrow type: "text", "number", "moment" (also spans of time), "bool", "null", or "" for others.
 
-    A dictionary is what its entries are, unless these are booleans.
+    A dictionary is classified by its entries; one of booleans is "".
     """
     from pyarrow import types
 
@@ -44,25 +50,43 @@ def family(kind: Any) -> str:
     return str(kind) if str(kind) in ("bool", "null") else ""
 
 
-def _inner(kind: Any) -> Any:
-    """The type of the cells; of a dictionary, that of its entries."""
+def inner(kind: Any) -> Any:
+    """Return the type of the entries of a dictionary, or the type itself."""
     return kind.value_type if hasattr(kind, "index_type") else kind
 
 
-def by_entry(cells: Any, function: Codes) -> tuple[np.ndarray, np.ndarray]:
-    """What a function gives for cells; it is asked but once for each entry of their dictionary, if they have one."""
-    from pyarrow import types
+def in_one(cells: Any) -> Any:
+    """Return a column as one Arrow array, without views of strings, which Arrow can do little with."""
+    import pyarrow as pa
 
-    if not types.is_dictionary(cells.type):
-        return function(cells)
-    numbers, flags = function(cells.dictionary)
-    places = cells.indices.fill_null(len(numbers)).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.append(numbers, np.nan)[places], np.append(flags, False)[places]
+    if str(cells.type) == "string_view":
+        cells = cells.cast("large_string")
+    if isinstance(cells, pa.ChunkedArray):
+        cells = cells.unify_dictionaries() if hasattr(cells.type, "index_type") else cells
+        cells = cells.chunk(0) if cells.num_chunks == 1 else cells.combine_chunks()
+        if isinstance(cells, pa.ChunkedArray):  # more than 2 GiB of strings
+            cells = cells.cast("large_string").combine_chunks()
+    return cells
+
+
+def entries(cells: Any) -> tuple[Any, np.ndarray]:
+    """Return the distinct cells of an Arrow array, and the index of each cell among them, (N,); -1 where missing.
+
+    Cells that are not a dictionary are returned as they are.
+    """
+    if not hasattr(cells.type, "index_type"):
+        return cells, np.arange(len(cells))
+    return cells.dictionary, cells.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
 
 
 def as_numbers(cells: Any, kind: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """The cells, of a kind if one is given, as float64, NaN where they are missing or words; and which are words."""
-    return by_entry(cells, lambda entries: _plain_numbers(entries.cast(kind) if kind else entries))
+    """Convert an Arrow array to float64, NaN for missing cells and words; return also which cells are words.
+
+    Cells are first cast to `kind`, if one is given. Entries of a dictionary are converted once.
+    """
+    distinct, index = entries(cells)
+    numbers, words = _plain_numbers(distinct.cast(kind) if kind else distinct)
+    return np.append(numbers, np.nan)[index], np.append(words, False)[index]
 
 
 def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -84,8 +108,14 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     return _floats(cells), words
 
 
+def _floats(cells: Any) -> np.ndarray:
+    import pyarrow as pa
+
+    return np.array(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
 def as_moments(cells: Any) -> tuple[np.ndarray, str]:
-    """Texts as dates or moments, in numbers, and their type; no type where they are something else."""
+    """Convert texts to dates or moments, as numbers, and name their type; no type if they are something else."""
     import pyarrow as pa
 
     stamps = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
@@ -97,187 +127,80 @@ def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     return np.empty(0), ""
 
 
-def _floats(cells: Any) -> np.ndarray:
+def as_numbers_of(cells: Any, kind: str) -> np.ndarray:
+    """Convert cells to float64, (N,), in the unit of a type: moments may come in another unit, or as text."""
+    if isinstance(cells, np.ndarray):
+        try:
+            return cells.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise Unfit("numbers", brief(error, 60)) from error
     import pyarrow as pa
 
-    return np.array(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
-
-
-def encode(batch: Any, columns: Sequence[Column], path: Path, dtype: type = np.float32) -> Batch:
-    """A record batch, or anything with `column(name)`, as the numbers the model works on.
-
-    A number between whole steps is a value that training never saw, and has no probability.
-    """
-    import pyarrow as pa
-
-    rows = np.empty((batch.num_rows, len(columns)), dtype=dtype)
-    unknown = np.zeros(len(rows), dtype=bool)
-    for i, column in enumerate(columns):
-        cells = batch.column(column.name)
-        cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-        found, new = codes(cells, column, path)
-        with np.errstate(over="ignore"):
-            rows[:, i] = found
-        far = np.isinf(rows[:, i])  # beyond all numbers of training, and of float32
-        rows[far, i] = 0.0
-        unknown |= new | far
-    return Batch(rows, unknown)
-
-
-def is_moment(column: Column) -> bool:
-    """Whether a column is of dates or times."""
-    return not column.values and family(arrow_type(column.type)) == "moment"
-
-
-def _wanted(column: Column) -> str:
-    if column.values and isinstance(column.values[0], str):
-        return "texts"
-    return column.type if is_moment(column) or column.type == "bool" else "numbers"
-
-
-class NotANumber(Exception):
-    """Cells that are not what training had, in words."""
-
-
-def _codes(cells: Any, column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """The model's numbers of cells, NaN where they are missing; and which hold a value that training never saw."""
+    cells = in_one(cells)
     found = family(cells.type)
     if found == "null":
-        return np.full(len(cells), np.nan), np.zeros(len(cells), dtype=bool)
-    if column.values and isinstance(column.values[0], str | bool):
-        texts = isinstance(column.values[0], str)
-        if found == "text" or (found == "bool" and not texts):
-            return by_entry(cells, lambda entries: _places(entries, column, texts))
-        raise NotANumber(brief(cells.type, 60))
-    return codes_of(as_in_training(cells, column), column)
-
-
-def codes_of(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """The model's numbers of a column of numbers, NaN where they are; and which are values that training never saw."""
-    if column.values:
-        return _nearest(numbers, column)
-    codes, outside = numbers - column.taken_off, column.outside(numbers)
-    if not column.step:
-        return np.where(outside, column.code(column.low), codes), outside
-    whole = np.floor(codes / column.step)
-    unknown = (whole * column.step != codes) & ~np.isnan(codes) | outside
-    return np.where(unknown, 0.0, whole), unknown
-
-
-def as_in_training(cells: Any, column: Column) -> np.ndarray:
-    """Numbers in the unit of training: moments may come in another, or as text."""
-    wanted, found = arrow_type(column.type), family(cells.type)
-    if family(wanted) == "moment" and found in ("moment", "text"):
-        return as_numbers(cells, _inner(wanted))[0]
-    if family(wanted) == "moment" or found not in ("number", "text"):
-        raise NotANumber(brief(_inner(cells.type), 60))
+        return np.full(len(cells), np.nan)
+    if MOMENT.search(kind):
+        try:
+            if found in ("moment", "text"):
+                return as_numbers(cells, inner(arrow_type(kind)))[0]
+        except pa.ArrowException as error:
+            cell = re.search(r"string: ('.*') as a scalar", str(error))  # Arrow's words for a date that is none
+            raise Unfit(kind, brief(cell[1] if cell else cells.type, 60)) from error
+        raise Unfit(kind, brief(inner(cells.type), 60))
+    if found not in ("number", "text"):
+        raise Unfit("numbers", brief(inner(cells.type), 60))
     numbers, words = as_numbers(cells)
     if words.any():
-        raise NotANumber(repr(brief(cells[int(words.argmax())].as_py(), 60)))
+        raise Unfit("numbers", repr(brief(cells[int(words.argmax())].as_py(), 60)))
     return numbers
 
 
-def _places(cells: Any, column: Column, texts: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The place of every cell among the known values, and which have none."""
+def as_places(cells: Any, values: Sequence[str | bool]) -> np.ndarray:
+    """Convert cells to indices among texts or booleans, (N,): NaN where missing, infinity for other values."""
+    if isinstance(cells, np.ndarray):
+        known = {value: float(i) for i, value in enumerate(values)} | {None: math.nan}
+        return np.array([math.nan if each != each else known.get(each, math.inf) for each in cells.tolist()])
     import pyarrow as pa
     from pyarrow import compute
 
-    cells = cells.cast(pa.large_string() if texts else pa.bool_())
-    places = compute.index_in(cells, value_set=pa.array(column.values, cells.type))
-    found = _floats(places)
-    new = np.isnan(found) & ~cells.is_null().to_numpy(zero_copy_only=False)
-    return np.where(new, 0.0, found), new
-
-
-def _nearest(numbers: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """The place of the nearest known value; another in float32 is a new one."""
-    known = np.array(column.values, dtype=np.float64)
-    above = np.searchsorted(known, numbers).clip(0, len(known) - 1)
-    below = (above - 1).clip(0)
-    places = np.where(np.abs(known[below] - numbers) < np.abs(known[above] - numbers), below, above)
-    missing = np.isnan(numbers)
-    with np.errstate(over="ignore"):
-        new = (known[places].astype(np.float32) != numbers.astype(np.float32)) & ~missing
-    return np.where(missing, np.nan, np.where(new, 0.0, places.astype(np.float64))), new
-
-
-def decode(rows: np.ndarray, columns: Sequence[Column]) -> Any:
-    """Rows of the model's numbers as an Arrow table of the types of training; NaN becomes missing."""
-    require_pyarrow()
-    import pyarrow as pa
-
+    texts = isinstance(values[0], str)
+    cells, found = in_one(cells), family(cells.type)
+    if found == "null":
+        return np.full(len(cells), np.nan)
+    if not (found == "text" or (found == "bool" and not texts)):
+        raise Unfit("texts" if texts else "booleans", brief(cells.type, 60))
+    distinct, index = entries(cells)
     try:
-        arrays = [decoded(rows[:, i].astype(np.float64), column) for i, column in enumerate(columns)]
+        distinct = distinct.cast(pa.large_string() if texts else pa.bool_())
     except pa.ArrowException as error:
-        raise NicestError(f"cannot write numbers as the column types of the model ({brief(error)})") from error
-    return pa.table(arrays, names=[column.name for column in columns])
+        raise Unfit("booleans", brief(cells.type, 60)) from error
+    places = _floats(compute.index_in(distinct, value_set=pa.array(values, distinct.type)))
+    places = np.where(np.isnan(places) & ~distinct.is_null().to_numpy(zero_copy_only=False), np.inf, places)
+    return np.append(places, np.nan)[index]
 
 
-def decoded(numbers: np.ndarray, column: Column) -> Any:
-    """The model's numbers of a column as an Arrow array of its type; NaN becomes missing."""
+def as_cells(values: np.ndarray, missing: np.ndarray, kind: str) -> Any:
+    """Convert numbers or objects, (N,), to Arrow cells of a type; those marked `missing` become null."""
     import pyarrow as pa
 
-    kind, missing = arrow_type(column.type), np.isnan(numbers)
-    inner = _inner(kind)
-    if column.values:
-        places = np.where(missing, 0, numbers).round().clip(0, len(column.values) - 1).astype(int)
-        cells = pa.array(column.values).take(pa.array(places, mask=missing)).cast(inner, safe=False)
-    else:
-        cells = _of_type(cell_values(numbers, column), missing, inner)
-    return _in_dictionary(cells, kind)
-
-
-def _in_dictionary(cells: Any, kind: Any) -> Any:
-    """Cells as a dictionary, if that is what a type is."""
-    import pyarrow as pa
-
-    if not pa.types.is_dictionary(kind):
-        return cells
-    entries = cells.dictionary_encode()
-    return pa.DictionaryArray.from_arrays(
-        entries.indices.cast(kind.index_type), entries.dictionary, ordered=kind.ordered
-    )
-
-
-def numbers_as(values: np.ndarray, missing: np.ndarray, kind: Any) -> Any:
-    """Numbers in the unit of a column as cells of a type."""
-    return _in_dictionary(_of_type(values, missing, _inner(kind)), kind)
-
-
-def codes(cells: Any, column: Column, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The model's numbers of cells, NaN where they are missing; and which hold a value that training never saw."""
-    import pyarrow as pa
-
+    wanted = arrow_type(kind)
     try:
-        return _codes(cells, column)
-    except (pa.ArrowException, NotANumber) as error:
-        cell = re.search(r"string: ('.*') as a scalar", str(error))  # Arrow's words for a date that is none
-        found = str(error) if isinstance(error, NotANumber) else brief(cell[1] if cell else cells.type, 60)
-        raise NicestError(
-            f"{path}: expected {_wanted(column)} in column {shown(column.name)}, as in training, got {found}"
-        ) from error
-
-
-def cell_values(numbers: np.ndarray, column: Column) -> np.ndarray:
-    """The model's numbers of a column of numbers, in its own unit; whole steps stay within what training saw.
-
-    A column that had no number below 0 in training gets none.
-    """
-    if column.values:
-        places = np.nan_to_num(numbers).round().clip(0, len(column.values) - 1).astype(int)
-        return np.where(np.isnan(numbers), np.nan, np.array(column.values, dtype=np.float64)[places])
-    if not column.step:
-        values = numbers.astype(np.float64) + column.taken_off
-        for spike in column.spikes:  # whose digits float32 does not hold
-            values = np.where(np.float32(numbers) == np.float32(column.code(spike)), spike, values)
-        return np.clip(
-            values, 0.0 if column.low >= 0 else -np.inf, np.inf if column.ceiling is None else column.ceiling
-        )
-    return column.low + numbers.round().clip(0, (column.high - column.low) / column.step) * column.step
+        if values.dtype == object:
+            cells = pa.array(values.tolist(), mask=missing).cast(inner(wanted))
+        else:
+            cells = _of_type(values, missing, inner(wanted))
+        if not pa.types.is_dictionary(wanted):
+            return cells
+        found = cells.dictionary_encode()
+        indices = found.indices.cast(wanted.index_type)
+        return pa.DictionaryArray.from_arrays(indices, found.dictionary, ordered=wanted.ordered)
+    except pa.ArrowException as error:
+        raise NicestError(f"cannot write numbers as {kind} ({brief(error)})") from error
 
 
 def _of_type(values: np.ndarray, missing: np.ndarray, kind: Any) -> Any:
-    """Numbers as cells of a type, which may hold whole ones alone, and not all of them."""
+    """Convert numbers to cells of a type, within the range of the type, rounded if it holds whole numbers only."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -289,17 +212,17 @@ def _of_type(values: np.ndarray, missing: np.ndarray, kind: Any) -> Any:
         return pa.array(values, mask=missing).cast(kind, safe=False)
     narrow = types.is_date32(kind) or types.is_time32(kind)
     whole = pa.int32() if narrow else kind if types.is_integer(kind) else pa.int64()
-    bounds = np.iinfo(str(whole))
-    low, high = float(bounds.min), np.nextafter(float(bounds.max) + 1, 0)
+    limits = np.iinfo(str(whole))
+    low, high = float(limits.min), np.nextafter(float(limits.max) + 1, 0)
     if types.is_time(kind):
         low, high = 0.0, 86400.0 * {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit] - 1
     if types.is_date64(kind):
         values = (values / MILLISECONDS).round() * MILLISECONDS
-    return pa.array(values.round().clip(low, high).astype(bounds.dtype), mask=missing).cast(kind)
+    return pa.array(values.round().clip(low, high).astype(limits.dtype), mask=missing).cast(kind)
 
 
 def arrow_type(name: str) -> Any:
-    """The type that Arrow calls by a name."""
+    """Return the type that Arrow calls by a name."""
     import pyarrow as pa
 
     try:
@@ -312,3 +235,21 @@ def arrow_type(name: str) -> Any:
         return pa.type_for_alias(name)
     except (ValueError, AttributeError, TypeError, pa.ArrowException) as error:
         raise NicestError(f"expected a type of Arrow's, got {brief(name, 60)!r}") from error
+
+
+def parse_number(text: str, kind: str) -> float:
+    """Return the number of a text, in the unit of a type; raise a ValueError with what was expected."""
+    if MOMENT.search(kind):
+        import pyarrow as pa
+
+        try:
+            return float(as_numbers_of(pa.array([text]), kind)[0])
+        except Unfit:
+            raise ValueError(f"{kind}, such as 2026-01-31,") from None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("a number")
+    return number

@@ -1,54 +1,126 @@
-"""Tables on disk (.csv, .parquet, .arrow, .feather): their columns by name, their rows in batches."""
+"""Tables on disk: their columns by name, their rows in batches or all at once, and how tables are written."""
 
 from __future__ import annotations
 
 import csv
-import struct
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nicest.data.reading import reading, require_modest
+import numpy as np
+
+from nicest.data.cells import NUMBER, has_pyarrow
+from nicest.data.columns import Schema, parsed_bounds
+from nicest.data.delimited import form_of, sheet_rows, with_points
+from nicest.data.guards import messages, require_modest_ipc, require_modest_parquet
+from nicest.data.infer import Discrete, infer
+from nicest.data.reading import reading
 from nicest.errors import NicestError
 from nicest.files import replacing
-from nicest.messages import listed
+from nicest.messages import listed, shown
 from nicest.remote import Remote, looked_from, place
 
-SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
-BATCH = 50_000  # rows that are read at once, or fewer of a wide table
+SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # which are written, too
+EXCEL = ".xlsx"
+TEXTS = (".csv", ".tsv")
 IN_MEMORY = Path("batch")  # names a table without a file in error messages
+BATCH = 50_000  # rows that are read at once, or fewer of a wide table
 CELLS = 2_000_000  # of a batch, at most
 WIDEST = 20_000  # columns
-EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .xls files begin
-LONGEST_LINE = 1 << 23  # bytes of a .csv file that are read at once; no line is longer than two such blocks
-MAGIC = b"ARROW1"  # of an Arrow file, first and last
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
-REWRITE = "write it again, as .csv or without compression"
+AT_ONCE = 1 << 32  # bytes of a table that are in memory while its columns are inferred
+LONGEST_LINE = 1 << 23  # bytes of a text file that are read at once; no line is longer than two such blocks
 
 
 def is_table(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+    """Return True if a file is a table, by its suffix."""
+    return path.suffix.lower() in (*SUFFIXES, EXCEL)
+
+
+def read_table(
+    path: Path,
+    drop: Sequence[str] = (),
+    bounds: Sequence[str] = (),
+    *,
+    discrete: Discrete = "values",
+    strict: bool = False,
+) -> tuple[Schema, np.ndarray, list[str]]:
+    """Read a table, infer its columns and encode its rows.
+
+    The file is read once; one that is too large for memory is read some columns at a time.
+
+    Parameters
+    ----------
+    path : Path
+        A file that `TableFile` reads.
+    drop : sequence of str
+        Columns to leave out.
+    bounds : sequence of str
+        Bounds of columns, such as "0 <= rate <= 1".
+    discrete, strict
+        See `nicest.data.infer.schema_of`.
+
+    Returns
+    -------
+    schema : Schema
+        The columns of which a model can be made.
+    rows : numpy.ndarray
+        (N, D) float32, NaN where a cell is missing, without rows whose cells are all missing.
+    notes : list of str
+        What the user should know, a line each.
+    """
+    file, limits, notes = TableFile(path), parsed_bounds(bounds), []
+    if absent := sorted(set(drop) - set(file.names)):
+        raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
+    if file.suffix in TEXTS and all(re.match(NUMBER, name.strip(), re.IGNORECASE) for name in file.names):
+        notes.append(
+            f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"
+            f" {shown(file.names[0])}: if it is a row, put a line of names before it"
+        )
+    found = [(Schema(), np.empty((0, 0), np.float32))]
+    kept = [name for name in file.names if name not in set(drop)]
+    for part in np.array_split(np.array(kept, dtype=object), 1 + file.bytes // AT_ONCE):
+        names = part.tolist()
+        own = {name: pair for name, pair in limits.items() if name in names or name not in file.names}
+        table = file.table(names)
+        types = {name: file.schema.field(name).type for name in names}
+        inferred = infer(table, discrete=discrete, bounds=own, strict=strict, source=path, types=types)
+        notes += inferred.notes
+        found.append((inferred.schema, inferred.schema.encode(table, path)))
+    rows = np.concatenate([rows for _, rows in found[1:]], axis=1)
+    return Schema(c for schema, _ in found for c in schema), rows[~np.isnan(rows).all(1)], notes
 
 
 class TableFile:
     """A table on disk: its columns by name and type, and its rows in batches, with memory bounded whatever its size.
 
-    The first line of a .csv file names its columns; empty cells, NA, NaN, null and their like are missing. Parquet is
-    read a row group at a time, and each can be read alone; every other file is one part. Its footer is read once.
-    A compressed file that unpacks to more than `most` bytes is refused.
+    Text files (.csv, .tsv) may be separated by commas, semicolons, tabs or bars, in UTF-8, UTF-16 or Latin-1; the
+    first line names the columns; empty cells, NA, NaN, null and their like are missing. Parquet is read a row group at
+    a time, and each can be read alone; every other file is one part. Its footer is read once. Of an Excel file the
+    first sheet is read.
+
+    Parameters
+    ----------
+    path : Path
+        A local file or a `Remote`.
+    most : int, optional
+        Refuse a compressed file that unpacks to more bytes.
     """
 
     def __init__(self, path: Path, *, most: int | None = None) -> None:
         self.path, self.suffix, self.most = path, path.suffix.lower(), most
         if not path.exists() or path.is_dir():
-            raise NicestError(f"expected a table ({', '.join(SUFFIXES)}), found no {path}{looked_from(path)}")
+            kinds = ", ".join((*SUFFIXES, EXCEL))
+            raise NicestError(f"expected a table ({kinds}), found no {path}{looked_from(path)}")
         require_pyarrow()
         self.counts: tuple[int | None, ...] = (None,)  # rows of each part that can be read alone, where they are known
         self.footer: Any = None  # of a Parquet file
         with self._reading():
+            self.bytes = 2 * path.stat().st_size  # of the table in memory, about
             self.schema = self._schema()
             self.names: list[str] = self.schema.names
         self.groups = len(self.counts)
@@ -65,47 +137,41 @@ class TableFile:
     def _schema(self) -> Any:
         if self.suffix == ".parquet":
             with self._parquet() as file:
-                self.counts, self.footer = require_modest_parquet(self.path, file.metadata, self.most), file.metadata
+                self.footer = file.metadata
+                self.counts, self.bytes = require_modest_parquet(self.path, file.metadata, self.most)
                 return file.schema_arrow
-        if self.suffix == ".csv":
+        if self.suffix == EXCEL:
+            import pyarrow as pa
+
+            with closing(sheet_rows(self.path)) as rows:
+                return pa.schema([(name, pa.string()) for name in next(rows)])
+        if self.suffix in TEXTS:
+            self.form = form_of(self.path)
+            require_narrow(self.path, self.form.columns)
             with self._csv() as reader:
                 return reader.schema
-        require_modest_ipc(self.path, self.most)
+        self.bytes = max(self.bytes, require_modest_ipc(self.path, self.most))
         with self._ipc() as reader:
             return reader.schema
 
     def _parquet(self, texts: Sequence[str] = ()) -> Any:
-        """`texts` are kept as their dictionary: a long one that stands in many rows is there once."""
+        """Open a Parquet file; `texts` are kept as dictionaries, so that a long text in many rows is there once."""
         from pyarrow import parquet
 
         how = {"metadata": self.footer, "buffer_size": 1 << 14, "read_dictionary": list(texts)}
         return parquet.ParquetFile(self._source(), **how)
 
     def _source(self) -> Any:
-        """What Arrow reads: a local path, or an opened file."""
+        """Return what Arrow reads: a local path, or an opened file."""
         return self.path.open("rb") if isinstance(self.path, Remote) else self.path
 
     def _csv(self) -> Any:
-        """All cells as text: what a column holds is known when all of it was seen."""
+        """Open a text file with all cells as text: what a column holds is known when all of it was seen."""
         import pyarrow as pa
         from pyarrow import csv
 
-        with self.path.open("rb") as file:
-            first = file.readline(LONGEST_LINE)
-        if not first:
-            raise NicestError(f"{self.path}: expected column names and rows, got an empty file")
-        if first.startswith(EXCEL):
-            raise NicestError(f"{self.path}: this is an Excel file, not CSV; save it from Excel as CSV UTF-8")
-        if b"\0" in first:
-            raise NicestError(f"{self.path}: expected text in UTF-8, got another encoding; save it as CSV in UTF-8")
-        if b"," not in first and (other := [each for each in ";\t|" if each.encode() in first]):
-            raise NicestError(
-                f"{self.path}: expected cells separated by commas, got {other[0]!r} between them;"
-                " save it with commas, and numbers with a decimal point"
-            )
-        require_narrow(self.path, first.count(b","))
-        parse = csv.ParseOptions(newlines_in_values=True)
-        read = csv.ReadOptions(block_size=LONGEST_LINE)
+        parse = csv.ParseOptions(delimiter=self.form.separator, newlines_in_values=True)
+        read = csv.ReadOptions(block_size=LONGEST_LINE, encoding=self.form.encoding)
         with csv.open_csv(self._source(), read_options=read, parse_options=parse) as reader:
             names = reader.schema.names
         convert = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
@@ -114,10 +180,23 @@ class TableFile:
     def _ipc(self) -> Any:
         import pyarrow as pa
 
-        return pa.ipc.open_stream(_messages(self.path))
+        return pa.ipc.open_stream(messages(self.path))
+
+    def table(self, names: Sequence[str]) -> Any:
+        """Read all rows of the named columns; texts may come as dictionaries."""
+        import pyarrow as pa
+
+        batches = list(self.batches(names))
+        columns = []
+        for i, name in enumerate(names):
+            chunks = [batch.column(i) for batch in batches]
+            if len({each.type for each in chunks}) > 1:  # dictionaries, then plain texts: see `_row_group`
+                chunks = [each.cast("large_string") for each in chunks]
+            columns.append(pa.chunked_array(chunks, None if chunks else self.schema.field(name).type))
+        return pa.table(columns, names=list(names))
 
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
-        """Yield validated record batches of the named columns, of all rows or of one part."""
+        """Yield validated record batches of the named columns, of all rows or of one row group."""
         rows = batch_rows(len(names))
         with self._reading():
             for batch in self._batches(list(names), group, rows):
@@ -137,9 +216,24 @@ class TableFile:
                 if found != self.counts[each]:
                     raise ValueError(f"a row group of {self.counts[each]} rows holds {found}")
             return
-        with self._csv() if self.suffix == ".csv" else self._ipc() as reader:
+        if self.suffix == EXCEL:
+            yield from self._sheet(names, rows)
+            return
+        with self._csv() if self.suffix in TEXTS else self._ipc() as reader:
             for batch in reader:
-                yield batch.select(names)
+                found = batch.select(names)
+                if self.suffix in TEXTS and self.form.separator != ",":  # in whose countries numbers have commas
+                    found = type(found).from_arrays([with_points(each) for each in found.columns], names=names)
+                yield found
+
+    def _sheet(self, names: list[str], size: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with closing(sheet_rows(self.path)) as rows:
+            header = next(rows)
+            while some := list(islice(rows, size)):
+                cells = dict(zip(header, zip(*some, strict=True), strict=True))
+                yield pa.record_batch([pa.array(cells[name], pa.string()) for name in names], names=names)
 
     def _row_group(self, names: list[str], group: int, rows: int) -> Iterator[Any]:
         texts = [name for name in names if str(self.schema.field(name).type) in ("string", "large_string")]
@@ -158,10 +252,9 @@ class TableFile:
 
 
 def table_files(names: Sequence[str | Path]) -> list[Path]:
-    """Files by their names; a folder, or an address with `*` in its last part, stands for the Parquet files there.
+    """Return files by their names; a folder, or an address with `*` in its last part, stands for its Parquet files.
 
-    They come in the order of their names; those that begin with `_` or `.` are left out: writers that were broken off
-    leave such.
+    These are sorted; names that begin with `_` or `.` are left out, since interrupted writers leave such files.
     """
     found: list[Path] = []
     for path in map(place, names):
@@ -193,112 +286,23 @@ def append_columns(table: Any, new: Any) -> Any:
 
 
 def require_narrow(path: Path, columns: int) -> None:
+    """Refuse a table with more columns than `WIDEST`."""
     if columns > WIDEST:
         raise NicestError(f"{path}: expected at most {WIDEST} columns, got {columns}; leave some out, or save as .npy")
 
 
-def require_modest_parquet(path: Path, metadata: Any, most: int | None = None) -> tuple[int, ...]:
-    """The rows of each row group, if what the file says of itself is in proportion to its size."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    counts = tuple(group.num_rows for group in groups)
-    sizes = [group.total_byte_size for group in groups]  # not of each column: of a damaged one Arrow ends the process
-    if min((*counts, *sizes), default=0) < 0 or metadata.num_rows != sum(counts):
-        raise ValueError("its metadata is inconsistent")
-    require_modest(path, max(sum(sizes), sum(counts) * metadata.num_columns), REWRITE, most)
-    return counts or (0,)
-
-
-def require_modest_ipc(path: Path, most: int | None = None) -> None:
-    """Refuse an Arrow file that would unpack to far more than its size, before its buffers are unpacked."""
-    import pyarrow as pa
-
-    unpacked = columns = 0
-    for message in pa.ipc.MessageReader.open_stream(_messages(path)):
-        if message.type == "schema":
-            columns = len(pa.ipc.read_schema(message))
-        else:
-            unpacked += _unpacked(message, columns)
-            require_modest(path, unpacked, REWRITE, most)
-
-
-def from_stream(data: bytes, schema: Any) -> Any:
-    """The table in an Arrow stream of plain buffers, whose bytes are checked."""
-    import pyarrow as pa
-
-    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
-    unpacked = sum(_unpacked(message, len(schema)) for message in messages if message.type != "schema")
-    if unpacked > 64 * len(data):
-        raise ValueError("its buffers are packed")
-    table = pa.ipc.open_stream(data).read_all()
-    table.validate(full=True)
-    if table.schema != schema:
-        raise ValueError("its columns are others")
-    return table
-
-
-def _messages(path: Path) -> Any:
-    """The stream in an Arrow file, or that is one; a file that was cut is told by its end."""
-    import pyarrow as pa
-
-    source = pa.PythonFile(path.open("rb"), "r") if isinstance(path, Remote) else pa.memory_map(str(path))
-    whole = source.size()
-    framed = source.read(8)[:6] == MAGIC
-    source.seek(max(0, whole - 8))
-    end = source.read(8)
-    if end[2:] != MAGIC if framed else end != END:
-        raise ValueError("its end is missing: it was cut off, or is something else")
-    source.seek(8 if framed else 0)
-    return source
-
-
-def _unpacked(message: Any, columns: int) -> int:
-    """Bytes of the buffers of a message when unpacked, or its cells, if those are more (Arrow's Message.fbs)."""
-    data, body = memoryview(message.metadata), message.body
-
-    def number(form: str, at: int) -> int:
-        return int(struct.unpack_from("<" + form, data, at)[0])
-
-    def field(table: int, i: int) -> int:
-        """Where the i-th field of a table lies, 0 if it is absent."""
-        index = table - number("i", table)
-        offset = number("H", index + 4 + 2 * i) if 4 + 2 * i < number("H", index) else 0
-        return table + offset if offset else 0
-
-    def follow(at: int) -> int:
-        return at + number("I", at)
-
-    header = field(follow(0), 2)
-    if not header:
-        return 0
-    record = follow(header)
-    if message.type == "dictionary":
-        record = follow(field(record, 1))
-    rows = number("q", field(record, 0)) if field(record, 0) else 0
-    if rows < 0:
-        raise ValueError("its metadata is inconsistent")
-    total = 0
-    if field(record, 3):  # packed: every buffer begins with its size
-        buffers = follow(field(record, 2))
-        for i in range(number("I", buffers)):
-            at, length = number("q", buffers + 4 + 16 * i), number("q", buffers + 12 + 16 * i)
-            if length >= 8 and 0 <= at <= len(body) - 8:
-                total += max(length, int(struct.unpack_from("<q", body, at)[0]))
-    return max(total, rows * (columns if message.type == "record batch" else 1))
-
-
 def require_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise NicestError("tables need pyarrow, which is not installed: pip install 'nicest[tables]'") from error
+    """Refuse tables if pyarrow is not installed."""
+    if not has_pyarrow():
+        raise NicestError("tables need pyarrow, which is not installed: pip install 'nicest[tables]'")
 
 
 @contextmanager
 def writing(path: Path, schema: Any, *, plain: bool = False) -> Iterator[Callable[[Sequence[Any]], None]]:
-    """A function that appends rows to a new table, which replaces `path` once all are written.
+    """Yield a function that appends rows to a new table, which replaces `path` once all are written.
 
     It takes the columns of the rows, lists or Arrow arrays, in the order of `schema`: Arrow's, or pairs of names and
-    types. A .csv file quotes all its strings, as Arrow does; a plain one, which does not need pyarrow, writes all
+    types. A .csv file quotes all its strings, as Arrow does; a `plain` one, which does not need pyarrow, writes all
     cells as Python does and quotes only those that need it.
     """
     suffix = path.suffix.lower()
@@ -329,7 +333,7 @@ def _arrow(path: Path, schema: Any, suffix: str) -> Iterator[Callable[[Sequence[
     from pyarrow import csv, parquet
 
     schema = schema if isinstance(schema, pa.Schema) else pa.schema(schema)
-    if suffix == ".csv":  # where Arrow cannot write views of strings
+    if suffix in TEXTS:  # where Arrow cannot write views of strings
         fields = (each.with_type(pa.string()) if str(each.type) == "string_view" else each for each in schema)
         schema = pa.schema(list(fields))
 
@@ -338,7 +342,12 @@ def _arrow(path: Path, schema: Any, suffix: str) -> Iterator[Callable[[Sequence[
         arrays = [pa.array(column, of) if isinstance(column, list) else column.cast(of) for column, of in pairs]
         writer.write_table(pa.table(arrays, schema=schema))
 
-    openers: dict[str, Any] = {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
+    tabs = csv.WriteOptions(delimiter="\t")
+    openers: dict[str, Any] = {
+        ".csv": csv.CSVWriter,
+        ".tsv": lambda file, schema: csv.CSVWriter(file, schema, write_options=tabs),
+        ".parquet": parquet.ParquetWriter,
+    }
     with path.open("wb") as file, openers.get(suffix, pa.ipc.new_file)(file, schema) as writer:
         yield append
 

@@ -1,0 +1,252 @@
+"""Distributions of single cells: categories, and mixtures of logistics with atoms, bounds and steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+Interval = tuple[float, float]
+NODES, WEIGHTS = (torch.from_numpy(each / 2) for each in np.polynomial.legendre.leggauss(16))
+NODES = NODES + 0.5  # quadrature of [0, 1]
+BISECTIONS = 60
+
+
+def log_mass(low: Tensor, high: Tensor) -> Tensor:
+    """Return log(sigmoid(high) - sigmoid(low)) for low < high, without cancellation.
+
+    sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)).
+    """
+    gap = (high - low).clamp_min(1e-30)
+    return logsigmoid(high) + logsigmoid(-low) + torch.log(-torch.expm1(-gap))
+
+
+def within(values: Tensor, intervals: Sequence[Interval]) -> Tensor:
+    """Return which values lie in one of the closed intervals."""
+    inside = torch.zeros_like(values, dtype=torch.bool)
+    for low, high in intervals:
+        inside = inside | ((values >= low) & (values <= high))
+    return inside
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Distributions of numbers: a mixture of logistics on [low, high], plus atoms with probabilities of their own.
+
+    With `step` > 0 the values are multiples of the step, and each has the probability of the interval of one step
+    around it. All shapes are (..., n), n columns of the last dimension, or (..., n, A) and (..., n, K).
+
+    Attributes
+    ----------
+    log_atoms : Tensor of shape (..., n, A)
+        Log-probabilities of the atoms.
+    log_weights, loc, log_scale : Tensor of shape (..., n, K)
+        Components. Their weights and the probabilities of the atoms sum to 1.
+    atoms : Tensor of shape (n, A)
+        Values of the atoms; NaN where a column has fewer than A.
+    low, high, step, log_unit : Tensor of shape (n,)
+        Bounds, grid steps (0: a density), and the logarithm of the unit that densities refer to.
+    bounded, stepped : bool
+        Whether any column has bounds or steps: saves work.
+    """
+
+    log_atoms: Tensor
+    log_weights: Tensor
+    loc: Tensor
+    log_scale: Tensor
+    atoms: Tensor
+    low: Tensor
+    high: Tensor
+    step: Tensor
+    log_unit: Tensor
+    bounded: bool
+    stepped: bool
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return log-densities of values x (..., n); log-probabilities on grids and at atoms."""
+        z = self._standard(x)
+        each = logsigmoid(z) + logsigmoid(-z) - self.log_scale
+        if self.stepped:
+            half = self.step[:, None] / 2 * torch.exp(-self.log_scale)
+            half = torch.where(self.step[:, None] > 0, half, 1.0)
+            each = torch.where(self.step[:, None] > 0, log_mass(z - half, z + half), each)
+        if self.bounded:
+            each = each - self._log_total()
+        smooth = torch.logsumexp(self.log_weights + each, -1) - self.log_unit
+        if self.atoms.shape[-1]:
+            hits = x[..., None] == self.atoms
+            # a finite floor instead of -inf: its gradient is 0, not NaN
+            at_atom = torch.logsumexp(torch.where(hits, self.log_atoms, -1e4), -1)
+            hit = hits.any(-1)
+            # on a grid an atom adds to the probability that its grid point has anyway
+            both = torch.logaddexp(at_atom, smooth) if self.stepped else at_atom
+            smooth = torch.where(hit, torch.where(self.step > 0, both, at_atom), smooth)
+        if self.bounded:
+            smooth = torch.where((x >= self.low) & (x <= self.high), smooth, -math.inf)
+        return smooth
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """Return P(X <= x) for x of shape (..., n)."""
+        top = torch.minimum(torch.maximum(x, self.low), self.high) + self.step / 2
+        share = torch.exp(log_mass(self._lowest(), self._standard(top)) - self._log_total())
+        share = torch.where((x >= self.low)[..., None], share, 0.0)
+        total = (torch.exp(self.log_weights) * share).sum(-1)
+        return total + torch.where(self.atoms <= x[..., None], torch.exp(self.log_atoms), 0.0).sum(-1)
+
+    def log_probability(self, intervals: Sequence[Interval]) -> Tensor:
+        """Return log P(X in one of the intervals), (..., n)."""
+        atoms, components = self._masses(intervals)
+        return torch.logsumexp(torch.cat((atoms, components.flatten(-2)), -1), -1)
+
+    def sample(self, generator: torch.Generator | None = None, intervals: Sequence[Interval] = ()) -> Tensor:
+        """Draw values (..., n), of those in the intervals if there are any."""
+        intervals = intervals or [(-math.inf, math.inf)]
+        atoms, components = self._masses(intervals)
+        logits = torch.cat((atoms, components.flatten(-2)), -1)
+        flat = torch.softmax(logits, -1).flatten(0, -2)
+        choice = torch.multinomial(flat, 1, generator=generator).view(logits.shape[:-1])[..., None]
+        n_atoms, n_parts = atoms.shape[-1], len(intervals)
+        part = (choice - n_atoms).clamp_min(0)
+        loc, log_scale = (each.gather(-1, part // n_parts)[..., 0] for each in (self.loc, self.log_scale))
+        ends = torch.stack([torch.stack(self._clipped(each), -1) for each in intervals], -2)  # (n, parts, 2)
+        ends = ends.expand(*loc.shape, n_parts, 2).gather(-2, (part % n_parts)[..., None].expand(*part.shape, 2))[..., 0, :]
+        half = self.step / 2
+        low, high = ((end - loc) * torch.exp(-log_scale) for end in (ends[..., 0] - half, ends[..., 1] + half))
+        share = torch.rand(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
+        drawn = loc + truncated_quantile(low, high, share) * torch.exp(log_scale)
+        on_grid = torch.round(drawn / torch.where(self.step > 0, self.step, 1.0)) * self.step
+        drawn = torch.where(self.step > 0, on_grid, drawn)
+        drawn = torch.minimum(torch.maximum(drawn, ends[..., 0]), ends[..., 1])
+        if n_atoms:
+            atom = self.atoms.expand(*loc.shape, n_atoms).gather(-1, choice.clamp_max(n_atoms - 1))[..., 0]
+            drawn = torch.where(choice[..., 0] < n_atoms, atom, drawn)
+        return drawn
+
+    def quantile(self, share: Tensor) -> Tensor:
+        """Return the smallest x with P(X <= x) >= share, for shares of shape (..., n)."""
+        nodes = self._nodes()
+        low, high = nodes.min(-1).values, nodes.max(-1).values
+        width = high - low
+        low, high = low - 50 * width - 1, high + 50 * width + 1
+        low, high = torch.maximum(low, self.low - self.step), torch.minimum(high, self.high + self.step)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            below = self.cdf(middle) < share
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        unit = torch.where(self.step > 0, self.step, 1.0)
+        found = torch.where(self.step > 0, torch.ceil(high / unit - 1e-6) * self.step, high)
+        if self.atoms.shape[-1]:
+            gap = (found[..., None] - self.atoms).abs().nan_to_num(math.inf)
+            near = gap.min(-1)
+            snapped = self.atoms.expand(*gap.shape).gather(-1, near.indices[..., None])[..., 0]
+            found = torch.where(near.values <= 1e-6 * (1 + found.abs()), snapped, found)
+        return found
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return means and variances, (..., n)."""
+        nodes, weights = self._nodes(), WEIGHTS.to(self.loc)
+        first, second = (torch.einsum("...kq,q->...k", nodes**power, weights) for power in (1, 2))
+        atoms, log_atoms = self.atoms.nan_to_num(0.0), self.log_atoms
+        mean = (torch.exp(self.log_weights) * first).sum(-1) + (torch.exp(log_atoms) * atoms).sum(-1)
+        square = (torch.exp(self.log_weights) * second).sum(-1) + (torch.exp(log_atoms) * atoms**2).sum(-1)
+        return mean, (square - mean**2).clamp_min(0.0)
+
+    def crps(self, y: Tensor) -> Tensor:
+        """Return the continuous ranked probability score, the integral of (P(X <= t) - 1{t >= y})^2, (..., n)."""
+        points = torch.cat((self._nodes().flatten(-2), y[..., None]), -1)
+        if self.atoms.shape[-1]:
+            atoms = self.atoms.expand(*y.shape, -1)
+            atoms = torch.where(atoms.isnan(), y[..., None], atoms)
+            points = torch.cat((points, atoms, atoms - 1e-9), -1)
+        points = points.sort(-1).values
+        levels = torch.stack([self.cdf(each) for each in points.unbind(-1)], -1)
+        left, right = levels[..., :-1], levels[..., 1:]
+        above = (points[..., :-1] >= y[..., None]).to(levels)
+        left, right = left - above, right - above
+        # Simpson's rule for a linear F: the integral of its square
+        return ((points[..., 1:] - points[..., :-1]) * (left**2 + left * right + right**2) / 3).sum(-1)
+
+    def _standard(self, x: Tensor) -> Tensor:
+        return (x[..., None] - self.loc) * torch.exp(-self.log_scale)
+
+    def _lowest(self) -> Tensor:
+        return self._standard(self.low - self.step / 2)
+
+    def _log_total(self) -> Tensor:
+        """Return the log-mass of every component between the bounds, half a step beyond them on a grid."""
+        return log_mass(self._lowest(), self._standard(self.high + self.step / 2))
+
+    def _clipped(self, interval: Interval) -> tuple[Tensor, Tensor]:
+        """Return the ends of an interval inside the bounds, on grids rounded inwards."""
+        low, high = (torch.minimum(torch.maximum(self.low.new_tensor(end), self.low), self.high) for end in interval)
+        unit = torch.where(self.step > 0, self.step, 1.0)
+        inner_low, inner_high = torch.ceil(low / unit - 1e-6) * unit, torch.floor(high / unit + 1e-6) * unit
+        return torch.where(self.step > 0, inner_low, low), torch.where(self.step > 0, inner_high, high)
+
+    def _masses(self, intervals: Sequence[Interval]) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of atoms (..., n, A) and of components (..., n, K, J) in the intervals."""
+        total, half, parts = self._log_total(), self.step / 2, []
+        for interval in intervals:
+            low, high = self._clipped(interval)
+            empty = (high + half <= low - half)[..., None]
+            mass = log_mass(self._standard(low - half), self._standard(high + half)) - total
+            parts.append(torch.where(empty, -math.inf, self.log_weights + mass))
+        atoms = torch.where(within(self.atoms, intervals), self.log_atoms, -math.inf)
+        return atoms, torch.stack(parts, -1)
+
+    def _nodes(self) -> Tensor:
+        """Return quadrature nodes of every component between the bounds, (..., n, K, Q)."""
+        half = self.step / 2
+        low, high = self._standard(self.low - half)[..., None], self._standard(self.high + half)[..., None]
+        nodes = truncated_quantile(low, high, NODES.to(self.loc).expand(*self.loc.shape, -1))
+        return self.loc[..., None] + nodes * torch.exp(self.log_scale)[..., None]
+
+
+def truncated_quantile(low: Tensor, high: Tensor, share: Tensor) -> Tensor:
+    """Return z with P(low <= Z <= z) = share P(low <= Z <= high), Z a standard logistic.
+
+    Computed from the end that is nearer to the centre, so that intervals far out in a tail keep their digits.
+    """
+    flip = low + high > 0
+    a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
+    share = torch.where(flip, 1 - share, share)
+    # log F = log(F(a) + share (F(b) - F(a))), and z = log F - log(1 - F)
+    log_f = torch.logaddexp(logsigmoid(a) + torch.log1p(-share), logsigmoid(b) + torch.log(share))
+    z = log_f - torch.log(-torch.expm1(log_f.clamp_max(-1e-300)))
+    z = torch.minimum(torch.maximum(z, a), b)
+    return torch.where(flip, -z, z)
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Distributions over categories 0 to C - 1; `log_probs` has shape (..., C)."""
+
+    log_probs: Tensor
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return log-probabilities of categories x (...); -inf for a category that is none."""
+        count = self.log_probs.shape[-1]
+        known = (x >= 0) & (x < count) & (x == x.round())
+        index = torch.where(known, x, 0.0).long()[..., None]
+        shape = torch.broadcast_shapes(index.shape[:-1], self.log_probs.shape[:-1])
+        nats = self.log_probs.expand(*shape, count).gather(-1, index.expand(*shape, 1))[..., 0]
+        return torch.where(known, nats, -math.inf)
+
+    def log_probability(self, intervals: Sequence[Interval]) -> Tensor:
+        """Return log P(X in one of the intervals), (...)."""
+        return torch.logsumexp(self._inside(intervals), -1)
+
+    def sample(self, generator: torch.Generator | None = None, intervals: Sequence[Interval] = ()) -> Tensor:
+        """Draw categories (...), of those in the intervals if there are any."""
+        logits = self._inside(intervals) if intervals else self.log_probs
+        flat = torch.softmax(logits, -1).flatten(0, -2)
+        return torch.multinomial(flat, 1, generator=generator).view(logits.shape[:-1]).to(logits)
+
+    def _inside(self, intervals: Sequence[Interval]) -> Tensor:
+        codes = torch.arange(self.log_probs.shape[-1], device=self.log_probs.device).to(self.log_probs)
+        return torch.where(within(codes, intervals), self.log_probs, -math.inf)
