@@ -20,9 +20,9 @@ from nicest.flows import Mixture
 
 TESTS = Path(__file__).parent
 VALUES = TESTS / "golden" / "values.npz"
-SHIPPED = ("digits-conv", "mnist", "mnist-conv", "mnist-labels", "svhn-conv", "wine")
-KINDS = ("additive", "affine", "spline", "conv", "labels", "mixed", "target", "targets", "forest", "category")
-FIXTURES = ("format-1/images", "format-1/table", "format-2/images", "format-2/table")
+SHIPPED = ("digits-conv", "mnist", "mnist-conv", "mnist-labels", "svhn-conv")
+KINDS = ("additive", "affine", "spline", "conv", "labels")
+FIXTURES = ("format-1/images", "format-2/images")
 LABEL = 3.0
 
 
@@ -45,15 +45,10 @@ def probe(run: nicest.Run) -> dict[str, np.ndarray]:
     context = None
     if run.recipe.data.classes:
         context = torch.full((n, 1), LABEL, dtype=torch.float64)
-    elif run.recipe.data.targets:
-        context = run.recipe.data.split(table_rows(n))[1]
-        context[0, 0] = torch.nan  # a missing cell
     h = flow.prior.quantile(fixed(n, flow.dim))
     y = torch.stack([each.bijection.inverse(h, each.embed(context))[0] for each in members])
     x = flow.units.leave(y[0])
     found: dict[str, Any] = {"inverse": y, "sample": x}
-    if name_of(run) in ("mixed", "target", "targets", "forest", "category"):
-        x = run.recipe.data.split(table_rows(n))[0]
     noise = fixed(n, flow.dim)
     found["log_prob"] = flow.log_prob(x, context, noise=noise)
     if not isinstance(flow, Mixture):
@@ -61,18 +56,6 @@ def probe(run: nicest.Run) -> dict[str, np.ndarray]:
     if context is None:
         found["seeded"] = flow.sample(2, generator=torch.Generator().manual_seed(0))
     return {key: value.detach().numpy() for key, value in found.items()}
-
-
-def name_of(run: nicest.Run) -> str:
-    return run.path.name
-
-
-def table_rows(n: int) -> Tensor:
-    """Return the first n complete rows of `mixed.csv`, with categories as their position in sorted order."""
-    lines = [line.split(",") for line in (TESTS / "golden" / "mixed.csv").read_text().splitlines()[1:]]
-    words = {"low": 1.0, "high": 0.0, "a": 0.0, "b": 1.0, "c": 2.0}
-    whole = [[words[cell] if cell in words else float(cell) for cell in row] for row in lines if "" not in row]
-    return torch.tensor(whole[:n], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", [*SHIPPED, *KINDS, *FIXTURES])

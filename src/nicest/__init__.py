@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nicest.codec import compress, decompress
-    from nicest.detector import NICEDetector
     from nicest.errors import NicestError
-    from nicest.estimator import NICE
+    from nicest.estimators.nice import NICE
     from nicest.fast import lower
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
-    from nicest.predictors import NICEClassifier, NICERegressor
     from nicest.recipes.recipe import TrainSettings
     from nicest.runs.factory import save
     from nicest.runs.folder import RunFolder
@@ -35,9 +33,6 @@ __all__ = [
     "Flow",
     "Gaussian",
     "Logistic",
-    "NICEClassifier",
-    "NICEDetector",
-    "NICERegressor",
     "NicestError",
     "Run",
     "RunFolder",
@@ -54,15 +49,12 @@ __all__ = [
 
 # torch is imported when something needs it, not before: `nicest --help` answers at once
 _HOMES = {
-    "NICE": "nicest.estimator",
+    "NICE": "nicest.estimators.nice",
     "Chain": "nicest.flows",
     "Engine": "nicest.inference.engine",
     "Flow": "nicest.flows",
     "Gaussian": "nicest.flows",
     "Logistic": "nicest.flows",
-    "NICEClassifier": "nicest.predictors",
-    "NICEDetector": "nicest.detector",
-    "NICERegressor": "nicest.predictors",
     "NicestError": "nicest.errors",
     "Run": "nicest.runs.run",
     "RunFolder": "nicest.runs.folder",
@@ -76,17 +68,17 @@ _HOMES = {
     "open": "nicest.runs.run",
     "save": "nicest.runs.factory",
 }
-_ROOMS = ("flows", "fast", "data", "recipes", "inference", "runs", "train", "tasks", "codec", "plots")
+_PACKAGES = ("flows", "fast", "data", "tables", "recipes", "inference", "runs", "train", "tasks", "codec", "plots")
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), "Run" if name == "open" else name)
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"nicest.{name}")
     raise AttributeError(f"module 'nicest' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """List the public names, which tab completion and help() show, without importing them."""
-    return [*_HOMES, *_ROOMS, *(name for name in globals() if name.startswith("__"))]
+    return [*_HOMES, *_PACKAGES, *(name for name in globals() if name.startswith("__"))]

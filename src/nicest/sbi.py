@@ -48,7 +48,7 @@ class NICEPosterior:
         if theta.ndim != 2 or (x.ndim != 2 and self.embedding is None):
             shapes = f"theta {tuple(theta.shape)} and x {tuple(x.shape)}"
             raise NicestError(f"expected rows of parameters and rows of data, got {shapes}: x needs an embedding")
-        summary = self.embedding or Features([0] * x.shape[1], [False] * x.shape[1])
+        summary = self.embedding or Features(x.shape[1])
         shaped = [nn.Unflatten(1, x.shape[1:])] if x.ndim > 2 else []  # contexts are rows
         embedding = nn.Sequential(*shaped, Standard(x), summary.to(x.device))
         with torch.no_grad():

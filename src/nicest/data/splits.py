@@ -1,46 +1,50 @@
 """Data sets as train, validation and test rows: the published ones by name, own data by path."""
 
-import functools
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nicest.data import copula, download, images
+from nicest.data import download, images
 from nicest.data.arrays import Rows, as_rows, read_npy, read_npz, require_density
-from nicest.data.columns import Column, Support, leave_out, support
-from nicest.data.scan import read_table
-from nicest.data.tables import SUFFIXES, TableFile, is_table
+from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
-from nicest.messages import listed, shown
 from nicest.remote import Remote, looked_from, place
+
+if TYPE_CHECKING:
+    from nicest.data.columns import Schema
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY = "rows in memory"  # name of data that comes from no file
-FEW = 30  # complete rows to validate on, below which incomplete ones validate, too
-WIDEST = 200  # columns of a table whose incomplete rows are trained on
 IDX_IMAGES = re.compile(r"(idx[23](-\w+)?|\.idx)(\.gz)?$")
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Train, validation and test rows of one data set, each (N, D), uint8/uint16 levels or float32.
+    """Training, validation and test rows of one data set, (N, D) each.
 
-    `shape` is that of one row: (H, W) grey, (C, H, W) colour, channel-planar, (D,) plain rows. `levels` is the number
-    of grey levels, None where the data is continuous. A table has its `columns`, and of each the `steps` in which
-    its numbers are whole: 1, or 0 of a continuous one. `train`, `valid` and `test` are complete rows; a table may
-    have `incomplete` ones beside them, with NaN where a value is missing, those with the fewest NaN first. The first
-    `n_incomplete_valid` of these validate, where there are too few complete rows for that; the others train.
-
-    With `targets`, columns that a model predicts from the others, rows are complete that have these: in the other
-    columns, which are given, NaN are cells like any other.
-
-    With `classes`, how many training images have each label, a row ends with its label, after an image of `shape`.
+    Attributes
+    ----------
+    name : str
+    train, valid, test : array
+        uint8 or uint16 levels, or float32. Rows of a table are encoded, with NaN for missing cells.
+    shape : tuple of int
+        Shape of one row: (H, W) grey, (C, H, W) colour with planar channels, (D,) plain rows.
+    levels : int or None
+        Number of grey levels; None for continuous data.
+    schema : Schema or None
+        The columns of a table.
+    classes : tuple of int
+        Number of training images of each label. Rows then end with their label, after an image of `shape`.
+    notes : tuple of str
+        What the reader of the data should tell the user.
     """
 
     name: str
@@ -49,93 +53,37 @@ class Splits:
     test: np.ndarray
     shape: tuple[int, ...]
     levels: int | None
-    steps: tuple[float, ...] = ()
-    columns: tuple[Column, ...] = ()
-    incomplete: np.ndarray | None = None
-    n_incomplete_valid: int = 0
-    targets: tuple[int, ...] = ()
+    schema: Schema | None = None
     classes: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def dim(self) -> int:
         return int(self.train.shape[1])
 
+    @property
+    def n_fitted(self) -> int:
+        """Number of rows that train or validate."""
+        return len(self.train) + (0 if self.valid is self.train else len(self.valid))
+
     def digest(self) -> str:
-        """A fingerprint of all rows and of the part each is in."""
+        """Return a fingerprint of all rows and of the part each is in."""
         fingerprint = hashlib.blake2b(digest_size=8)
-        parts = {part: self.split(part) for part in PARTS}
-        if self.incomplete is not None:
-            parts["holed"] = self.incomplete  # the word is in the fingerprints of stored runs
-        for part, rows in parts.items():
+        for part in PARTS:
+            rows = self.split(part)
             fingerprint.update(f"{part} {rows.shape} {rows.dtype}".encode())
             fingerprint.update(np.ascontiguousarray(rows).data)
         return fingerprint.hexdigest()
 
-    @functools.cached_property
-    def filled(self) -> np.ndarray:
-        """The incomplete rows with initial values, drawn given the complete rows that train; none without them."""
-        if self.incomplete is None:
-            return self.train[:0]
-        return copula.fill(self.train, self.incomplete, np.array(self.steps or [0.0] * self.dim) > 0)
-
-    @property
-    def support(self) -> Support | None:
-        """Which values the columns have that are modelled, of a table; those that are given count as numbers."""
-        return support(self.columns, self.targets) if self.columns else None
-
-    @property
-    def categories(self) -> tuple[int, ...]:
-        """For each column that is given, how many categories it has, 0 if it holds numbers; 0 for all others."""
-        given = set(range(self.dim)) - set(self.targets) if self.targets else set()
-        return tuple(len(column.values) if i in given else 0 for i, column in enumerate(self.columns))
-
-    @property
-    def training(self) -> np.ndarray:
-        """All rows that train: the complete ones, then the incomplete ones with initial values.
-
-        With incomplete rows, this is a new array each time: training changes the values that are missing.
-        """
-        if self.incomplete is None:
-            return self.train
-        return np.concatenate([self.train, self.filled[self.n_incomplete_valid :]])
-
-    @property
-    def validating(self) -> np.ndarray:
-        """All rows that decide when to stop: the complete ones, and some incomplete ones if those are few."""
-        if self.valid is self.train:
-            return self.train if len(self.train) >= FEW else self.training
-        if not self.n_incomplete_valid:
-            return self.valid
-        return np.concatenate([self.valid, self.filled[: self.n_incomplete_valid]])
-
-    @property
-    def n_training(self) -> int:
-        return len(self.train) + len(self.missing)
-
-    @property
-    def n_fitted(self) -> int:
-        """How many rows train or validate."""
-        return self.n_training + (0 if self.valid is self.train else len(self.validating))
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Which values are missing in the incomplete rows that train, which are the last of `training`."""
-        rows = np.empty((0, self.dim)) if self.incomplete is None else self.incomplete[self.n_incomplete_valid :]
-        return np.isnan(rows)
-
-    @property
-    def fewest_observed(self) -> int:
-        """How many values are observed in the column of the training rows that has the fewest."""
-        return self.n_training - int(self.missing.sum(0).max())
-
-    def of_label(self, label: int) -> "Splits":
-        """The images of one label alone, without it."""
+    def of_label(self, label: int) -> Splits:
+        """Return the images of one label, without it."""
         rows = {part: self.split(part)[self.split(part)[:, -1] == label, :-1] for part in PARTS}
         if empty := [part for part in PARTS if not len(rows[part])]:
             raise NicestError(f"{self.name}: expected images of label {label} in every split, got none in {empty[0]}")
         return replace(self, **rows, classes=())  # type: ignore[arg-type]
 
     def split(self, name: str) -> np.ndarray:
+        """Return the rows of "train", "valid" or "test"."""
         if name not in PARTS:
             raise NicestError(f"expected a split of {', '.join(PARTS)}, got '{name}'")
         rows: np.ndarray = getattr(self, name)
@@ -150,19 +98,27 @@ def load(
     test: float = 0.1,
     drop: Sequence[str] = (),
     bounds: Sequence[str] = (),
-    target: Sequence[str] = (),
     labels: bool = False,
     fit: images.Fit = images.Fit(),  # noqa: B008
 ) -> Splits:
     """Load a data set by name (digits, mnist, cifar10, svhn, tfd, fer2013) or own data by path; a name comes first.
 
-    A path is a table (.csv, .parquet, .arrow, .feather), without the columns in `drop`, with `bounds` of others, and
-    maybe with `target` columns, which are to be predicted; a .npy, .npz or idx file; or a folder of idx files or of
-    images, which `fit` crops and resizes. Digits and own data are split by a permutation from `seed`, with the
-    fractions `valid` and `test`. The other sets, folders in MNIST's layout and archives with the keys train, valid and
-    test have a split of their own and ignore all three; an archive without valid has that carved from its train.
-    Nothing is downloaded. With `labels`, which digits, MNIST and folders in its layout have, every row ends with its
-    label.
+    Nothing is downloaded. The published sets, folders in MNIST's layout and archives with the keys train, valid and
+    test have a split of their own; an archive without valid has that taken from its train.
+
+    Parameters
+    ----------
+    name_or_path : str
+        A name; or the path of a table (.csv, .parquet, .arrow, .feather), of a .npy, .npz or idx file, or of a folder
+        of idx files or images.
+    seed, valid, test : int, float, float
+        Seed of the split of data that has none of its own, and its fractions.
+    drop, bounds : sequence of str
+        Columns of a table to leave out, and bounds of others.
+    labels : bool
+        Whether every row ends with its label: for digits, MNIST and folders in its layout.
+    fit : Fit
+        How to crop and resize the images of a folder.
     """
     if seed < 0:
         raise NicestError(f"expected a seed of 0 or more, got {seed}")
@@ -188,80 +144,66 @@ def load(
             return PUBLISHED[name_or_path]()
         if path.exists() or path.suffix or "/" in name_or_path:
             if is_table(path):
-                return _load_table(path, seed, valid, test, drop, bounds, target)
+                return _load_table(path, seed, valid, test, drop, bounds)
             if isinstance(path, Remote) and path.suffix not in (".npy", ".npz"):
                 raise NicestError(
                     f"{path}: expected a table or an array at an address; copy images to this machine first"
                 )
-            if target:
-                raise NicestError(f"{path}: a target is a column of a table, but this is not a table")
             return _load_path(path, seed, valid, test, fit, labels=labels)
     except OSError as error:
         raise NicestError(f"{name_or_path}: cannot be read ({error.strerror or error})") from error
     raise download.unknown(name_or_path)
 
 
-def by_seed(
-    name: str, rows: Rows, seed: int, valid: float, test: float, incomplete: np.ndarray | None = None
-) -> Splits:
-    """Split rows by a permutation from a seed, with at least one row in each part.
+def by_seed(name: str, rows: Rows, seed: int, valid: float, test: float) -> Splits:
+    """Split rows by a permutation from a seed, with at least one row in each part."""
+    parts = [_take(rows, each) for each in _permuted(name, len(rows.values), seed, valid, test)]
+    return _assemble(name, *parts)
 
-    With incomplete rows, the fractions are of all rows, but take no more than a quarter of the complete ones.
-    """
-    n, wanted = len(rows.values), valid
-    if incomplete is not None:
-        wanted = valid * (n + len(incomplete)) / n
-        valid, test = (max(each, min(each * (n + len(incomplete)) / n, 0.25)) for each in (valid, test))
+
+def _permuted(name: str, n: int, seed: int, valid: float, test: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the indices of the training, validation and test rows."""
     n_valid, n_test = max(1, round(n * valid)), max(1, round(n * test))
     if n_valid + n_test >= n:
         raise NicestError(
             f"{name}: expected at least 3 rows, and 1 left to train on, got {n}: validation takes {n_valid} "
             f"and test {n_test}; give more rows or smaller fractions"
         )
-    order = np.random.default_rng(seed).permutation(n)
-    parts = [_take(rows, each) for each in np.split(order, [n_test, n_test + n_valid])]
-    splits = _assemble(name, parts[2], parts[1], parts[0], incomplete)
-    return splits if incomplete is None else with_incomplete(splits, incomplete, seed, round(n * wanted))
+    test_rows, valid_rows, train_rows = np.split(np.random.default_rng(seed).permutation(n), [n_test, n_test + n_valid])
+    return train_rows, valid_rows, test_rows
 
 
-def in_memory(
-    name: str,
-    rows: np.ndarray,
-    seed: int,
-    valid: float,
-    columns: Sequence[Column] = (),
-    copies: np.ndarray | None = None,
-    targets: Sequence[int] = (),
-) -> Splits:
-    """Rows (N, D) of numbers, without a test part; with `valid` = 0 the training rows validate, too.
-
-    `copies` says how often to take each row: all of them go to the same part. `targets` are in all rows.
-    """
-    missing = np.isnan(rows).any(1) & (not targets)
-    complete, incomplete = np.flatnonzero(~missing), np.flatnonzero(missing)
-    wanted = max(1, round(len(rows) * valid)) if valid else 0
-    n_valid = min(wanted, len(complete) // 4 if len(incomplete) else len(complete) - 1)
-    order = complete[np.random.default_rng(seed).permutation(len(complete))]
-
-    def taken(which: np.ndarray) -> np.ndarray:
-        return rows[which if copies is None else np.repeat(which, copies[which])]
-
-    train, steps = taken(order[n_valid:]), tuple(float(column.discrete) for column in columns)
-    held_out = taken(order[:n_valid]) if wanted else train
-    splits = Splits(name, train, held_out, rows[:0], rows.shape[1:], None, steps, tuple(columns))
-    splits = replace(splits, targets=tuple(targets))
-    if len(incomplete):
-        splits = with_incomplete(splits, taken(incomplete), seed, wanted)
-    return splits if len(splits.valid) or splits.n_incomplete_valid else replace(splits, valid=train)
+def in_memory(rows: np.ndarray, seed: int, valid: float, schema: Schema | None = None) -> Splits:
+    """Split rows (N, D) without a test part; with `valid` = 0 the training rows validate, too."""
+    n_valid = min(max(1, round(len(rows) * valid)), len(rows) - 1) if valid else 0
+    order = np.random.default_rng(seed).permutation(len(rows))
+    train = rows[order[n_valid:]]
+    held_out = rows[order[:n_valid]] if n_valid else train
+    return Splits(IN_MEMORY, train, held_out, rows[:0], rows.shape[1:], None, schema)
 
 
 def given(
-    train: np.ndarray, valid: np.ndarray | None, levels: int, steps: Sequence[float], *, context: int = 0
+    train: np.ndarray,
+    valid: np.ndarray | None,
+    *,
+    dim: int,
+    levels: int = 0,
+    steps: Sequence[float] = (),
+    context: int = 0,
+    may_miss: bool = False,
 ) -> Splits:
-    """Rows (N, ...) that are split already, checked; without validation rows the training rows validate, too.
+    """Check rows (N, ...) that are split already; without validation rows the training rows validate, too.
 
-    They hold grey levels 0..levels-1, or, without levels, numbers that are multiples of their `steps`, where that is
-    not 0. Training rows may have NaN where a value is missing. The last `context` columns are not modelled.
+    Parameters
+    ----------
+    train, valid : array
+        Rows of `dim` numbers that are modelled, then `context` numbers that are not.
+    levels : int
+        If positive, the modelled numbers are grey levels 0..levels-1.
+    steps : sequence of float
+        Else, for each modelled number, the step that it is a multiple of, or 0.
+    may_miss : bool
+        Whether numbers may be NaN, for missing cells.
     """
     shape = train.shape[1:]
     if valid is not None and valid.shape[1:] != shape:
@@ -270,28 +212,28 @@ def given(
         raise NicestError("expected at least 1 row to train and to validate on, got none")
     parts = [np.ascontiguousarray(each.reshape(len(each), -1)) for each in (train, valid) if each is not None]
     parts = [each if levels and each.dtype.kind in "ui" else each.astype(np.float32) for each in parts]
-    if len(steps) != parts[0].shape[1]:
-        raise NicestError(f"expected rows of {len(steps)} numbers, as the flow has dimensions, got {parts[0].shape[1]}")
+    if parts[0].shape[1] != dim + context:
+        raise NicestError(f"expected rows of {dim + context} numbers, as the model has, got {parts[0].shape[1]}")
     for name, each in zip(("training", "validation"), parts, strict=False):
-        _require_stored(each, name, levels, steps)
-    missing = np.isnan(parts[0][:, : len(steps) - context]).any(1)
-    kept = parts[0][~missing] if missing.any() else parts[0]
-    modelled = slice(len(steps) - context)
-    require_density(Rows(parts[0][:, modelled], shape, levels or None, tuple(steps[modelled])), IN_MEMORY)
-    tail = (shape, levels or None, () if levels else tuple(steps))
-    splits = Splits(IN_MEMORY, kept, kept if valid is None else parts[1], parts[0][:0], *tail)
-    return with_incomplete(splits, parts[0][missing], 0, 0) if missing.any() else splits
+        _require_finite(each, name, may_miss)
+        _require_stored(each[:, :dim], name, levels, steps)
+    if not levels and not may_miss:
+        require_density(Rows(parts[0][:, :dim], shape, None, tuple(steps)), IN_MEMORY)
+    return Splits(IN_MEMORY, parts[0], parts[-1], parts[0][:0], shape, levels or None)  # parts has 1 or 2 arrays
+
+
+def _require_finite(rows: np.ndarray, name: str, may_miss: bool) -> None:
+    """Refuse infinite numbers, and NaN unless it stands for missing cells."""
+    if np.isinf(rows).any():
+        raise NicestError(f"expected finite numbers in the {name} rows, got inf")
+    if not may_miss and np.isnan(rows).any():
+        raise NicestError(f"expected numbers in the {name} rows, got NaN: use NICETable for rows with missing cells")
 
 
 def _require_stored(rows: np.ndarray, name: str, levels: int, steps: Sequence[float]) -> None:
-    """Refuse rows that hold what the units of a flow are not of."""
-    if name == "training" and (empty := np.flatnonzero(np.isnan(rows).all(0))).size:
-        raise NicestError(f"expected numbers in every column of the {name} rows, got only NaN in column {empty[0]}")
-    if np.isinf(rows).any() or (name == "validation" and np.isnan(rows).any()):
-        raise NicestError(f"expected finite numbers in the {name} rows, got inf or NaN")
-    pixels = rows[:, np.array(steps) > 0] if levels else rows
-    if levels and not ((pixels >= 0) & (pixels < levels) & (pixels == np.floor(pixels)) | np.isnan(pixels)).all():
-        got = f"{np.nanmin(pixels):g} to {np.nanmax(pixels):g}"
+    """Refuse numbers that are not levels or not multiples of their steps."""
+    if levels and not ((rows >= 0) & (rows < levels) & (rows == np.floor(rows))).all():
+        got = f"{rows.min():g} to {rows.max():g}"
         raise NicestError(f"expected whole levels 0 to {levels - 1} in the {name} rows, got numbers from {got}")
     if not levels and any(steps):
         count = rows / np.array([step or 1.0 for step in steps])
@@ -305,8 +247,8 @@ def _take(rows: Rows, index: np.ndarray | slice) -> Rows:
     return rows._replace(values=rows.values[index])
 
 
-def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.ndarray | None = None) -> Splits:
-    """Put three parts of one kind together; incomplete rows may train with the first."""
+def _assemble(name: str, train: Rows, valid: Rows, test: Rows) -> Splits:
+    """Put three parts of one kind together."""
     for part, rows in zip(PARTS, (train, valid, test), strict=True):
         if len(rows.values) == 0:
             raise NicestError(f"{name}: expected at least 1 row in each split, got none in {part}: too few images")
@@ -315,10 +257,8 @@ def _assemble(name: str, train: Rows, valid: Rows, test: Rows, incomplete: np.nd
                 f"{name}: expected splits of one kind, got train of shape {train.shape} and levels {train.levels}, "
                 f"{part} of shape {rows.shape} and levels {rows.levels}"
             )
-    training = train if incomplete is None else train._replace(values=np.concatenate([train.values, incomplete]))
-    require_density(training, name)
-    parts = (train.values, valid.values, test.values)
-    return Splits(name, *parts, train.shape, train.levels, train.steps, targets=train.targets)
+    require_density(train, name)
+    return Splits(name, train.values, valid.values, test.values, train.shape, train.levels)
 
 
 def _mnist(*, labels: bool = False) -> Splits:
@@ -332,7 +272,7 @@ def _mnist(*, labels: bool = False) -> Splits:
 
 
 def _mnist_layout(name: str, files: Sequence[Path], labels: Sequence[Path] = ()) -> Splits:
-    """A training file whose last sixth validates, and a test file; maybe files of their labels."""
+    """Load a training file, whose last sixth validates, and a test file, perhaps with files of their labels."""
     train, test = (_read_idx([file]) for file in files)
     if not labels:
         return _last_validates(name, train, test, 6)
@@ -341,13 +281,13 @@ def _mnist_layout(name: str, files: Sequence[Path], labels: Sequence[Path] = ())
 
 
 def _mnist_files(folder: Path, what: str) -> list[Path | None]:
-    """The files of a folder in MNIST's layout, of training and test, that hold images or labels."""
+    """Return the training and the test file of a folder in MNIST's layout, of images or labels."""
     found = (sorted(filter(Path.is_file, folder.glob(f"{part}-{what}*"))) for part in ("train", "t10k"))
     return [files[0] if files else None for files in found]
 
 
 def _labelled(rows: Rows, labels: np.ndarray, source: str) -> Rows:
-    """Images with their labels as the last column."""
+    """Append the labels of images as the last column."""
     if not rows.levels:
         raise NicestError(f"{source}: expected labels of images with grey levels, got those of continuous numbers")
     if (
@@ -361,7 +301,7 @@ def _labelled(rows: Rows, labels: np.ndarray, source: str) -> Rows:
 
 
 def _counted(splits: Splits) -> Splits:
-    """The splits with the number of training images of each label."""
+    """Count the training images of each label."""
     most = max(int(splits.split(part)[:, -1].max()) for part in PARTS)
     counts = np.bincount(splits.train[:, -1], minlength=most + 1)
     if (none := np.flatnonzero(counts == 0)).size:
@@ -370,7 +310,7 @@ def _counted(splits: Splits) -> Splits:
 
 
 def _last_validates(name: str, train: Rows, test: Rows, parts: int) -> Splits:
-    """The last of so many parts of the training rows validates, and is not trained on."""
+    """Take the last of `parts` parts of the training rows for validation."""
     start = len(train.values) - len(train.values) // parts
     return _assemble(name, _take(train, slice(start)), _take(train, slice(start, None)), test)
 
@@ -420,7 +360,7 @@ PUBLISHED: dict[str, Callable[[], Splits]] = {
 
 
 def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit, *, labels: bool = False) -> Splits:
-    """Own data: in the split it comes with, or split by the seed."""
+    """Load own data, in the split it comes with or split by the seed."""
     if not path.exists():
         raise NicestError(f"expected a file or folder of data, found no {path}{looked_from(path)}")
     name = path.resolve().stem
@@ -447,88 +387,24 @@ def _load_path(path: Path, seed: int, valid: float, test: float, fit: images.Fit
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """The images and classes in scikit-learn's file of digits; to import scikit-learn would take a second."""
+    """Read the images and classes in scikit-learn's file of digits; importing scikit-learn would take a second."""
     (folder,) = importlib.util.find_spec("sklearn").submodule_search_locations  # type: ignore[union-attr, misc]
     rows = np.loadtxt(Path(folder) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     return rows[:, :-1].astype(np.uint8).reshape(-1, 8, 8), rows[:, -1].astype(int)
 
 
-def _load_table(
-    path: Path,
-    seed: int,
-    valid: float,
-    test: float,
-    drop: Sequence[str],
-    bounds: Sequence[str] = (),
-    target: Sequence[str] = (),
-) -> Splits:
-    """The rows of a table; incomplete ones train, never test, and validate only if there are few complete ones."""
-    targets = find_targets([name for name in TableFile(path).names if name not in drop], target, path)
-    values, incomplete, columns = read_table(path, drop, bounds, target)
-    if len(columns) < 2:
-        commas = "; cells are separated by commas" if path.suffix.lower() == ".csv" else ""
-        raise NicestError(
-            f"{path}: expected at least 2 columns, got {len(columns)}: a coupling needs two parts{commas}"
-        )
-    if targets:
-        values, incomplete = with_targets(np.concatenate([values, incomplete]), targets), incomplete[:0]
-        for i in targets:
-            if len(values) and (values[:, i] == values[0, i]).all():
-                raise NicestError(f"{path}: column {shown(columns[i].name)} is constant: there is nothing to predict")
-            codes, counts = np.unique(values[:, i], return_counts=True)
-            if columns[i].values and (single := codes[counts == 1]).size:
-                alone = listed([str(columns[i].values[int(code)]) for code in single])
-                where = f"{path}: column {shown(columns[i].name)}"
-                warnings.warn(f"{where} has one row each with {alone}: too few to learn from", stacklevel=2)
-    if len(values) < 3 and len(incomplete):
-        worst = columns[int(np.isnan(incomplete).sum(0).argmax())].name
-        raise NicestError(
-            f"{path}: expected at least 3 complete rows, to train, validate and test on, got"
-            f" {len(values)} of {len(values) + len(incomplete)}; most are missing in column {shown(worst)}:"
-            f" {leave_out(worst)}"
-        )
-    beside = incomplete if len(incomplete) and len(columns) <= WIDEST else None
-    if len(incomplete) and beside is None:
-        share = f"{len(incomplete)} of {len(values) + len(incomplete)}"
-        warnings.warn(
-            f"{path}: {share} rows have missing values and are left out, as in all tables with more than {WIDEST}"
-            " columns",
-            stacklevel=2,
-        )
-    steps, names = zip(*((float(column.discrete), column.name) for column in columns), strict=True)
-    rows = Rows(values, (len(columns),), None, steps, names, targets)
-    splits = by_seed(path.resolve().stem, rows, seed, valid, test, beside)
-    return replace(splits, columns=columns)
+def _load_table(path: Path, seed: int, valid: float, test: float, drop: Sequence[str], bounds: Sequence[str]) -> Splits:
+    """Read a table, encode its rows and split them."""
+    from nicest.data.tables import read_table  # with pyarrow, which images do not need
 
-
-def find_targets(names: Sequence[str], target: Sequence[str], source: Path | str) -> tuple[int, ...]:
-    """The places of the columns that are to be predicted, sorted."""
-    if absent := [name for name in target if name not in names]:
-        raise NicestError(f"{source}: found no column {listed(absent)} to predict; it has {listed(names)}")
-    if len(set(target)) < len(target):
-        raise NicestError(f"{source}: expected every target once, got {listed(sorted(target))}")
-    if target and len(target) == len(names):
-        raise NicestError(f"{source}: expected a column beside {listed(target)} to predict from, got none")
-    return tuple(sorted(names.index(name) for name in target))
-
-
-def with_targets(rows: np.ndarray, targets: Sequence[int]) -> np.ndarray:
-    """The rows that have all targets. NaN has many bit patterns: the digest sees one."""
-    kept = rows[~np.isnan(rows[:, list(targets)]).any(1)]
-    return np.where(np.isnan(kept), kept.dtype.type(np.nan), kept)
-
-
-def with_incomplete(splits: Splits, rows: np.ndarray, seed: int, valid: int) -> Splits:
-    """The splits with incomplete rows added; of all rows, complete or not, `valid` are to validate."""
-    rows = rows[np.random.default_rng(seed).permutation(len(rows))]
-    rows = rows[np.argsort(np.isnan(rows).sum(1), kind="stable")]
-    rows = np.where(np.isnan(rows), np.float32(np.nan), rows)  # NaN has many bit patterns: the digest sees one
-    n_valid = min(max(0, min(valid, FEW) - len(splits.valid)), len(rows) // 2)
-    return replace(splits, incomplete=rows, n_incomplete_valid=n_valid)
+    schema, rows, notes = read_table(path, drop, bounds)
+    rows[np.isnan(rows)] = np.nan  # one bit pattern, for the digest
+    parts = (rows[index] for index in _permuted(str(path), len(rows), seed, valid, test))
+    return Splits(path.resolve().stem, *parts, (rows.shape[1],), None, schema, notes=tuple(notes))
 
 
 def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
-    """All rows of a .npy file, an idx file, or a folder of idx files or of images."""
+    """Read all rows of a .npy file, an idx file, or a folder of idx files or of images."""
     if path.is_dir():
         if idx := _idx_files(path):
             return _read_idx(idx)
@@ -551,7 +427,7 @@ def read_rows(path: Path, fit: images.Fit = images.Fit()) -> Rows:  # noqa: B008
 
 
 def folder_images(folder: Path) -> list[Path]:
-    """The files whose images are the rows of a folder, in their order; none where it is of idx files."""
+    """List the image files of a folder in the order of its rows; none if it holds idx files."""
     return [] if _idx_files(folder) else images.image_files(folder)
 
 
@@ -560,7 +436,7 @@ def _idx_files(folder: Path) -> list[Path]:
 
 
 def _read_idx(files: list[Path]) -> Rows:
-    """The rows of idx files, one after the other: unsigned bytes are levels, every other type is continuous."""
+    """Concatenate the rows of idx files: unsigned bytes are levels, every other type is continuous."""
     arrays = [images.read_idx(file) for file in files]
     for file, array in zip(files, arrays, strict=True):
         if array.ndim not in (2, 3):

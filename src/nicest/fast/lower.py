@@ -27,7 +27,6 @@ from nicest.flows import (
     ChannelMixing,
     Coupling,
     Elementwise,
-    FeatureNetwork,
     Mixing,
     Mixture,
     Partition,
@@ -43,15 +42,16 @@ from nicest.flows.units import check_rows
 
 
 def lower(flow: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return a flow that computes the same function from the same parameters, faster; gradients reach them.
+    """Return a density that computes the same function from the same parameters, faster; gradients reach them.
 
     Between couplings x stays split in its two parts. With another `dtype` than the flow's own, such as bfloat16,
     coupling functions compute in it; x and the log-determinants keep theirs. On a GPU, additive couplings,
     dequantisation, splines and convolutional networks have kernels of their own. Networks without a fast form run under
     autocast; `LoweredChain.plain_layers` names them. Lower a flow on the device and in the dtype in which it will be
-    used. A flow with sharded parameters is returned as it is.
+    used. A flow with sharded parameters, and a density without a bijection, are returned as they are.
     """
-    if any(hasattr(p, "full_tensor") for p in flow.parameters()):
+    known = isinstance(flow, Mixture) or isinstance(getattr(flow, "bijection", None), Bijection)
+    if not known or any(hasattr(p, "full_tensor") for p in flow.parameters()):
         return flow
     twin = copy.copy(flow)  # keeps the class, whose methods may be the caller's own
     twin._modules = dict(flow._modules)
@@ -61,8 +61,8 @@ def lower(flow: Any, dtype: torch.dtype | None = None) -> Any:
             for each in twin.members:
                 each.units = twin.members[0].units
         return twin
-    twin.bijection = LoweredChain(flow.bijection, dtype or flow.units.scale.dtype)
-    if type(flow.units) is Units and flow.units.levels and not _hooked(flow.units):
+    twin.bijection = LoweredChain(flow.bijection, dtype or flow.dtype)
+    if type(getattr(flow, "units", None)) is Units and flow.units.levels and not _hooked(flow.units):
         twin.units = LoweredUnits(flow.units)
     return twin
 
@@ -233,9 +233,6 @@ class FastCoupling:
         self.layer, self.dtype = layer, dtype
         self.partition, self.law = layer.partition, fast_law(layer.law)
         network: nn.Module = layer.network
-        self.features: nn.Module | None = None
-        if type(network) is FeatureNetwork and not _hooked(network):
-            self.features, network = network.features, network.network
         self.network = FastMLP.of(network, dtype)
         if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
             self.network = None  # the plain one says what is wrong
@@ -251,7 +248,6 @@ class FastCoupling:
     def at_once(self, x: Tensor, context: Tensor | None) -> bool:
         return (
             self.network is not None
-            and self.features is None
             and self.additive
             and self.partition.regular
             and context is None
@@ -285,24 +281,17 @@ class FastCoupling:
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x_I1 as the network reads it, and the network's output (B, |I2| · size)."""
-        if self.network is not None and self.features is None:
+        if self.network is not None:
             return self.network.read(x1, context)
         if self.conv is not None and self.convolves(x1, context):
             b = self.conv.read(x1, context)
-        elif self.network is None and self.residual is None:
+        elif self.residual is not None:
+            b = self.residual.read(x1, context)[1]
+        else:
             with reduced(x1, self.dtype):
                 b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
-        else:
-            b = self._fast(x1, context)
         self.layer.parameters_from(x1, b)  # checks the shape
         return x1, b.to(x1.dtype)
-
-    def _fast(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        network = self.network or self.residual
-        assert network is not None
-        if self.features is None:
-            return network.read(x1, context)[1]
-        return network.read(self.features(x1 if context is None else torch.cat((context.to(x1), x1), 1)), None)[1]
 
 
 class LoweredChain(Bijection):
@@ -503,9 +492,7 @@ class FastConditional(Bijection):
         super().__init__()
         assert layer.conditioner is not None
         self.dim, self.plain, self.law, self.dtype = layer.dim, layer, fast_law(layer.law), dtype
-        network, self.features = layer.conditioner, None
-        if type(network) is FeatureNetwork:
-            self.features, network = network.features, network.network
+        network = layer.conditioner
         self.fast = [FastMLP.of(network, dtype) or FastResidual.of(network, dtype)]  # in a list: no submodule
         if self.fast[0]:
             self.fast[0].by_columns = isinstance(self.law, FastSpline | FastAffineSpline)
@@ -524,8 +511,7 @@ class FastConditional(Bijection):
         if network is None or context is None:
             with reduced(x, self.dtype):
                 return self.plain.parameters_at(x, context)
-        c = context.to(x.dtype)
-        b = network.read(c if self.features is None else self.features(c), None)[1]
+        b = network.read(context.to(x.dtype), None)[1]
         return b.unflatten(1, (self.plain.dim, self.law.size))
 
 

@@ -16,15 +16,19 @@ Shape = torch.Size | list[int] | tuple[int, ...]
 class Density(nn.Module, ABC):
     """A normalised density p(x | context) of rows x.
 
-    Calling the module returns the objective that training maximises, by default `log_prob`.
+    To write one, define `dim`, `log_prob` and `sample`; `nicest.fit` then trains it. Calling the module returns the
+    objective that training maximises, by default `log_prob`.
 
     Attributes
     ----------
     dim : int
         Number of features of x.
+    interval_nats : float
+        What is added to log-likelihoods that are reported; 0 except for pixels on an interval.
     """
 
     dim: int
+    interval_nats: float = 0.0
 
     @abstractmethod
     def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -36,6 +40,28 @@ class Density(nn.Module, ABC):
 
     def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
         return self.log_prob(x, context, **options)
+
+    def validation_log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return what validation takes the mean of, (B,), for rows (B, D): by default `log_prob`."""
+        return self.log_prob(x, context)
+
+    def initialise(self, rows: Tensor, context: Tensor | None = None) -> None:
+        """Set the data-dependent start from training rows (N, D); the default has none."""
+
+    @property
+    def device(self) -> torch.device:
+        return self._example.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type that the density computes in."""
+        return self._example.dtype
+
+    @property
+    def _example(self) -> Tensor:
+        """The first floating-point parameter or buffer."""
+        found = (each for each in (*self.parameters(), *self.buffers()) if each.is_floating_point())
+        return next(found, torch.empty(0))
 
     def given(self, context: Tensor | None = None) -> DensityDistribution:
         """Return p(x | context) as a `torch.distributions.Distribution`."""

@@ -62,6 +62,14 @@ class Flow(Density):
         return self.units.scale.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.units.scale.dtype
+
+    @property
+    def interval_nats(self) -> float:  # type: ignore[override]
+        return self.units.interval_nats
+
+    @property
     def support(self) -> constraints.Constraint:
         return self.units.support
 
@@ -155,7 +163,7 @@ class Flow(Density):
 
     @torch.no_grad()
     def initialise(self, rows: Tensor, context: Tensor | None = None) -> None:
-        """Fit units and embedding to rows, then let every layer set its data-dependent start.
+        """Fit the units to rows, then let every layer set its data-dependent start.
 
         A whitening that comes first is fitted in closed form to the moments of all rows with their dequantisation
         noise. If a layer behind a coupling has a start of its own, a few thousand rows are used: they pass through the
@@ -169,30 +177,25 @@ class Flow(Density):
         training = [module for module in self.modules() if module.training]
         self.eval()  # no dropout
         self.units.fit_rows(rows)
-        if context is not None and (fit := getattr(self.embedding, "fit", None)):
-            fit(context)
         inside = list(leaves(self.bijection))
         starts = [i for i, layer in enumerate(inside) if initialises(layer)]
         some = slice(None)
         if any(isinstance(layer, Coupling) for layer in inside[: max(starts, default=0)]):
             some = slice(None, None, -(-len(rows) // min(FIT_ROWS, max(FEWEST_FIT_ROWS, FIT_NUMBERS // self.dim))))
-        known = self.units.moments(rows) if inside and isinstance(inside[0], Whitening) else None
         layers = list(flattened(self.bijection))
-        if known is not None and isinstance(layers[0], Whitening):
-            layers[0].fit_moments(*known)
-        if len(starts) > (known is not None):
-            given = None if context is None else self.embed(context[some].to(self.device))
+        whitening = layers[0] if layers and isinstance(layers[0], Whitening) else None
+        if whitening is not None:
+            whitening.fit_moments(*self.units.moments(rows))
+        if len(starts) > (whitening is not None):
+            embedded = None if context is None else self.embed(context[some].to(self.device))
             y = self.units.enter(rows[some].to(self.device))
-            if known is not None:
-                y, layers = layers[0](y, given)[0], layers[1:]
-            Chain(*layers).initialise(y, given)
+            if whitening is not None:
+                y, layers = whitening(y, embedded)[0], layers[1:]
+            Chain(*layers).initialise(y, embedded)
         for module in training:
             module.training = True
 
 
 def units_ledger(units: Units, y: Tensor) -> dict[str, Tensor]:
     """Return the terms of the units, by name, each (B,)."""
-    terms = units.terms()
-    if isinstance(local := units.local(y), Tensor):
-        terms["atoms"] = local
-    return {name: y.new_zeros(len(y)) + term for name, term in terms.items()}
+    return {name: y.new_zeros(len(y)) + term for name, term in units.terms().items()}

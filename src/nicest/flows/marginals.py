@@ -180,7 +180,7 @@ class Elementwise(Bijection):
     conditioner : nn.Module, optional
         Maps the context to the parameters, (B, dim · law.size), in place of learned parameters that are the same for
         all rows. In front of the prior, an affine law with a linear function of a label gives every class a prior of
-        its own. A conditioner with a method `initialise(context, x)` is given the data first.
+        its own.
     """
 
     elementwise = True
@@ -215,8 +215,6 @@ class Elementwise(Bijection):
     @torch.no_grad()
     def initialise(self, x: Tensor, context: Tensor | None = None) -> None:
         """Start a spline at the map from the quantiles of x to those of a Gaussian; other laws at the identity."""
-        if initialise := getattr(self.conditioner, "initialise", None):
-            initialise(context, x)
         if self.conditioner is not None or not isinstance(self.law, Spline):
             return
         x = x[:: -(-len(x) // ENOUGH)]

@@ -81,6 +81,14 @@ class Mixture(Density):
     def device(self) -> torch.device:
         return self.weights.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.dtype
+
+    @property
+    def interval_nats(self) -> float:  # type: ignore[override]
+        return float(self.members[0].interval_nats)
+
     def log_prob(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
         """Return log Σ_k w_k p_k(x | context); the options are those of the members' `log_prob`."""
 
@@ -176,9 +184,12 @@ class Mixture(Density):
         nats: Tensor = self.prior.log_prob(latent[:, :-1])
         return nats - 0.5 * (v.square() + math.log(2 * math.pi))
 
-    def infer_latent(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Sample a latent (h, v) from p(h, v | y)."""
-        h, log_det = map(torch.stack, zip(*(each.bijection(y) for each in self.members), strict=True))
+    def infer_latent(
+        self, y: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Sample a latent (h, v) from p(h, v | y, context)."""
+        found = (each.bijection(y, each.embed(context)) for each in self.members)
+        h, log_det = map(torch.stack, zip(*found, strict=True))
         weights = self.weights.to(y)
         each = torch.stack([self.prior.log_prob(one) for one in h]) + log_det + weights.log()[:, None]
         u = torch.rand(2, len(y), generator=generator, dtype=y.dtype, device=y.device)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from nicest.flows.bijection import Bijection
 from nicest.flows.linear import mean_and_variance, moments
 from nicest.flows.noise import batch_size, select
 
@@ -20,9 +19,6 @@ def check_rows(x: Tensor, dim: int) -> None:
         raise ValueError(f"expected rows (B, {dim}), got shape {tuple(x.shape)}")
     if x.shape[1] != dim:
         raise ValueError(f"expected {dim} features, got {x.shape[1]}")
-
-
-Bounds = tuple[Tensor | float, Tensor | float]
 
 
 class Units(nn.Module):
@@ -139,22 +135,9 @@ class Units(nn.Module):
             terms["standardise"] = -self.scale.log().sum()
         return terms
 
-    @property
-    def n_drawn(self) -> int:
-        """Dimensions some of whose values are drawn from an interval."""
-        return int((self.step > 0).sum())
-
-    def first_layers(self) -> dict[str, Bijection]:
-        """Return the layers, by name, that a chain must begin with because y has bounds."""
-        return {}
-
-    def local(self, y: Tensor) -> Tensor | float:
-        """Return what is added beyond `terms` where that differs between rows, (B,)."""
-        return 0.0
-
     def log_det(self, y: Tensor) -> Tensor | float:
-        """Return log p(x) - log p(y) of rows y: a number, or (B,) where it differs between rows."""
-        return sum(self.terms().values()) + self.local(y)
+        """Return log p(x) - log p(y) of rows y, the same for all."""
+        return sum(self.terms().values())
 
     @property
     def _unit(self) -> Tensor:
@@ -187,24 +170,14 @@ class Units(nn.Module):
         found: Tensor = self.support.check(x)
         return found
 
-    def values_of(self, column: int) -> Tensor | None:
-        """Return all values of a category column; None for columns of numbers."""
-        return None
-
-    def box(self, bounds: Bounds | None = None) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper corner, (1, D) each, of the y that bounds in units of the data allow.
-
-        Without bounds, pixels are limited to their interval and other data is not.
-        """
-        low, high = bounds or ((0, self.levels) if self.levels else (-math.inf, math.inf))
-        ends = (torch.as_tensor(end).to(self.scale).expand(1, self.dim) for end in (low, high))
-        lower, upper = (self.place(end) for end in ends)
-        if not bool((lower < upper).all()):
-            raise ValueError("expected every lower bound below its upper bound; one is not, or is not a number")
+    def box(self) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper corner, (1, D) each, of the values of y: the interval of pixels, or infinite."""
+        ends = (0, self.levels) if self.levels else (-math.inf, math.inf)
+        lower, upper = (self.place(self.scale.new_full((1, self.dim), end)) for end in ends)
         return lower, upper
 
-    def moments(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the exact mean and covariance of y over rows, with the dequantisation noise; None if unknown.
+    def moments(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the exact mean and covariance of y over rows, with the dequantisation noise.
 
         DIFFERS: the paper whitens one draw of noisy data; the expectation has no draw to overfit, which is worth 6
         nats to a full Gaussian on CIFAR-10.
@@ -218,12 +191,6 @@ class Units(nn.Module):
         """Standardise rows of data, if these units standardise."""
         if self.standardise:
             self.fit(*mean_and_variance(rows))
-
-    @torch.no_grad()
-    def rescale(self, unit: Tensor) -> None:
-        """Adapt to numbers that are `unit` times as large, (D,)."""
-        for each in (self.loc, self.scale):
-            each.mul_(unit.to(each))
 
     @torch.no_grad()
     def fit(self, mean: Tensor, variance: Tensor) -> None:

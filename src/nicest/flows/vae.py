@@ -114,6 +114,10 @@ class VAE(Density):
         return self.units.scale.device
 
     @property
+    def interval_nats(self) -> float:  # type: ignore[override]
+        return self.units.interval_nats
+
+    @property
     def support(self) -> constraints.Constraint:
         return self.units.support
 

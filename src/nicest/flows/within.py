@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.chain import Chain, Ledger, ledger
+from nicest.flows.chain import Ledger, ledger
 from nicest.flows.coupling import Partition
-from nicest.flows.laws import Law
-from nicest.flows.marginals import Elementwise
 
 
 class Within(Bijection):
@@ -58,8 +56,8 @@ class AtContext(Bijection):
     Parameters
     ----------
     inner : Bijection
-    context : Tensor of shape (N, C)
-        Row i serves the rows i k to (i + 1) k - 1 of x, with k = len(x) / N.
+    context : Tensor of shape (1, C)
+        The context of all rows.
     """
 
     context: Tensor
@@ -70,50 +68,11 @@ class AtContext(Bijection):
         self.register_buffer("context", context, persistent=False)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.inner(x, repeated(self.context, len(x)))
+        return self.inner(x, self.context.expand(len(x), -1))
 
     def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.inner.inverse(y, repeated(self.context, len(y)))
+        return self.inner.inverse(y, self.context.expand(len(y), -1))
 
     def ledger(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:
         """Return the output and the log-determinant of every layer inside, by name."""
-        return ledger(self.inner, x, repeated(self.context, len(x)))
-
-
-class FixedLaw(Bijection):
-    """A law in every dimension with fixed parameters (N, D, size), which serve rows as in `AtContext`."""
-
-    elementwise = True
-    parameters_: Tensor
-
-    def __init__(self, law: Law, parameters: Tensor) -> None:
-        super().__init__()
-        self.dim, self.law = parameters.shape[1], law
-        self.register_buffer("parameters_", parameters, persistent=False)
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, log_slope = self.law.forward(x, repeated(self.parameters_, len(x)))
-        return y, log_slope.sum(-1)
-
-    def inverse(self, y: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        x, log_slope = self.law.inverse(y, repeated(self.parameters_, len(y)))
-        return x, log_slope.sum(-1)
-
-
-def at_context(layer: Bijection, context: Tensor) -> Bijection:
-    """Fix the context of a bijection; conditioners that read nothing else are evaluated once."""
-    if isinstance(layer, Chain):
-        named = {name: at_context(each, context) for name, each in layer.layers.items()}  # type: ignore[arg-type]
-        return Chain(named)
-    if isinstance(layer, Elementwise) and layer.conditioner is not None:
-        return FixedLaw(layer.law, layer.parameters_at(context, context))
-    return AtContext(layer, context)
-
-
-def repeated(values: Tensor, rows: int) -> Tensor:
-    """Repeat each of N values for rows / N consecutive rows."""
-    if not rows:
-        return values[:0]
-    if not len(values) or rows % len(values):
-        raise ValueError(f"expected a multiple of {len(values)} rows, one for each context, got {rows}")
-    return values.repeat_interleave(rows // len(values), 0)
+        return ledger(self.inner, x, self.context.expand(len(x), -1))

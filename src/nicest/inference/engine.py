@@ -1,4 +1,4 @@
-"""Scoring and sampling any number of rows: in batches of one size, and on a GPU through captured graphs."""
+"""Score and sample any number of rows: in batches of one size, and on a GPU through captured graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nicest.fast import capture, copy_weights, lower
-from nicest.flows import Flow, Mixture
+from nicest.flows import Density, Flow, Mixture
 from nicest.flows.noise import Part, part_of_batch
 
 Method = str | Callable[..., Any]
@@ -23,7 +23,7 @@ BATCH = 2000  # rows that are scored or decoded at once, whatever their number
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of every batch that one of `size` processes has: each `size`-th from row `rank` on."""
+    """The rows of every batch that one of `size` processes has: every `size`-th row from row `rank` on."""
 
     rank: int = 0
     size: int = 1
@@ -38,21 +38,33 @@ class Share:
 
 
 class Engine:
-    """A flow for any number of rows, with memory bounded whatever their number.
+    """A density for any number of rows, in bounded memory.
 
         engine = Engine(flow)
-        engine.log_prob(rows)                 # (n,), as flow.log_prob gives it
+        engine.log_prob(rows)                 # (n,), equal to flow.log_prob(rows)
         engine.sample(100_000)                # (n, D)
 
-    It runs the flow in its fast form (`lower`); on a GPU the work on one batch is captured once and replayed, which
-    saves the launches. `precision` is the dtype that the coupling functions compute in, by default that of the flow:
-    with torch.bfloat16 on a GPU the engine is several times as fast, rounds like a model that was trained so, and
-    keeps copies of the weights it found (see `refresh`). Of several processes, each gives what it has a `share` in.
+    A flow runs in its fast form (`lower`). On a GPU the work on one batch is captured once and replayed, which saves
+    the launches.
+
+    Parameters
+    ----------
+    flow : Density
+        A flow, a mixture or any other density.
+    batch : int, optional
+        Rows that are processed at once; 2,000 by default.
+    precision : torch.dtype, optional
+        The dtype of the coupling functions, by default that of the flow. With torch.bfloat16 on a GPU the engine is
+        several times as fast, rounds like a model that was trained in it, and keeps copies of the weights (`refresh`).
+    share : Share
+        The rows of each batch that this process computes.
+    captured : bool
+        Whether to capture the work on a GPU.
     """
 
     def __init__(
         self,
-        flow: Flow | Mixture,
+        flow: Density,
         *,
         batch: int | None = None,
         precision: torch.dtype | None = None,
@@ -63,22 +75,26 @@ class Engine:
         self.device, self.captured = flow.device, captured
         self.fast = lower(flow, precision)
         self.graphs: dict[Any, Graph] = {}
-        self.copies = precision not in (None, flow.units.scale.dtype) and self.device.type == "cuda"
+        self.copies = precision not in (None, flow.dtype) and self.device.type == "cuda"
         self.refresh()
 
     def log_prob(self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return log p of every row, (n,), on the device of the flow; the generator is the source of the noise."""
+        """Return log p of every row, (n,), on the device of the density; the generator is the source of the noise."""
         return self._gathered(self.each("log_prob", x, context, generator=generator), ())
 
+    def validation_log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return `Density.validation_log_prob` of every row, (n,)."""
+        return self._gathered(self.each("validation_log_prob", x, context), ())
+
     def sample(self, n: int, context: Tensor | None = None, **options: Any) -> Tensor:
-        """Draw n rows, (n, D), on the device of the flow; the options are those of `draws`."""
+        """Draw n rows, (n, D), on the device of the density; the options are those of `draws`."""
         return self._gathered(self.draws(n, context, **options), (self.flow.dim,))
 
     def _gathered(self, parts: Iterator[Tensor], shape: tuple[int, ...]) -> Tensor:
         """Concatenate batches along the rows; `shape` is that of one row, for when there are none."""
         kept = list(parts)
         if not kept:
-            return self.flow.units.scale.new_zeros(0, *shape)
+            return torch.zeros(0, *shape, dtype=self.flow.dtype, device=self.device)
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
     @torch.no_grad()
@@ -91,12 +107,21 @@ class Engine:
         generator: torch.Generator | None = None,
     ) -> Iterator[Tensor]:
         """Yield n samples in batches, each for its row of the context (n, C), if there is one."""
-        rows, flow = self.batch, self.flow  # memory may want smaller batches on the way
-        latents = flow.sample_latent if isinstance(flow, Mixture) else flow.prior.rsample
+        rows, flow = self.batch, self.flow  # memory may require smaller batches on the way
+        latents = None
+        if isinstance(flow, Flow):
+            latents = flow.prior.rsample
+        elif isinstance(flow, Mixture) and flow.shares_units and flow.shares_prior:
+            latents = flow.sample_latent
+        options = {} if temperature == 1 else {"temperature": temperature}  # known to flows alone
         for start in range(0, n, rows):
             size = min(rows, n - start)
+            some = None if context is None else context[start : start + size]
+            if latents is None:
+                yield flow.sample(size, some, generator=generator, **options)
+                continue
             h = latents(size, temperature=temperature, generator=generator)
-            yield from self.each("decode", h, None if context is None else context[start : start + size], of=n)
+            yield from self.each("decode", h, some, of=n)
 
     @torch.no_grad()
     def each(
@@ -109,11 +134,18 @@ class Engine:
         generator: torch.Generator | None = None,
         **options: bool,
     ) -> Iterator[Any]:
-        """Apply a method of the flow to x and its context in batches; yield each result, in memory of its own.
+        """Apply a method of the density to x and its context in batches; yield each result, in its own memory.
 
-        `method` is a name, or a function whose first argument is the flow. `of` is the number of rows that the size of
-        a batch is chosen for, by default those of x. Random numbers come from the `generator`, if there is one; torch's
-        own is then left as it was.
+        Parameters
+        ----------
+        method : str or callable
+            The name of a method, or a function whose first argument is the density.
+        x, context : Tensor
+            Rows (n, ...), with a context each.
+        of : int
+            Number of rows that the batch size is chosen for, by default n.
+        generator : torch.Generator, optional
+            Source of random numbers in place of torch's own, which is then left unchanged.
         """
         batch, start = self._size(of or len(x)), 0
         while start < len(x):
@@ -146,7 +178,7 @@ class Engine:
         return self.graphs[key](*parts)
 
     def _fewer(self, batch: int) -> int:
-        """Half the batch, from now on: memory ran out."""
+        """Halve the batch for good, after memory ran out; return its size."""
         self.batch = batch // 2
         self.graphs.clear()
         gc.collect()
@@ -162,20 +194,20 @@ class Engine:
             return function(*parts, **options)
 
     def refresh(self) -> None:
-        """Take the weights as they are now; only an engine in reduced precision on a GPU keeps copies of them."""
+        """Copy the current weights; only an engine in reduced precision on a GPU keeps copies."""
         if self.copies:
             copy_weights(self.fast)
 
     def _size(self, n: int) -> int:
-        """The batch for n rows: on a GPU one of few, since each has a graph."""
+        """Return the batch size for n rows: on a GPU a power of two, since each size has a graph."""
         return min(self.batch, n if self.device.type != "cuda" else 1 << (n - 1).bit_length()) if n else 1
 
 
 class Graph:
-    """A function of one batch, captured as a CUDA graph and replayed; smaller batches keep rows of earlier ones behind.
+    """A function of one batch, captured as a CUDA graph and replayed.
 
-    Without `captured`, the function is called each time with the same number of rows, so that it draws the same random
-    numbers.
+    A smaller batch overwrites the first rows of the input; the rest are left from earlier ones. Without `captured`, the
+    function is called each time with the same number of rows, so that it draws the same random numbers.
     """
 
     def __init__(
@@ -210,7 +242,7 @@ class Graph:
 
 @contextmanager
 def drawing_from(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Let torch's own generator of a device continue from another one, and restore it at the end."""
+    """Let torch's default generator of a device continue from another one, and restore it at the end."""
     if generator is None:
         yield
         return
@@ -226,7 +258,7 @@ def drawing_from(generator: torch.Generator | None, device: torch.device) -> Ite
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is that memory ran out, or came of it, as when a capture is broken off."""
+    """Return True if the error, or one of its causes, is an out-of-memory error."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -235,8 +267,8 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def frozen(flow: Flow) -> Iterator[None]:
-    """No gradients but in x, and every layer in evaluation mode; all is as it was afterwards."""
+def frozen(flow: Density) -> Iterator[None]:
+    """Disable gradients of parameters and put every layer in evaluation mode; restore both at the end."""
     learned = [parameter for parameter in flow.parameters() if parameter.requires_grad]
     training = [module for module in flow.modules() if module.training]
     try:

@@ -14,9 +14,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.fast import capture, copy_weights, lower
 from nicest.flows import Flow
-from nicest.flows.units import Bounds
 from nicest.inference.engine import frozen
-from nicest.inference.langevin import corners
 
 BATCH = 2000  # rows that climb at once, whatever their number
 
@@ -161,7 +159,6 @@ def fill(
     *,
     schedule: Schedule = OURS,
     chains: int = 1,
-    bounds: Bounds | None = None,
     looks: Sequence[int] = (),
     seed: int = 0,
     watch: Callable[[float, float], None] = lambda share, mean_nats: None,
@@ -169,9 +166,9 @@ def fill(
     """Fill in what is hidden by climbing the log-likelihood; the observed come back bit for bit (NICE §5.2).
 
     x (B, D) holds rows in the data's own space, levels or real numbers; hidden (B, D) is true where x is to be found,
-    and x is not looked at there: it may be NaN. The ascent stays within `bounds`, in units of the data; without them
-    pixels stay in their interval and real numbers go anywhere. Every chain has its own start and noise. The states at
-    the start, after `looks` iterations and at the end are kept. `watch(share done, mean nats)` hears of the progress.
+    and x is ignored there: it may be NaN. Pixels stay in their interval, and real numbers go anywhere. Every chain has
+    its own start and noise. The states at the start, after `looks` iterations and at the end are kept.
+    `watch(fraction done, mean nats)` is called after every iteration.
     """
     require_mask(flow, x, hidden, chains)
     generator = torch.Generator(x.device).manual_seed(seed)
@@ -183,7 +180,7 @@ def fill(
         watch((part + share) / len(rows), mean_nats)
 
     with frozen(flow):
-        box = corners(flow.units, bounds)
+        box = flow.units.box()
         for part, (row, mask) in enumerate(zip(rows, masks, strict=True)):
             climb = _climb(flow, row, mask, box, schedule, generator, set(stops).__contains__, partial(tell, part))
             _, kept, heights = zip(*climb, strict=True)

@@ -1,4 +1,4 @@
-"""Missing cells of a table: the mode by the ascent of NICE §5.2, and draws by Metropolis-adjusted Langevin chains."""
+"""Fill in hidden pixels: the mode by the ascent of NICE §5.2, and draws by Metropolis-adjusted Langevin chains."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.fast import lower
 from nicest.flows import Flow
-from nicest.flows.units import Bounds
 from nicest.inference.engine import Engine, frozen
 from nicest.inference.fill import OURS, Ascent, require_mask
 from nicest.inference.langevin import SAMPLES, Chains
 
-AT_ONCE = 500  # rows with missing cells
 STEPS = 1000  # of a chain, at most
 WARMUP = 100  # steps before those that are enough to adapt in
 ROUNDS = 4  # at whose ends chains may stop: at an eighth, a quarter, a half and all of their steps
@@ -63,7 +61,6 @@ def impute_rows(
     ascent: int = 500,
     alike: int = 0,
     interval: float = 0.9,
-    bounds: Bounds | None = None,
     seed: int = 0,
     watch: Callable[[float], None] = lambda share: None,
 ) -> Imputed:
@@ -75,9 +72,7 @@ def impute_rows(
     checks, and 1 disables early stopping. `draws` evenly spaced states are kept for each row. The mode is `ascent`
     steps up the hill from the likeliest of them. Chains start at draws from a Gaussian; with `alike`, at parts of
     samples of the flow, chosen among so many that are most like the observed part: better for images, which no Gaussian
-    resembles. What is filled in lies within `bounds`, (lower, upper), each one number or one for each column, in units
-    of x; the density is cut off there. Discrete columns come back in whole steps; their low, high and mean are of
-    those.
+    resembles. Discrete dimensions come back in whole steps; their low, high and mean are of those.
     """
     require_mask(flow, x, missing)
     if not x.is_floating_point():
@@ -98,7 +93,7 @@ def impute_rows(
     kept = x.expand(draws, -1, -1).clone()
     mode, acceptance, r_hat = x.clone(), *x.new_ones(2, len(x), dtype=torch.float64)
     with frozen(flow):
-        walk = Walk(flow, bounds, chains, draws // chains, steps, warmup, generator, alike, rounds)
+        walk = Walk(flow, chains, draws // chains, steps, warmup, generator, alike, rounds)
         parts = rows.split(walk.at_once()) if len(rows) else ()
         for part, index in enumerate(parts):
             for done in walk.over(x[index], missing[index]):
@@ -115,20 +110,12 @@ def impute_rows(
     return Imputed(mode, mean, low, high, kept, nats, acceptance, r_hat)
 
 
-def in_parts(missing: np.ndarray, seed: int | list[int]) -> list[tuple[np.ndarray, int]]:
-    """The rows with missing cells, some at once, since all their draws are held in memory; each part has its seed."""
-    holed = np.flatnonzero(missing.any(1))
-    parts = np.split(holed, range(AT_ONCE, len(holed), AT_ONCE)) if len(holed) else []
-    return list(zip(parts, np.random.SeedSequence(seed).generate_state(len(parts)).tolist(), strict=True))
-
-
 class Walk(Chains):
     """Chains that keep what they find: `over` walks those of some rows, `climb` goes to their modes."""
 
     def __init__(
         self,
         flow: Flow,
-        bounds: Bounds | None,
         chains: int,
         keep: int,
         steps: int,
@@ -138,7 +125,7 @@ class Walk(Chains):
         rounds: int = 1,
     ) -> None:
         samples = Engine(flow).sample(SAMPLES, generator=generator)
-        super().__init__(flow, samples, bounds, generator, chains, alike)
+        super().__init__(flow, samples, generator, chains, alike)
         self.exact, self.steps, self.warmup, self.keep = lower(flow), steps, warmup, keep
         lengths = [steps / 2**k for k in range(rounds)]
         self.lengths = sorted(each for each in lengths if each >= keep or each == steps)

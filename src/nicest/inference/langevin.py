@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from nicest.errors import NicestError
 from nicest.fast import lower
-from nicest.flows import Flow, Units, moments
-from nicest.flows.units import Bounds
+from nicest.flows import Flow, moments
 
 ROWS = 2000  # chains that walk at once, whatever the number of rows
 NUMBERS = 1 << 25  # in the factors of the rows that walk at once, D² for each
@@ -62,14 +61,13 @@ class Chains:
         self,
         flow: Flow,
         samples: Tensor,
-        bounds: Bounds | None,
         generator: torch.Generator,
         chains: int = 1,
         alike: int = 0,
     ) -> None:
         self.units, self.generator = flow.units, generator
         self.chains, self.alike = chains, alike
-        self.box = Box(*corners(self.units, bounds))
+        self.box = Box(*self.units.box())
         self.samples = self.enter(samples)
         self.flow = single(flow, self.samples[:COMPARED])
         self.mean, self.precision = gaussian(self.box.enter(self.samples))
@@ -161,22 +159,6 @@ class Chains:
         w = torch.linalg.solve_triangular(self.factor[:, None], (z - self.centre)[..., None], upper=True)[..., 0]
         return torch.where(self.hidden, w, 0.0)
 
-    def moved(self, x: Tensor, hidden: Tensor, moves: int) -> Tensor:
-        """Rows (B, D) whose hidden cells, drawn before, went some moves on; where nothing is finite they stay."""
-        y = self.enter(x)
-        self.place(y, hidden)
-        at = self.at(self.seen_as(y[:, None]))
-        at = self.choose(at.nats.isfinite(), at, self.at(self.noise()))
-        log_step = self.first_step()
-        for i in range(1, moves + 1):
-            if i % JUMP_EVERY == 0:
-                at, _ = self.jump(at)
-            else:
-                at, chance = self.langevin(at, log_step.exp())
-                log_step = adapted(log_step, chance.mean(), i)  # of all: by its own past a chain would go astray
-        good = at.nats.isfinite() & at.y[:, 0].isfinite().all(-1, keepdim=True)
-        return torch.where(hidden & good, self.units.leave(at.y[:, 0]).to(x), x)
-
     def first_step(self) -> Tensor:
         """log ε of every row, (B,), before it is adapted."""
         return -self.hidden[:, 0].sum(1).log().to(self.units.scale) / 6
@@ -265,7 +247,7 @@ class Chains:
 
         y' ~ U(step), taken with probability min(1, p(y') / p(y)); about two cells of a row at a time.
         """
-        few = min(0.5, 2 / max(1, self.units.n_drawn))
+        few = min(0.5, 2 / max(1, int((self.units.step > 0).sum())))
         drawn = self.enter(x.repeat_interleave(self.chains, 0)).view_as(at.y)
         uniform = torch.rand(at.y.shape, generator=self.generator, dtype=at.y.dtype, device=at.y.device)
         self.observed = torch.where(uniform < few, drawn, at.y)
@@ -290,14 +272,6 @@ class Chains:
         shape = (len(self.hidden), self.chains, self.hidden.shape[-1])
         like = self.observed
         return self.hidden * torch.randn(shape, generator=self.generator, dtype=like.dtype, device=like.device)
-
-
-def corners(units: Units, bounds: Bounds | None) -> tuple[Tensor, Tensor]:
-    """Where y may lie, for bounds in units of the data."""
-    try:
-        return units.box(bounds)
-    except ValueError as error:
-        raise NicestError(str(error)) from error
 
 
 class Box:

@@ -1,46 +1,40 @@
-"""From a recipe to a flow: units, the layers of its blocks, and a prior."""
+"""Build the model of a recipe: the network of a table, or units, the layers of its blocks, and a prior."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.flows import (
     LAWS,
     MLP,
     ZCA,
-    AffineSpline,
     Bijection,
     Chain,
     ChannelMixing,
     ConvNet,
     Coupling,
+    Density,
     DiagonalScaling,
     Elementwise,
-    FeatureNetwork,
-    Features,
     Flow,
     Gaussian,
     Law,
     Logistic,
     Logit,
-    MixedUnits,
     Mixing,
-    Mixture,
     OneHot,
     Partition,
     Prior,
     ResidualMLP,
     SinhArcsinh,
     Squeeze,
-    Standardiser,
     TriangularAffine,
     Units,
     Within,
@@ -67,79 +61,55 @@ from nicest.recipes.blocks import (
     ZCABlock,
     of_kind,
 )
-from nicest.recipes.forest import STEEPEST, Forest
 from nicest.recipes.recipe import DataSettings, Recipe
+
+if TYPE_CHECKING:
+    from nicest.data.columns import Schema
 
 WIDEST = 6000  # columns that are whitened
 Pixels = tuple[int, int] | None  # height and width of the images that a network reads, if it does
 
 
-def build(recipe: Recipe, splits: Splits | None = None) -> Flow | Mixture:
-    """Build the untrained flow of a recipe whose data.shape and data.levels are known; whitening is the identity.
+def build(recipe: Recipe, schema: Schema | None = None) -> Density:
+    """Build the untrained model of a recipe.
 
     Parameters
     ----------
     recipe : Recipe
-    splits : Splits, optional
-        Tell which values the columns of a table have; without them stored weights must.
+        With data.shape and data.levels, which `describe` takes from the data.
+    schema : Schema, optional
+        The columns of a table.
     """
     if recipe.own_flow:
-        raise NicestError("this run holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
+        raise NicestError("this run holds a density built by hand: build it again, then nicest.open(path, flow=it)")
+    if recipe.data.kind == "table":
+        return _table_model(recipe, schema)
     model, data = recipe.model, recipe.data
-    dim = len(data.targets) or data.dim
-    prior: Prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](dim, learned=model.learned_prior)
-    units = units_of(data, splits)
-    if model.members > 1 and (data.levels or data.classes):
-        raise NicestError(f"model.members is for tables: expected 1 for images, got {model.members}")
-    if model.trees and len(data.targets) != 1:
-        raise NicestError(f"model.trees is for tables with one target: expected 0 here, got {model.trees}")
-    shape = (dim,) if data.targets else data.shape
-    embedding: nn.Module | None = None
-    if data.classes:
-        embedding = OneHot(len(data.classes))
-    elif data.targets:
-        embedding = Standardiser(_context_categories(data))
-
-    def member() -> Flow:
-        chain = _chain(recipe, prior, enumerate(model.layers, 1), shape, units.first_layers())
-        return Flow(units, chain, prior, embedding)
-
-    if model.members == 1 and not model.trees:
-        return member()
-    members = [member() for _ in range(model.members)]
-    if not model.trees:
-        return Mixture(members)
-    law = AffineSpline(model.bins, 5.0, STEEPEST)
-    forest = Forest(data.dim - 1, law, prior, model.trees, model.leaves)
-    grown = Flow(units, Chain({**units.first_layers(), "forest": Elementwise(law, 1, forest)}), prior, embedding)
-    return Mixture([*members, grown], [1 / model.members] * model.members + [0.0])
+    prior: Prior = {"logistic": Logistic, "gaussian": Gaussian}[model.prior](data.dim, learned=model.learned_prior)
+    embedding = OneHot(len(data.classes)) if data.classes else None
+    chain = _chain(recipe, prior, enumerate(model.layers, 1), data.shape)
+    return Flow(units_of(data), chain, prior, embedding)
 
 
-def _context_categories(data: DataSettings) -> list[int]:
-    """Return the number of categories of each column that is not a target, 0 for numbers."""
-    return [count for i, count in enumerate(data.categories) if i not in data.targets]
+def _table_model(recipe: Recipe, schema: Schema | None) -> Density:
+    """Build the network of a table with these columns."""
+    from nicest.tables import TableModel  # not needed for images
+
+    if schema is None:
+        raise NicestError("a table model needs its columns: open the run folder, which has them in columns.json")
+    model: Density = TableModel(schema.heads(), recipe.table, [schema.index(name) for name in recipe.table.targets])
+    return model
 
 
-def units_of(data: DataSettings, splits: Splits | None = None) -> Units:
-    """Return the map from the data as it is stored to real numbers of a sensible size; of targets alone, if any."""
-    if data.levels:
-        low, high = data.interval
-        try:
-            return Units.pixels(data.dim, data.levels, (low, high))
-        except ValueError as error:
-            raise NicestError(f"data.interval: {error}") from error
-    among = data.targets or range(data.dim)
-    if not data.atoms:
-        every = (splits and splits.steps) or (float(data.discrete > 0),) * data.dim
-        return Units.columns([every[i] for i in among])
-    if splits is None or splits.support is None:
-        dim = len(among)
-        return MixedUnits((0.0,) * dim, ((),) * dim, room=data.atoms)
-    found = splits.support
-    options = {"categories": found.categories, "unordered": found.unordered, "bounds": found.bounds}
-    chosen = {name: [values[i] for i in among] for name, values in options.items()}
-    steps, atoms = [found.steps[i] for i in among], [found.atoms[i] for i in among]
-    return MixedUnits(steps, atoms, room=data.atoms, **chosen)  # type: ignore[arg-type]
+def units_of(data: DataSettings) -> Units:
+    """Return the map from the data as it is stored to real numbers of a sensible size."""
+    if not data.levels:
+        return Units.continuous(data.dim)
+    low, high = data.interval
+    try:
+        return Units.pixels(data.dim, data.levels, (low, high))
+    except ValueError as error:
+        raise NicestError(f"data.interval: {error}") from error
 
 
 def _chain(
@@ -147,10 +117,9 @@ def _chain(
     prior: Prior,
     blocks: Iterator[tuple[int, Block]],
     shape: tuple[int, ...],
-    first: Mapping[str, Bijection] | None = None,
 ) -> Chain:
-    """Return the layers of these blocks, numbered, for examples of this shape; stored weights have their names."""
-    layers = dict(first or {})
+    """Build the layers of these blocks, numbered, for examples of this shape; stored weights have their names."""
+    layers: dict[str, Bijection] = {}
     count: Counter[str] = Counter()
     for name, layer in _layers(recipe, prior, blocks, shape):
         count[name] += 1
@@ -164,7 +133,7 @@ def _layers(
     blocks: Iterator[tuple[int, Block]],
     shape: tuple[int, ...],
 ) -> Iterator[tuple[str, Bijection]]:
-    """The layers of all blocks, each with its name; those after a factor-out are in a chain of their own."""
+    """Yield the layers of all blocks, each with its name; those after a factor-out are in a chain of their own."""
     data, dim, listed = recipe.data, math.prod(shape), bool(recipe.model.blocks)
     partitions: dict[Any, Partition] = {}
     for i, block in blocks:
@@ -185,26 +154,18 @@ def _layers(
                 # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
                 yield "whitening", TriangularAffine(dim, shrinkage=shrinkage).requires_grad_(False)
             case CouplingBlock(repeat, split, law_settings, network, mixing):
-                if dim < 2 and not data.targets:
+                if dim < 2:
                     remedy = f"leave out block {i}" if listed else "set model.couplings=0"
                     raise NicestError(f"a coupling needs two parts, and this data has one column: {remedy}")
                 law = _law(law_settings, f"model.blocks, block {i}: law")
                 for _ in range(repeat):  # the roles of the two sets alternate
-                    if dim < 2:
-                        yield "coupling", Elementwise(law, 1, _reads_columns(data, 0, 1, law, network))
-                        continue
                     last = partitions.get((split, shape))
                     partition = partitions[split, shape] = last.swap() if last else _partition(split, shape, i)
                     if mixing:
                         yield "mixing", ChannelMixing(_image(shape, f"block {i}: mixing"))
                     pixels = _pixels(split, shape) if isinstance(network, ConvNetwork) else None
                     sizes = (len(partition.i1), len(partition.i2), len(data.classes))
-                    m: nn.Module
-                    if data.targets:
-                        m = _reads_columns(data, sizes[0], sizes[1], law, network)
-                    else:
-                        m = NETWORKS[network.kind](network, *sizes, law, pixels)
-                    yield "coupling", Coupling(partition, law, m)
+                    yield "coupling", Coupling(partition, law, NETWORKS[network.kind](network, *sizes, law, pixels))
             case ElementwiseBlock(law_settings):
                 law = _law(law_settings, f"model.blocks, block {i}: law")
                 conditioner = None
@@ -238,16 +199,8 @@ def _layers(
                 yield "scaling", scaling
 
 
-def _reads_columns(data: DataSettings, read: int, changed: int, law: Law, network: Any) -> FeatureNetwork:
-    """Return a network that reads the context columns, and `read` targets, for laws of `changed` targets."""
-    context = _context_categories(data)
-    features = Features([*context, *[0] * read], [True] * len(context) + [False] * read)
-    make = NETWORKS[network.kind]
-    return FeatureNetwork(features, lambda inputs: make(network, inputs, changed, 0, law, None))
-
-
 def _law(settings: LawSettings, where: str) -> Law:
-    """The law of a coupling, whose settings are the fields of its class."""
+    """Build a law, whose settings are the fields of its class."""
     try:
         law: Law = of_kind(settings.table(), LAWS, f"{where}.")
         with torch.device("cpu"):  # where a flow is only sketched, on "meta", sums would import torch's compiler
@@ -271,7 +224,7 @@ def _partition(split: str, shape: tuple[int, ...], block: int) -> Partition:
 
 
 def _image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
-    """Channels, height and width of images, which alone this is for."""
+    """Return channels, height and width of images; raise a NicestError for other data."""
     if len(shape) not in (2, 3):
         raise NicestError(f"{what} is for images, (H, W) or (C, H, W); these examples are {shape}")
     height, width = shape[-2:]
@@ -279,7 +232,7 @@ def _image(shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
 
 
 def _pixels(split: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width of the images in which the sets of a partition lie, for a network that convolves them."""
+    """Return height and width of the images that the sets of a partition form, for a network that convolves them."""
     _, height, width = _image(shape, "network conv")
     if split == "checkerboard" and width % 2 == 0:
         return height, width // 2
@@ -303,14 +256,14 @@ def _residual(settings: ResidualNetwork, inputs: int, changed: int, context: int
 
 def _conv(settings: ConvNetwork, inputs: int, changed: int, context: int, law: Law, pixels: Pixels) -> nn.Module:
     if pixels is None:
-        raise NicestError("network conv is for images; these are columns of a table")
+        raise NicestError("network conv is for images; these are columns of numbers")
     area = math.prod(pixels)
     shape = (inputs // area, *pixels)
     options = {"context_dim": context, "dropout": settings.dropout}
     return ConvNet(shape, changed // area, law.size, settings.width, settings.blocks, **options)  # type: ignore[arg-type]
 
 
-# coupling functions: of so many numbers, to what the law takes for those that are changed, with a context of so many
+# coupling functions, by kind: settings, inputs, changed components, size of the context, law, size of the images
 NETWORKS: dict[str, Callable[[Any, int, int, int, Law, Pixels], nn.Module]] = {
     "mlp": _mlp,
     "residual": _residual,

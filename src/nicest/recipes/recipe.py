@@ -1,4 +1,4 @@
-"""What a recipe may say: every field with its meaning, read from TOML and checked (no torch here)."""
+"""The settings of a recipe, each with its meaning, read from TOML and checked (no torch here)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,12 @@ from nicest.recipes.blocks import (
     within,
 )
 
-TABLES = ("data", "model", "augment", "train")
+TABLES = ("data", "model", "table", "augment", "train")
+# settings of earlier versions: dropped at the value that turned them off, None for any value
+GONE: dict[str, dict[str, Any]] = {
+    "data": {"target": [], "targets": [], "categories": [], "atoms": 0, "discrete": None},
+    "model": {"members": 1, "trees": 0, "leaves": None},
+}
 LONGEST = 1 << 16  # characters of a recipe
 DOTS = 2000  # in a line of it: the time that tomllib takes grows with the square of a dotted key
 
@@ -67,7 +72,6 @@ class DataSettings(Settings):
     resize: tuple[int, ...] = setting((), "then resize the images: height, width", SIZE)
     drop: tuple[str, ...] = setting((), "columns of a table to leave out")
     bounds: tuple[str, ...] = setting((), 'bounds of columns of a table, such as "0 <= age" or "0 <= share <= 1"')
-    target: tuple[str, ...] = setting((), "columns of a table to predict from the others; none to model all of them")
     labels: bool = setting(False, "model images given their labels; of digits, mnist and folders in MNIST's layout")
     interval: tuple[float, ...] = setting(
         (0.0, 1.0),
@@ -91,12 +95,6 @@ class DataSettings(Settings):
         "number of grey levels, 0 for continuous numbers; taken from the data unless given",
         Rule("0, or from 2 to 65536", lambda n: n == 0 or 2 <= n <= 65536),
     )
-    discrete: int = setting(0, "number of discrete columns; taken from the data")
-    atoms: int = setting(0, "largest number of categories or spikes in a column; taken from the data")
-    targets: tuple[int, ...] = setting((), "indices of the target columns; taken from the data")
-    categories: tuple[int, ...] = setting(
-        (), "with targets: number of categories of each other column, 0 for numbers; taken from the data"
-    )
     classes: tuple[int, ...] = setting((), "with labels: training images of each label; taken from the data")
     context: int = setting(0, "with a flow of your own: columns at the end of a row that it is conditioned on")
     digest: str = setting("", "digest of all rows and their split; taken from the data")
@@ -107,27 +105,16 @@ class DataSettings(Settings):
 
     @property
     def conditional(self) -> bool:
-        """True if a model of this data is conditioned on labels or on other columns."""
-        return bool(self.classes or self.targets or self.context)
+        """True if a model of this data is conditioned on labels or on a context."""
+        return bool(self.classes or self.context)
 
     def split(self, rows: Any) -> tuple[Any, Any]:
-        """Split stored rows into what is modelled and its context, which is None if there is none."""
-        if count := self.context or int(bool(self.classes)):
-            return rows[:, :-count], rows[:, -count:]
-        if not self.targets:
-            return rows, None
-        others = [i for i in range(self.dim) if i not in self.targets]
-        return rows[:, list(self.targets)], rows[:, others]
+        """Split stored rows into what is modelled and its context, or None."""
+        count = self.context or int(bool(self.classes))
+        return (rows[:, :-count], rows[:, -count:]) if count else (rows, None)
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
         yield "test", "between 0 and 1, with data.valid below 1 in all", 0 < self.test < 1 - self.valid
-        targets, counts, dim = self.targets, self.categories, self.dim
-        some = list(targets) == sorted(set(targets)) and len(targets) < dim
-        some = some and len(self.shape) == 1 and 0 <= min(targets, default=0) <= max(targets, default=0) < dim
-        yield "targets", "places of some columns, sorted", some or not targets
-        sizes = len(counts) == (dim if targets else 0) and all(0 <= count <= 65536 for count in counts)
-        given = sizes and not any(counts[i] for i in targets)
-        yield "categories", "a count for each column, from 0 to 65536, and 0 for targets", given
         classes = not self.classes or (self.labels and min(self.classes) > 0 and len(self.classes) <= 256)
         yield "classes", "at most 256 counts of at least 1, with data.labels", classes
 
@@ -165,11 +152,6 @@ class ModelSettings(Settings):
         "torch's default; weights U(-0.01, 0.01) and biases 0; last layer 0; or that, with the scaling set so that"
         " whitened data has the variance of the prior",
     )
-    members: int = setting(1, "flows whose densities are averaged; more than 1 only for tables", within(1, 100))
-    trees: int = setting(
-        0, "trees of a random forest that is averaged with them; only for tables with one target", within(0, 10_000)
-    )
-    leaves: int = setting(64, "leaves of each tree at most", within(2, 100_000))
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn the location and scale of the prior in every dimension")
     blocks: tuple[Block, ...] = setting(
@@ -212,16 +194,10 @@ class ModelSettings(Settings):
         return sum(block.n_layers for block in self.layers)
 
     def changed(self, changes: Mapping[str, Any]) -> ModelSettings:
-        """With some settings changed; a list of blocks takes the place of the settings that are short for one."""
+        """Change some settings; a list of blocks replaces the settings that are short for one."""
         if not changes.get("blocks"):
             return replace(self, **changes)
-        kept = {
-            "members": self.members,
-            "trees": self.trees,
-            "leaves": self.leaves,
-            "prior": self.prior,
-            "learned_prior": self.learned_prior,
-        }
+        kept = {"prior": self.prior, "learned_prior": self.learned_prior}
         return ModelSettings(**{**kept, **changes})
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
@@ -241,8 +217,22 @@ class ModelSettings(Settings):
         )
 
 
-KEPT = "members", "trees", "leaves", "prior", "learned_prior", "blocks"
+KEPT = "prior", "learned_prior", "blocks"
 SHORT = tuple(e.name for e in fields(ModelSettings) if e.name not in KEPT)
+
+
+@dataclass(frozen=True)
+class TableSettings(Settings):
+    """[table]: the network of a table, which gives p(a cell | any observed cells)."""
+
+    width: int = setting(128, "units of every hidden layer", within(1, 100_000))
+    depth: int = setting(3, "residual blocks", within(0, 1000))
+    components: int = setting(12, "components of the mixture of each column of numbers", within(1, 1000))
+    dropout: float = setting(0.1, "dropout inside every block", BELOW_ONE)
+    members: int = setting(1, "networks whose distributions are averaged", within(1, 100))
+    orders: int = setting(2, "random orders of the columns that a density is averaged over", within(1, 1000))
+    targets: tuple[str, ...] = setting((), "columns to predict, which training then favours")
+    favour: float = setting(0.5, "with targets: fraction of the masks that hide targets only", within(0, 1))
 
 
 @dataclass(frozen=True)
@@ -328,15 +318,16 @@ class Recipe(Settings):
     )
     paper_nats: float | None = setting(None, "the paper's test log-likelihood for this data set")
     expected_nats: float | None = setting(None, "our test log-likelihood with this recipe")
-    own_flow: bool = setting(False, "the flow was built by hand: [model] does not describe it")
+    own_flow: bool = setting(False, "the density was built by hand: [model] does not describe it")
     sized: bool = setting(False, "choose the settings that are not set here from the size of the data")
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    table: TableSettings = field(default_factory=TableSettings)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
-        """Refuse values of other types, which Python does not, and values that have the right type and no meaning."""
+        """Validate the types and values of all settings."""
         for table in TABLES:
             object.__setattr__(self, table, _typed(getattr(self, table), f"{self.name or 'recipe'}: {table}"))
         for name, value, expected in self.broken():
@@ -354,15 +345,23 @@ class Recipe(Settings):
             "false where the settings are chosen from the size of the data",
             not (self.sized and self.data.labels),
         )
+        other, what = ("model", "images and arrays") if self.data.kind == "table" else ("table", "tables")
+        default: Any = ModelSettings() if other == "model" else TableSettings()
+        for each in fields(default):
+            kept = getattr(getattr(self, other), each.name) == getattr(default, each.name)
+            yield f"{other}.{each.name}", f"left out: [{other}] is of {what}", kept
         several = self.data.labels and len(self.data.classes) != 1
         yield "train.label_weight", "0 for data without labels, or with one", self.train.label_weight == 0 or several
 
     def changed(self, table: Mapping[str, Any], source: str) -> Recipe:
-        """The recipe with the settings of a table of tables, such as {"train": {"epochs": 50}}, checked."""
+        """Return the recipe with other settings, such as {"train": {"epochs": 50}}, checked."""
         return _merge(self, dict(table), source)
 
     def override(self, *assignments: str) -> Recipe:
-        """The recipe with `key=value` settings changed, such as `train.epochs=50`; values are TOML, or plain words."""
+        """Return the recipe with `key=value` settings changed, such as `train.epochs=50`.
+
+        Values are TOML, or plain words.
+        """
         table: dict[str, Any] = {}
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
@@ -388,9 +387,9 @@ class Recipe(Settings):
         return replace(changed, title=title, reading="ours", paper_nats=None, expected_nats=None)
 
     def located(self, folder: Path) -> Recipe:
-        """The recipe of a file in this folder: a path to data that starts with ./ or ../ is taken from there.
+        """Return the recipe of a file in this folder: a data path that starts with ./ or ../ is relative to it.
 
-        Where there is nothing, but something from the working directory, it stays as it is.
+        If nothing is there, but something is relative to the working directory, the path stays.
         """
         path = Path(self.data.name)
         if not self.data.name.startswith(("./", "../")) or (path.exists() and not (folder / path).exists()):
@@ -398,13 +397,14 @@ class Recipe(Settings):
         return replace(self, data=replace(self.data, name=os.path.normpath(folder.resolve() / path)))
 
     def to_toml(self) -> str:
-        """The recipe as TOML, every setting written out with its meaning."""
-        sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in TABLES)
+        """Write the recipe as TOML, every setting with its meaning."""
+        other = ("model", "augment") if self.data.kind == "table" else ("table",)
+        sections = (["", f"[{part}]", *_lines(getattr(self, part))] for part in TABLES if part not in other)
         return "\n".join([*_lines(self), *(line for section in sections for line in section), ""])
 
 
 def _typed(settings: Any, where: str) -> Any:
-    """Settings whose values are of the types they are said to be; numbers of numpy become Python's."""
+    """Convert the values of settings to their types, numbers of numpy included."""
     hints = types_of(settings.__class__)
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
     plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
@@ -414,13 +414,13 @@ def _typed(settings: Any, where: str) -> Any:
 
 
 def names() -> list[str]:
-    """The recipes that come with nicest."""
+    """Return the names of the recipes that come with nicest."""
     folder = resources.files("nicest.recipes")
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def load_recipe(name: str) -> Recipe:
-    """A recipe by its name, or from a TOML file of your own."""
+    """Load a recipe by its name, or from a TOML file."""
     if name in names():
         return parse((resources.files("nicest.recipes") / f"{name}.toml").read_text(), name)
     path = Path(name)
@@ -436,13 +436,18 @@ def load_recipe(name: str) -> Recipe:
 
 
 def parse(text: str, source: str) -> Recipe:
-    """A recipe from the text of a TOML file; `source` is named in errors."""
+    """Parse the text of a TOML file; `source` is named in errors."""
     _require_short(text, source)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers of too many digits and lists in lists in lists
         raise NicestError(f"{source} is not valid TOML: {error}") from error
     table.setdefault("name", Path(source).stem)
+    for part, gone in GONE.items():
+        settings = table.get(part)
+        for key, off in gone.items() if isinstance(settings, dict) else ():
+            if key in settings and (off is None or settings[key] == off):
+                del settings[key]
     return _merge(Recipe(), table, source)
 
 
@@ -455,7 +460,7 @@ def _require_short(text: str, source: str) -> None:
 
 
 def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") -> Any:
-    """`settings` with the values of `table`, which must be of the right names and types."""
+    """Return `settings` with the values of `table`; raise a NicestError for unknown names and wrong types."""
     hints = types_of(settings.__class__)
     changes = {}
     for key, value in table.items():
@@ -472,7 +477,7 @@ def _merge(settings: Any, table: dict[str, Any], source: str, prefix: str = "") 
 
 
 def _nearest_key(key: str) -> str:
-    """The setting that was probably meant, also where its table was left out."""
+    """Return a hint at the setting that was probably meant, also where its table was left out."""
     recipe = Recipe()
     known = [each.name for each in fields(recipe)]
     known += [f"{table}.{each.name}" for table in TABLES for each in fields(getattr(recipe, table))]
@@ -481,7 +486,7 @@ def _nearest_key(key: str) -> str:
 
 
 def _lines(settings: Any) -> list[str]:
-    """A table as TOML; blocks follow the rest of theirs, and the settings that they replace are left out."""
+    """Write one table as TOML; blocks come last, and the settings that they replace are left out."""
     blocks = getattr(settings, "blocks", ())
     values = ((each, getattr(settings, each.name)) for each in fields(settings))
     lines = [

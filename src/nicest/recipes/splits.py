@@ -5,34 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nicest.data import Splits, load
 from nicest.data.download import SETS
 from nicest.data.images import Fit
 from nicest.data.tables import is_table
 from nicest.errors import NicestError
-from nicest.messages import listed
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, Recipe
 from nicest.remote import place
 
 
 def load_splits(recipe: Recipe) -> Splits:
-    """The data of a recipe; where a run was trained on it before, it must still be the same."""
+    """Load the data of a recipe; if a run was trained on it, it must still be the same."""
     data = recipe.data
     if data.name == IN_MEMORY:
         raise NicestError("this model was fitted to rows in memory, which a run does not keep: provide the data")
-    if not data.shape:  # nothing was trained yet
-        _require_kind(data)
-    elif data.name not in SETS and not (path := place(data.name).expanduser()).exists():
+    _require_kind(data)
+    if data.shape and data.name not in SETS and not (path := place(data.name).expanduser()).exists():
         raise NicestError(f"found no {path}, which the run was trained on: put it back, or give its new path as data")
     fit = Fit(data.crop, data.resize)
-    how = {"seed": data.seed, "valid": data.valid, "test": data.test, "drop": data.drop, "bounds": data.bounds}
-    how |= {"target": data.target, "labels": data.labels}
-    found = load(data.name, fit=fit, **how)  # type: ignore[arg-type]
-    if data.target and not found.targets:
-        raise NicestError(f"{data.name} is no table: expected no target, got {listed(data.target)}")
-    splits = _with_levels(found, data)
+    how: dict[str, Any] = {"seed": data.seed, "valid": data.valid, "test": data.test, "labels": data.labels}
+    splits = _with_levels(load(data.name, fit=fit, drop=data.drop, bounds=data.bounds, **how), data)
     if data.shape and (splits.shape, splits.levels or 0) != (data.shape, data.levels):
         raise NicestError(
             f"{data.name}: expected {data.dim} features, shape {data.shape}, {data.levels} levels, as in training;"
@@ -47,37 +42,29 @@ def load_splits(recipe: Recipe) -> Splits:
 
 
 def _require_kind(data: DataSettings) -> None:
-    """Refuse data that is not of the kind the recipe is for."""
+    """Raise a NicestError for data that is not of the kind of the recipe."""
     path = place(data.name).expanduser()
-    if data.kind == "images" and is_table(path):
-        raise NicestError(f"{path} is a table, and the recipe is for folders of images: use the recipe `table`")
-    if data.kind == "images" and not path.exists() and data.name not in SETS:
+    table = data.name not in SETS and is_table(path)
+    if table and data.kind != "table":
+        raise NicestError(f"{path} is a table, and the recipe is for images and arrays: use the recipe `table`")
+    if not table and data.kind == "table":
+        what, other = ("a folder", "images") if path.is_dir() else ("no table", "rows")
+        raise NicestError(f"{data.name} is {what}, and the recipe is for tables: use the recipe `{other}`")
+    if data.kind == "images" and not data.shape and not path.exists() and data.name not in SETS:
         raise NicestError(
             f"found no folder {path}, looked from {Path.cwd()}; the recipe is for a folder of your own images:"
             " give its path as data"
         )
-    if data.kind == "table" and path.is_dir():
-        raise NicestError(f"{path} is a folder, and the recipe is for tables: use the recipe `images`")
 
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:
-    """The recipe with what it takes from the data written in."""
-    data = replace(
-        recipe.data,
-        shape=splits.shape,
-        levels=splits.levels or 0,
-        discrete=sum(step > 0 and (not splits.targets or i in splits.targets) for i, step in enumerate(splits.steps)),
-        targets=splits.targets,
-        categories=splits.categories if splits.targets else (),
-        atoms=splits.support.most_atoms if splits.support else 0,
-        classes=splits.classes,
-        digest=splits.digest(),
-    )
-    return replace(recipe, data=data)
+    """Write what a recipe takes from the data into it."""
+    taken = {"shape": splits.shape, "levels": splits.levels or 0, "classes": splits.classes, "digest": splits.digest()}
+    return replace(recipe, data=replace(recipe.data, **taken))
 
 
 def _with_levels(splits: Splits, data: DataSettings) -> Splits:
-    """The splits with the number of levels the recipe asks for, where the data allows it."""
+    """Return the splits with the number of levels of the recipe, if the data allows it."""
     if not data.levels or data.levels == splits.levels:
         return splits
     pixels = math.prod(splits.shape)

@@ -1,4 +1,4 @@
-"""Flows of your own in a file: the name of the function that builds one, its arguments, and the weights; no pickle."""
+"""Densities of your own in a file: the weights, and the name of the function that builds one; no pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nicest.errors import NicestError
-from nicest.flows import Flow
+from nicest.flows import Density
 from nicest.messages import brief, shown
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import IN_MEMORY
@@ -24,11 +24,19 @@ from nicest.runs.sinks import Saved
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
-def save(flow: Flow, path: str | Path, *, factory: str, arguments: Mapping[str, Any] | None = None) -> None:
-    """Write a flow of your own to a folder, or to a file that ends in .safetensors, for `nicest.load`.
+def save(flow: Density, path: str | Path, *, factory: str, arguments: Mapping[str, Any] | None = None) -> None:
+    """Write a density of your own to a folder, or to a file that ends in .safetensors, for `nicest.load`.
 
-    `factory` names a function that can be imported, "package.module:function". Called with `arguments`, which JSON must
-    hold, it builds such a flow; the file keeps both, and the weights. The code is not stored.
+    The file keeps the weights, and the name and arguments of the function that builds the density; not its code.
+
+    Parameters
+    ----------
+    flow : Density
+    path : str or Path
+    factory : str
+        "package.module:function", the name of a function that can be imported.
+    arguments : mapping, optional
+        Keyword arguments of the function, which JSON can hold.
     """
     folder, source = RunFolder(path), str(path)
     if folder.model.exists():
@@ -41,15 +49,21 @@ def save(flow: Flow, path: str | Path, *, factory: str, arguments: Mapping[str, 
         raise NicestError(f"expected arguments that JSON can hold, got {shown(arguments)} ({brief(error)})") from error
     tensors = {name: tensor.detach().cpu() for name, tensor in flow.state_dict().items()}
     filled(built(factory, json.loads(text), source).double(), tensors, f"{factory} builds another flow than this one")
-    levels, steps = flow.units.levels, 0 if flow.units.levels else int((flow.units.step > 0).sum())
-    data = DataSettings(name=IN_MEMORY, shape=(flow.dim,), levels=levels, discrete=steps)
+    levels = getattr(getattr(flow, "units", None), "levels", 0)
+    data = DataSettings(name=IN_MEMORY, shape=(flow.dim,), levels=levels)
     recipe = Recipe("own", "a flow built by hand", own_flow=True, data=data)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_tensors(folder.model, Saved(tensors, recipe, {"factory": factory, "arguments": text}))
 
 
-def from_factory(figures: Mapping[str, Any], trust: bool | str, source: str) -> Flow | None:
-    """The flow that the factory of a file builds, if it names one and the caller trusts it; its weights come later."""
+def from_factory(figures: Mapping[str, Any], trust: bool | str, source: str) -> Density | None:
+    """Build the density whose factory a file names, without its weights; None if it names none.
+
+    Raises
+    ------
+    NicestError
+        If the caller does not trust the factory.
+    """
     if (factory := figures.get("factory")) is None:
         return None
     if trust is not True and trust != factory:
@@ -66,8 +80,8 @@ def from_factory(figures: Mapping[str, Any], trust: bool | str, source: str) -> 
     return built(str(factory), arguments, source)
 
 
-def built(factory: str, arguments: dict[str, Any], source: str) -> Flow:
-    """The flow that a function gives, called by its name."""
+def built(factory: str, arguments: dict[str, Any], source: str) -> Density:
+    """Call a function by its name and return the density that it builds."""
     if not NAME.fullmatch(factory):
         raise NicestError(f"{source}: expected a factory such as 'package.module:function', got {shown(factory)}")
     module, _, name = factory.partition(":")
@@ -80,6 +94,7 @@ def built(factory: str, arguments: dict[str, Any], source: str) -> Flow:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever built it first was warned then
         flow = function(**arguments)
-    if not isinstance(flow, Flow):
-        raise NicestError(f"{source}: expected the factory {factory} to give a Flow, got {shown(type(flow).__name__)}")
+    if not isinstance(flow, Density):
+        got = shown(type(flow).__name__)
+        raise NicestError(f"{source}: expected the factory {factory} to return a Density, got {got}")
     return flow

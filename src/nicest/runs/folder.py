@@ -1,4 +1,4 @@
-"""The run folder: recipe, weights, state and metrics on disk, written whole or not at all; no pickle anywhere."""
+"""The run folder: recipe, weights, state and metrics on disk, written atomically; no pickle anywhere."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nicest.data.columns import Column, columns_from_json
 from nicest.data.images import IMAGE_SUFFIXES
 from nicest.errors import NicestError, Resumable
 from nicest.files import flush, lock, replacing, write_text, writing
@@ -26,13 +24,16 @@ from nicest.recipes.build import build
 from nicest.recipes.recipe import DataSettings
 from nicest.remote import place
 from nicest.runs.digests import ENVIRONMENT, begins_as_written, expect, read_environment, settle, verify
-from nicest.runs.formats import FORMAT, convert
+from nicest.runs.formats import FORMAT, NAMES_OF_TODAY, convert, refuse_table, upgraded
 from nicest.runs.paths import recorded
 from nicest.runs.sinks import Memory, Saved
 
+if TYPE_CHECKING:
+    from nicest.data.columns import Schema
+
 MODEL, LAST = "model.safetensors", "last.safetensors"
 RECIPE, COLUMNS, METRICS = "recipe.toml", "columns.json", "metrics.jsonl"
-UNKNOWN = ("unknown key", "is one of")  # what recipes say of settings and of values that they do not know
+UNKNOWN = ("unknown key", "is one of")  # parts of the errors of recipes with unknown settings or values
 
 
 def write_tensors(path: Path, saved: Saved, *appended: Path) -> None:
@@ -56,12 +57,12 @@ def write_tensors(path: Path, saved: Saved, *appended: Path) -> None:
 
 
 def kept_recipe(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe as a run folder keeps it: with no more of the path to its data than the folder is to tell."""
+    """Return the recipe as a run folder keeps it: without the parts of the data's path that are private."""
     return recorded(recipe, folder, private=bool(read_environment(folder).get("private")))
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU, each with memory of its own: layers may share theirs."""
+    """Copy tensors to the CPU, each into its own memory: layers may share theirs."""
     found: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -72,7 +73,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> Saved:
-    """What `write_tensors` wrote; nothing in the file is executed."""
+    """Read what `write_tensors` wrote; nothing in the file is executed."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -86,6 +87,7 @@ def read_tensors(path: Path) -> Saved:
         ) from error
     if not {"recipe", "figures"} <= metadata.keys():
         raise NicestError(f"{path} lacks the recipe or the figures that nicest writes beside the weights")
+    refuse_table(metadata["recipe"], version, path)
     try:
         recipe = parse(metadata["recipe"], str(path)).located(path.parent)
     except NicestError as error:
@@ -93,37 +95,17 @@ def read_tensors(path: Path) -> Saved:
             raise newer(str(error)) from error
         raise
     if version == 1:
-        tensors = upgraded(tensors, recipe)
+        tensors = upgraded(tensors)
     return Saved(tensors, recipe, _figures(metadata["figures"], path), version)
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """A tensor that was packed in bfloat16, as float32."""
+    """Convert a tensor that was packed in bfloat16 to float32."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def upgraded(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
-    """The tensors of a file of format 1, in which the units of the data were the first layers of the chain."""
-    found = {}
-    for name, tensor in tensors.items():
-        prefix, layers, rest = name.rpartition("chain.layers.")
-        layer, _, what = rest.partition(".")
-        if not layers or layer not in ("interval", "standardise", "columns"):
-            found[name] = tensor
-        elif layer == "columns":
-            found[f"{prefix}units.step"] = tensor
-        elif layer == "standardise" and what == "scale":
-            with suppress(KeyError, RuntimeError):  # without them, weights of a damaged file do not fit the flow
-                found[f"{prefix}units.loc"] = -tensors[f"{prefix}chain.layers.standardise.shift"] / tensor
-                found[f"{prefix}units.scale"] = 1 / tensor
-    if not recipe.data.levels:  # a table without discrete columns had no steps
-        for name in [name for name in found if name.endswith("units.loc")]:
-            found.setdefault(name.replace("units.loc", "units.step"), torch.zeros_like(found[name]))
-    return found
-
-
 def _figures(text: str, path: Path) -> dict[str, Any]:
-    """The figures of a file: a table of numbers, words and nothing."""
+    """Parse the metrics stored in the metadata of a file."""
     try:
         figures = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -134,7 +116,7 @@ def _figures(text: str, path: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path, found: str) -> int:
-    """The version of a file's format, if this nicest can read it."""
+    """Return the version of a file's format; raise a NicestError if it cannot be read."""
     name, _, version = found.partition(" ")
     if name != "nicest" or not (version.isascii() and version.isdigit() and len(version) < 10):
         raise NicestError(
@@ -148,15 +130,15 @@ def check_format(path: Path, found: str) -> int:
 
 
 def newer(found: str) -> NicestError:
-    """The error of a file in the right format that says something unknown."""
+    """Return the error for a file with settings or counters that are not known."""
     return NicestError(f"{found}: written by a newer nicest (this one reads up to format {FORMAT}); upgrade nicest")
 
 
 class RunFolder:
     """One training run on disk.
 
-    What is read must be what was written, by the SHA-256 that is kept of it; with `verify` one must be kept, and
-    without it, False, nothing is checked.
+    Files must have the SHA-256 that was recorded when they were written. With `verify` True one must be recorded; with
+    False nothing is checked.
     """
 
     handles_signals = True  # a training that can be resumed stops cleanly
@@ -190,7 +172,7 @@ class RunFolder:
             yield
 
     def refuse_existing(self) -> None:
-        """A run is never overwritten."""
+        """Raise a NicestError if the folder holds a run: it is never overwritten."""
         if (self.path / LAST).exists() or (self.path / MODEL).exists():
             raise NicestError(f"{self.path} holds a run already: resume it, or choose another folder")
 
@@ -226,19 +208,16 @@ class RunFolder:
             verify(path, strict=bool(self.checks))
         return saved
 
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of the table that the model is of; none where it is of something else."""
+    def schema(self) -> Schema | None:
+        """Read the columns of the table that the model is of; None for other data."""
         path = self.path / COLUMNS
         if not path.is_file():
-            return ()
+            return None
+        from nicest.data.columns import Schema
+
         self._require_format()
         try:
-            rows = json.loads(path.read_bytes())
-            known = {each.name for each in fields(Column)}
-            listed = rows if isinstance(rows, list) else []
-            if unknown := [key for row in listed if isinstance(row, dict) for key in row if key not in known]:
-                raise newer(f"{path}: unknown key {shown(unknown[0])}")
-            return columns_from_json(rows, str(path))
+            return Schema.from_json(json.loads(path.read_bytes()), str(path))
         except (OSError, ValueError, RecursionError) as error:
             raise NicestError(
                 f"{path} cannot be read: restore a copy of it, or train again ({brief(error)})"
@@ -282,7 +261,7 @@ class RunFolder:
             check_format(self.path / ENVIRONMENT, str(found))
 
     def lost_model(self) -> bool:
-        """Whether training wrote a model that is no longer there; the state of the training tells."""
+        """Return True if the state says that there was a model, and it is no longer there."""
         try:
             with safe_open(self.path / LAST, framework="pt") as file:
                 best = json.loads((file.metadata() or {})["figures"])["best_nats"]
@@ -309,7 +288,7 @@ Sink = RunFolder | Memory  # where a training leaves its metrics, its state and 
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
-    """A row of metrics, which has its step."""
+    """Parse one line of metrics.jsonl."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -319,12 +298,14 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def restore_flow(recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT) -> Any:
-    """Build the flow of a recipe with stored weights, in float64: fitted constants were stored in it."""
-    _require_weights(recipe, tensors, source, version)
+def restore_flow(
+    recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT, schema: Schema | None = None
+) -> Any:
+    """Build the model of a recipe with stored weights, in float64: fitted constants were stored in it."""
+    _require_weights(recipe, tensors, source, version, schema)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever trained it was warned then
-        return filled(build(recipe).double(), tensors, source, version, recipe.data)
+        return filled(build(recipe, schema).double(), tensors, source, version, recipe.data)
 
 
 def filled(
@@ -334,9 +315,9 @@ def filled(
     version: int = FORMAT,
     data: DataSettings | None = None,
 ) -> Any:
-    """Load stored weights, of any version of the format, into a flow; `data` are the settings of an older run."""
+    """Load stored weights, of any version of the format, into a model; `data` are the settings of an older run."""
     own = flow.state_dict()
-    tensors = convert(tensors, flow, data or DataSettings()) if version < FORMAT else tensors
+    tensors = convert(tensors, flow, data or DataSettings()) if version < NAMES_OF_TODAY else tensors
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.float32, torch.float64) and (name not in own or tensor.dtype != own[name].dtype):
             raise NicestError(f"{source}: expected weights of float32 or float64, got {shown(name)} of {tensor.dtype}")
@@ -349,7 +330,7 @@ def filled(
 
 
 def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
-    """How the tensors of a flow differ from stored ones, in words."""
+    """Describe how the tensors of a model differ from stored ones."""
     if absent := sorted(own.keys() - stored.keys()):
         return f"the file lacks {listed(absent)}"
     if left := sorted(stored.keys() - own.keys()):
@@ -360,24 +341,28 @@ def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _require_weights(recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int) -> None:
-    """Refuse weights of other shapes than the recipe's, before a flow of its size is built."""
+def _require_weights(
+    recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int, schema: Schema | None
+) -> None:
+    """Refuse weights of other shapes than the recipe's, before a model of its size is built."""
     if recipe.own_flow:
-        raise NicestError(f"{source} holds a flow built by hand: build it again, then nicest.open(path, flow=it)")
+        raise NicestError(f"{source} holds a density built by hand: build it again, then nicest.open(path, flow=it)")
     dim, model = recipe.data.dim, recipe.model
     if not recipe.data.shape:
         raise NicestError(f"{source}: expected a recipe with the shape of its data, got {recipe.data.shape}")
-    total = sum(tensor.numel() for tensor in tensors.values())
-    if dim > total or model.n_layers > len(tensors):  # else even a sketch of the flow might not fit in memory
+    if schema is not None and len(schema) != dim:
+        raise NicestError(f"{source}: {COLUMNS} is not of this model: restore a copy of it, or train again")
+    total, n_layers = sum(tensor.numel() for tensor in tensors.values()), 0 if schema else model.n_layers
+    if dim > total or n_layers > len(tensors):  # else even a sketch of the model might not fit in memory
         raise NicestError(f"{source}: the weights do not fit the recipe: {total} numbers in {len(tensors)} tensors")
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            sketch = build(recipe)
+            sketch = build(recipe, schema)
             expected = {name: tuple(t.shape) for name, t in sketch.state_dict().items()}
     except ValueError as error:
-        raise NicestError(f"{source}: no flow can be built from its recipe ({brief(error)})") from error
-    stored = convert(tensors, sketch, recipe.data) if version < FORMAT else tensors
+        raise NicestError(f"{source}: no model can be built from its recipe ({brief(error)})") from error
+    stored = convert(tensors, sketch, recipe.data) if version < NAMES_OF_TODAY else tensors
     found = {name: tuple(t.shape) for name, t in stored.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

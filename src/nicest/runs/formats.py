@@ -1,21 +1,42 @@
-"""Conversion of tensors that older versions of nicest wrote."""
+"""Conversion of files that older versions of nicest wrote.
+
+Format 4 has tables in one network; runs of tables in older formats are refused. Formats 3 and 4 are the same for
+images. Format 2 differs from format 3 in this: (1) the bijection of a flow was `chain`; (2) with labels, the chain was
+wrapped, and the label was the last column; (3) affine parameters came first, those of all components, one kind after
+the other. In format 1 the units of the data were the first layers of the chain.
+"""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nicest.flows import Affine, AffineSpline, Law, Mixture, Standardise
-from nicest.flows.features import SIZE
+from nicest.errors import NicestError
+from nicest.flows import Affine, AffineSpline, Law, Standardise
 from nicest.recipes.recipe import DataSettings
 
-FORMAT = 3
+FORMAT = 4
+NAMES_OF_TODAY = 3  # the first version whose tensors have the names and the order of today
+
+
+def refuse_table(text: str, version: int, path: Path) -> None:
+    """Raise a NicestError if a recipe, as TOML, is that of a table in a format before 4."""
+    try:
+        recipe = tomllib.loads(text) if version < FORMAT else {}
+    except (ValueError, RecursionError):  # whoever parses the recipe says what is wrong with it
+        return
+    data, model = (each if isinstance(each := recipe.get(part), dict) else {} for part in ("data", "model"))
+    steps = bool(data.get("discrete")) and not recipe.get("own_flow")
+    several = model.get("members", 1) != 1 or model.get("trees")
+    if data.get("kind") == "table" or data.get("atoms") or data.get("targets") or steps or several:
+        raise NicestError(f'{path} holds a table model of an earlier version: train it again with "nicest train FILE"')
 
 
 class Origin(NamedTuple):
@@ -25,49 +46,26 @@ class Origin(NamedTuple):
     convert: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
 
-def origins(flow: Any, data: DataSettings) -> dict[str, Origin]:
-    """Return the origin of every tensor of a flow, by its name.
-
-    Format 2 differs from format 3 in this: (1) the bijection of a flow was `chain`; a mixture had the others in
-    `others`, with common units and prior. (2) Flows of targets were of all columns: units had all of them, and layers
-    other than couplings were wrapped. A label was the last column of a wrapped chain. (3) Affine parameters came first,
-    those of all components, one kind after the other.
-    """
-    found = {}
-    orders = dict(parameter_orders(flow))
-    columns = dict(_column_orders(flow, data))
+def origins(flow: nn.Module, data: DataSettings) -> dict[str, Origin]:
+    """Return the origin of every tensor of a flow, by its name."""
+    found, orders = {}, dict(parameter_orders(flow))
     for name in flow.state_dict():
-        k, rest = 0, name
-        if match := re.fullmatch(r"members\.(\d+)\.(.*)", name):
-            k, rest = int(match[1]), match[2]
-        part, _, inner = rest.partition(".")
+        part, _, inner = name.partition(".")
         convert = _chosen(orders[name]) if name in orders else Origin("").convert
         if part == "bijection":
-            chain = f"others.{k - 1}" if k else "chain"
-            found[name] = Origin(f"{chain}.{_old_layer(inner, data)}", columns.get(name, convert))
-            if inner == "layers.bounds.ends" and data.targets:
-                found[name] = found[name]._replace(convert=_chosen(data.targets))
-        elif part == "units":
-            found[name] = Origin(rest, _chosen(data.targets) if data.targets else convert)
-        elif part == "embedding":
-            found[name] = Origin(f"units.{inner}", _chosen(_context(data)))
-        elif part == "prior":
-            found[name] = Origin(f"prior.prior.{inner}" if data.targets or data.classes else rest)
-        elif name == "weights":
-            found[name] = Origin("share", partial(_weights, members=len(flow.members)))
+            found[name] = Origin(f"chain.{_old_layer(inner, data)}", convert)
+        elif part == "prior" and data.classes:
+            found[name] = Origin(f"prior.prior.{inner}")
         else:
-            found[name] = Origin(rest)
+            found[name] = Origin(name, convert)
     return found
 
 
-def convert(tensors: Mapping[str, Tensor], flow: Any, data: DataSettings) -> dict[str, Tensor]:
+def convert(tensors: Mapping[str, Tensor], flow: nn.Module, data: DataSettings) -> dict[str, Tensor]:
     """Convert the weights of a flow from format 2; what has no origin there keeps its name.
 
     A tensor of the wrong shape is left out, so that the weights do not fit the flow.
     """
-    tensors = dict(tensors)
-    if isinstance(flow, Mixture):
-        tensors.setdefault("share", torch.full_like(flow.weights, 1 / len(flow.members)))
     known = origins(flow, data)
     used = {origin.name for origin in known.values()}
     found = {}
@@ -79,7 +77,7 @@ def convert(tensors: Mapping[str, Tensor], flow: Any, data: DataSettings) -> dic
 
 
 def convert_state(
-    tensors: Mapping[str, Tensor], flow: Any, data: DataSettings, trained: Iterable[nn.Parameter]
+    tensors: Mapping[str, Tensor], flow: nn.Module, data: DataSettings, trained: Iterable[nn.Parameter]
 ) -> dict[str, Tensor]:
     """Convert the state of a training from format 2; `trained` are the parameters in the optimiser's order."""
     found = {key: each for key, each in tensors.items() if key.partition(".")[0] not in ("flow", "average")}
@@ -97,18 +95,28 @@ def convert_state(
     return found
 
 
+def upgraded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the tensors of format 1 to those of format 2."""
+    found = {}
+    for name, tensor in tensors.items():
+        prefix, layers, rest = name.rpartition("chain.layers.")
+        layer, _, what = rest.partition(".")
+        if not layers or layer not in ("interval", "standardise"):
+            found[name] = tensor
+        elif layer == "standardise" and what == "scale":
+            with suppress(KeyError, RuntimeError):  # without them, weights of a damaged file do not fit the flow
+                found[f"{prefix}units.loc"] = -tensors[f"{prefix}chain.layers.standardise.shift"] / tensor
+                found[f"{prefix}units.scale"] = 1 / tensor
+                found[f"{prefix}units.step"] = torch.zeros_like(tensor)
+    return found
+
+
 def _old_layer(name: str, data: DataSettings) -> str:
     """Return the name of a tensor of a bijection in format 2."""
-    if data.classes:
-        name = f"inner.{name}"
-        return re.sub(r"\.conditioner\.(weight|bias)$", lambda m: ".b" if m[1] == "bias" else ".weight", name)
-    if not data.targets:
+    if not data.classes:
         return name
-    name = name.replace(".conditioner.", ".network.")
-    layer = name.split(".")[1]
-    if layer in ("bounds", "forest") or layer.startswith("coupling"):
-        return name
-    return name.replace(f"layers.{layer}.", f"layers.{layer}.inner.", 1)
+    name = f"inner.{name}"
+    return re.sub(r"\.conditioner\.(weight|bias)$", lambda m: ".b" if m[1] == "bias" else ".weight", name)
 
 
 def parameter_orders(flow: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -138,37 +146,5 @@ def _old_order(law: Law, components: int) -> Tensor:
     return torch.cat((first, rest), 1).flatten()
 
 
-def _column_orders(flow: nn.Module, data: DataSettings) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Yield tensors of networks that read columns: targets now come after the context, not in the table's order."""
-    if len(data.targets) < 2:
-        return
-    for name, layer in flow.named_modules():
-        if not hasattr(layer, "partition") or not hasattr(getattr(layer, "network", None), "features"):
-            continue
-        read = [*_context(data), *(data.targets[i] for i in layer.partition.i1)]
-        numbers = [i for i in read if not data.categories[i]]
-        order = [sorted(numbers).index(i) for i in numbers]
-        for each in ("frequency", "mixture", "missing"):
-            yield f"{name}.network.features.{each}", _chosen(order)
-        inner = layer.network.network
-        first = next(key for key, each in inner.named_modules() if isinstance(each, nn.Linear))
-        width = len(inner.get_submodule(first).weight.mT)
-        blocks = [k * (1 + SIZE) + j for k in order for j in range(1 + SIZE)]
-        inputs = torch.tensor([*blocks, *range(len(blocks), width)])
-        yield f"{name}.network.network.{first}.weight", partial(torch.Tensor.index_select, dim=1, index=inputs)
-
-
-def _context(data: DataSettings) -> list[int]:
-    return [i for i in range(data.dim) if i not in data.targets]
-
-
-def _chosen(index: Iterable[int] | Tensor) -> Callable[[Tensor], Tensor]:
-    rows = index if isinstance(index, Tensor) else torch.tensor(list(index), dtype=torch.long)
+def _chosen(rows: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor[rows.to(tensor.device)] if tensor.ndim else tensor
-
-
-def _weights(share: Tensor, members: int) -> Tensor:
-    """Return the weights of members, the last of which is a forest with this weight; or 1/K of K others."""
-    if share.ndim:  # uniform weights
-        return share
-    return torch.cat((((1 - share) / (members - 1)).expand(members - 1), share[None]))

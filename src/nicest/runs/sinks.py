@@ -1,4 +1,4 @@
-"""What a training saves, and memory to save it in; `RunFolder` saves it on disk, by the same methods."""
+"""What a training saves, and a sink in memory; `RunFolder` is the sink on disk, with the same methods."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Memory:
         yield
 
     def read_state(self) -> Saved | None:
-        """The last state, from which a training goes on exactly where it stopped; None if there is none yet."""
+        """Return the last state, from which a training continues exactly; None if there is none yet."""
         return self.state
 
     def save_state(self, saved: Saved) -> None:
         self.state = _copied(saved)
 
     def forget_state(self) -> None:
-        """Before the first step: the training may begin anew with other settings."""
+        """Drop the state before the first step, so that a training may start again with other settings."""
         self.state = None
 
     def read_model(self) -> Saved:
-        """The best model so far."""
+        """Return the best model so far."""
         if self.model is None:
             raise ValueError("there is no model yet")
         return self.model
@@ -67,25 +67,16 @@ class Memory:
         self.rows.append(dict(row))
 
     def drop_metrics_after(self, step: int) -> None:
-        """Forget rows beyond the state that training goes on from."""
+        """Remove the metrics after the step that training continues from."""
         self.rows = [row for row in self.rows if row["step"] <= step]
 
     def refuse_existing(self) -> None:
-        """A new training in the same memory takes the place of the old one."""
+        """Do nothing: a new training in the same memory replaces the old one."""
 
     def begin(self, recipe: Recipe, files: Mapping[str, str]) -> None:
-        """Keep text files that describe a training; in memory nothing does but its recipe."""
-
-    def hand_over(self, sink: Any, recipe: Recipe) -> None:
-        """Let another sink have it all, as a training of this recipe; first the state, which a resume needs."""
-        if self.state is None:
-            raise ValueError("there is no state yet")
-        sink.save_state(self.state._replace(recipe=recipe))
-        for row in self.rows:
-            sink.append_metrics(row)
-        sink.save_model(self.read_model()._replace(recipe=recipe))
+        """Do nothing: in memory no text files describe a training."""
 
 
 def _copied(saved: Saved) -> Saved:
-    """What training goes on to change must not change here."""
+    """Copy tensors to the CPU: training goes on to change them."""
     return saved._replace(tensors={name: t.detach().to("cpu", copy=True) for name, t in saved.tensors.items()})

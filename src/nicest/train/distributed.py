@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.flows import Flow
+from nicest.flows import Density
 from nicest.inference.engine import Share
 from nicest.messages import one_line
 from nicest.runs.runtime import choose_device
@@ -203,10 +203,10 @@ def own_device(name: str) -> tuple[torch.device, str]:
     return device, "nccl" if device.type == "cuda" and neighbours <= gpus else "gloo"
 
 
-def shard(flow: Flow, device: torch.device, precision: torch.dtype) -> None:
-    """Spread the weights of a flow over all processes (FSDP2), each coupling function apart, and then the rest.
+def shard(flow: Density, device: torch.device, precision: torch.dtype) -> None:
+    """Shard the weights of a density over all processes (FSDP2), each coupling function by itself, then the rest.
 
-    A network is whole only while it is used, and computes in `precision`; the stream keeps its own.
+    A network is gathered only while it is used, and computes in `precision`; inputs and outputs keep their dtype.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -218,7 +218,8 @@ def shard(flow: Flow, device: torch.device, precision: torch.dtype) -> None:
     for network in dict.fromkeys(each for each in networks if isinstance(each, torch.nn.Module)):
         fully_shard(network, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     fully_shard(flow, mesh=mesh, reshard_after_forward=True)
-    register_fsdp_forward_method(flow, "log_prob")
+    for method in ("log_prob", "validation_log_prob"):
+        register_fsdp_forward_method(flow, method)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a flow of a table starts from: a recipe by the table's size, and by cross-validation what size does not tell."""
+"""The settings of a model that are chosen from its data: by size, and some by cross-validation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from nicest.data import Splits
 from nicest.flows import Gaussian, Logistic, Prior, SinhArcsinh, moments
 from nicest.recipes import Recipe
 from nicest.recipes.build import units_of
-from nicest.recipes.defaults import FEW, Given, conditional, recipe_for_images, recipes_for
+from nicest.recipes.defaults import FEW, Given, recipe_for_images, recipe_for_rows
 from nicest.recipes.splits import describe
 from nicest.runs.runtime import rows_to
 
 SHRINKAGES = (1e-6, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)  # never 0: columns may depend on each other
 SHRINKAGES_OF_IMAGES = SHRINKAGES[:6]  # what couplings find in images goes beyond their covariance, but builds on it
 FEWEST = 10  # rows to choose by
-UNBENT = {"marginals": "none"}  # where a column has too few cells to bend by
 CHOICE_ROWS = 5000  # rows that are enough to choose a start by
 PRIORS: dict[str, type[Prior]] = {"gaussian": Gaussian, "logistic": Logistic}
 
@@ -36,50 +35,33 @@ class Start(NamedTuple):
     shrinkage: float = 0.4
 
 
-def sized(recipe: Recipe, splits: Splits, given: Given) -> list[Recipe]:
-    """Recipes to try, with model and training chosen for the rows, but for what is `given`."""
-    images = len(splits.shape) > 1
-    n = splits.n_fitted
-    if splits.targets:
-        made = conditional(n, splits.dim, len(splits.targets), given)
-        seed = recipe.train.seed
-        return [
-            replace(recipe, title=e.title, model=e.model, train=replace(e.train, seed=seed), sized=False) for e in made
-        ]
-    sparse = len(splits.missing) > 0 and splits.fewest_observed < FEW
-    made = recipes_for(splits.fewest_observed if sparse else n, splits.dim, given)
-    if images:
-        made = [recipe_for_images(n, splits.dim, given)]
-    noisy = as_reals(recipe, splits)
-    found = []
-    for each in made:
-        fixed: dict[str, Any] = {"marginals": "none"} if images else UNBENT if sparse or n < FEW else {}
-        if each.model.law == "spline":
-            fixed = fixed | {"prior": each.model.prior}
-        trained = replace(each.train, seed=recipe.train.seed)
-        title = recipe.title if images else each.title
-        changed = replace(recipe, title=title, model=each.model, train=trained, sized=False)
-        among = SHRINKAGES_OF_IMAGES if images else SHRINKAGES
-        found.append(choose_start(noisy, changed, fixed | dict(given["model"]), among))
-    return found
+def sized(recipe: Recipe, splits: Splits, given: Given) -> Recipe:
+    """Choose the settings of model and training for the data, except for those that are `given`."""
+    if splits.schema is not None:
+        from nicest.tables.sizes import sized as sized_table  # not needed for images
+
+        table: Recipe = sized_table(recipe, splits.n_fitted, splits.schema, given)
+        return replace(table, sized=False)
+    images, n, chosen = len(splits.shape) > 1, splits.n_fitted, dict(given["model"])
+    made = (recipe_for_images if images else recipe_for_rows)(n, splits.dim, given)
+    fixed: dict[str, Any] = {"marginals": "none"} if images or n < FEW else {}
+    if made.model.law == "spline":
+        fixed["prior"] = made.model.prior
+    title = recipe.title if images else made.title
+    training = replace(made.train, seed=recipe.train.seed)
+    made = replace(recipe, title=title, model=made.model, train=training, sized=False)
+    return choose_start(as_reals(recipe, splits), made, fixed | chosen, SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
 
 
 @torch.no_grad()
 def as_reals(recipe: Recipe, splits: Splits) -> np.ndarray:
-    """Some training rows as the real numbers that the flow is of."""
-    units = units_of(describe(recipe, splits).data, splits)
-    layers = units.first_layers()
-    rows = rows_to(some(splits.training))
-    if layers:
-        units.fit_rows(rows)
-    y = units.enter(rows, generator=torch.Generator().manual_seed(recipe.train.seed))
-    for layer in layers.values():
-        y, _ = layer(y)
-    return y.numpy()
+    """Return some training rows as the real numbers that the flow is of."""
+    units, rows = units_of(describe(recipe, splits).data), rows_to(some(splits.train))
+    return units.enter(rows, generator=torch.Generator().manual_seed(recipe.train.seed)).numpy()
 
 
 def some(rows: np.ndarray) -> np.ndarray:
-    """Rows from all parts, enough to choose a start by."""
+    """Return evenly spaced rows, enough to choose a start by."""
     return rows[:: -(-len(rows) // CHOICE_ROWS)]
 
 
@@ -87,9 +69,9 @@ def some(rows: np.ndarray) -> np.ndarray:
 def choose_start(
     rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any], among: tuple[float, ...] = SHRINKAGES
 ) -> Recipe:
-    """The recipe with marginals, prior and shrinkage such that the untrained flow scores best on rows left out.
+    """Choose marginals, prior and shrinkage such that the untrained flow scores best in cross-validation.
 
-    Five folds for up to 2,000 rows, one beyond and for more than 1,000 columns; what `chosen` names stays as it is.
+    Of five folds all are used for up to 2,000 rows and 1,000 columns, else one. Settings in `chosen` are kept.
     """
     if len(rows) < FEWEST:
         return recipe.changed({"model": Start()._asdict() | dict(chosen)}, "NICE")
@@ -115,7 +97,7 @@ def choose_start(
 
 
 def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows after the marginals and a standardisation that were fitted to those seen, and the log-det of those left."""
+    """Fit marginals and a standardisation to `seen`; return both parts transformed, and the log-det of `left`."""
     log_det = torch.zeros(())
     if marginals == "sinh-arcsinh":
         layer = SinhArcsinh(seen.shape[1]).double()
@@ -127,5 +109,5 @@ def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Te
 
 
 def _unit_variance(prior: Prior, h: Tensor) -> Tensor:
-    """log p of whitened rows under the prior with unit variance."""
+    """Return log p of whitened rows under the prior with unit variance."""
     return prior.log_prob(h * prior.standard_deviation) + h.shape[1] * math.log(prior.standard_deviation)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.flows import Flow, bits_per_dim, members
+from nicest.flows import Density, bits_per_dim, members
 from nicest.inference.engine import Engine, out_of_memory
 from nicest.recipes.recipe import DataSettings, TrainSettings
 from nicest.runs.folder import Sink
@@ -25,7 +25,6 @@ from nicest.runs.sinks import Saved
 from nicest.train.callbacks import Begun, Callback
 from nicest.train.distributed import World, local
 from nicest.train.memory import too_large
-from nicest.train.missing_cells import MissingCells
 from nicest.train.optim import set_rates
 from nicest.train.state import Counters, State
 from nicest.train.step import TrainingStep
@@ -40,34 +39,27 @@ RARELY = 100  # times what the last save took, that pass before the next; the fi
 CHEAP = 0.25  # seconds: until so much was spent in all, a state is saved at every validation
 
 
-def run_loop(
-    state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback] = (), *, until: int | None = None
-) -> dict[str, Any]:
-    """Train from a state to the end, or until an epoch or a signal comes; then everything is saved. Returns where that
-    was."""
+def run_loop(state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Train from a state to the end or until a signal comes, save everything, and return where training ended."""
     try:
-        return Training(state, splits, sink, callbacks, until).run()
+        return Training(state, splits, sink, callbacks).run()
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-    raise too_large(state, splits, sink)  # out of the handler: the error holds on to the memory of what failed
+    raise too_large(state, splits, sink)  # outside the handler: the error holds on to the memory of what failed
 
 
 class Training:
     """The loop, part by part. All that an exact resume needs is in `state`."""
 
-    def __init__(
-        self, state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback], until: int | None = None
-    ) -> None:
+    def __init__(self, state: State, splits: Splits, sink: Sink, callbacks: Sequence[Callback]) -> None:
         self.state, self.sink, self.settings, self.world = state, sink, state.recipe.train, state.world
         self.callbacks = callbacks if state.world.rank == 0 else ()
-        self.rows, self.valid = rows_to(splits.training, state.device), rows_to(splits.validating, state.device)
-        self.cells = MissingCells(state, splits, self.rows)
+        self.rows, self.valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
         self.batch = min(self.settings.batch, len(self.rows))
         self.per_epoch = len(self.rows) // self.batch  # what is left over sits out this epoch; each has a new order
         self.total = self.settings.epochs * self.per_epoch
-        self.until = self.settings.epochs if until is None else until
-        self.dim, self.offset = state.flow.dim, state.flow.units.interval_nats
+        self.dim, self.offset = state.flow.dim, state.flow.interval_nats
         if len(state.losses) not in (0, self.per_epoch):
             raise NicestError(
                 f"an epoch of {sink} had {len(state.losses)} steps, now {self.per_epoch}: a resumed run keeps its data"
@@ -79,8 +71,8 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         state, settings = self.state, self.settings
-        begun = Begun(state.recipe.name, self.until * self.per_epoch, state.counters.step, self.until)
-        with ExitStack() as stack:  # each callback hears of the end, whatever the others do
+        begun = Begun(state.recipe.name, self.total, state.counters.step, settings.epochs)
+        with ExitStack() as stack:  # every callback is told of the end, whatever the others do
             for each in self.callbacks:
                 each.started(begun)
                 stack.callback(each.ended)
@@ -93,48 +85,38 @@ class Training:
             self.introduce()
             while not self.done and not self.stopped:
                 self.turn()
-            if self.stopped or not over(state.counters, settings, self.per_epoch):
+            if self.stopped:
                 self.clock()
                 self.saver.save()
         return asdict(state.counters) | {"run": str(self.sink), "epochs": settings.epochs, "finished": self.done}
 
     @property
     def done(self) -> bool:
-        """Whether training is over, or has come to the epoch that it was to go to."""
-        counters = self.state.counters
-        there = counters.step >= self.until * self.per_epoch and not counters.unscored
-        return there or over(counters, self.settings, self.per_epoch)
+        return over(self.state.counters, self.settings, self.per_epoch)
 
     def prepare(self) -> None:
-        """Make what reads the weights where they lie: at the start, and after a roll-back, which may move them."""
+        """Make the step and the engine, which hold pointers to the weights: at the start and after a roll-back."""
         self.state.flow.train()
         self.step = TrainingStep(self.state, self.rows, self.batch)
         # validation is in float32, whatever the networks train in, as `evaluate` will be
         self.engine = Engine(self.state.average, share=self.world.share, captured=not self.state.sharded)
 
     def introduce(self) -> None:
-        """Say what the user should know of this training."""
-        if self.state.counters.step:
-            return
-        if len(self.cells.missing):
-            share = f"{len(self.cells.missing):,} of {len(self.rows):,}"
-            self.note(f"{share} training rows have missing values, which are drawn from the model while it learns")
-        if plain := self.step.plain_layers:
+        """Report at the start which layers have no fast form."""
+        if not self.state.counters.step and (plain := self.step.plain_layers):
             self.note(f"no fast form for {', '.join(plain)}: these layers run as they are written")
 
     def note(self, text: str) -> None:
+        """Show one line to the user."""
         for each in self.callbacks:
             each.note(text)
 
     def turn(self) -> None:
-        """One step, and what is due after it: a look at the losses, a validation, a save."""
+        """Take one step, then check the losses, validate and save if that is due."""
         counters = self.state.counters
         unscored, counters.unscored = counters.unscored, False  # the step is done, its validation is not
         epoch, position = divmod(counters.step - unscored, self.per_epoch)
         if position == 0 and not unscored:
-            self.stopped = not self.cells.draw(epoch, self.signalled)
-            if self.stopped:  # the resumed run draws the missing values
-                return
             self.state.losses = torch.zeros(self.per_epoch, device=self.state.device)
         lr = set_rates(self.state.optimizer, self.settings, counters.step - unscored, epoch, self.total)
         if not unscored:
@@ -173,7 +155,7 @@ class Training:
         state.counters.step += 1
 
     def report(self, epoch: int, position: int) -> float:
-        """Mean nats of the epoch so far, which callbacks hear of."""
+        """Report the mean nats of the epoch so far to the callbacks, and return it."""
         unit = self.dim if self.settings.loss == "nats-per-dim" else 1
         nats = self.offset - unit * float(self.state.losses[: position + 1].mean())
         row = {"epoch": epoch + 1, "step": self.state.counters.step, "train_nats": nats}
@@ -182,7 +164,7 @@ class Training:
         return nats
 
     def validate(self, epoch: int, nats: float, lr: float) -> None:
-        """Score the validation rows, keep the model if it is the best, and save the state if it is time."""
+        """Score the validation rows, keep the model if it is the best, and save the state if that is due."""
         state, counters = self.state, self.state.counters
         state.prepare_average()
         scored = (
@@ -219,7 +201,7 @@ class Training:
         self.state.counters.seconds = time.perf_counter() - self.origin
 
     def roll_back(self, at: int) -> None:
-        """After a non-finite loss: back to the last good state, once; the second time, stop and say where."""
+        """Return to the last good state after a non-finite loss; raise a NicestError the second time."""
         state = self.state
         if state.counters.rolled_back:
             raise NicestError(self.diverged())
@@ -229,12 +211,11 @@ class Training:
         state.restore(saved._replace(figures=saved.figures | {"rolled_back": True}), random=False)
         self.sink.drop_metrics_after(state.counters.step - state.counters.unscored)
         self.note(f"non-finite loss at step {at}: back to step {state.counters.step}, with new noise")
-        self.cells.put()
         self.saver.best = None
         self.prepare()
 
     def diverged(self) -> str:
-        """What to say when a run cannot go on: the step, the layer, the remedy."""
+        """Return the message for a run that cannot continue: the step, the layer, the remedy."""
         state = self.state
         x, context = state.recipe.data.split(self.rows[self.step.index])
         found = self.world.all_gather(first_nonfinite_layer(state.whole(state.flow), x, context))
@@ -247,7 +228,7 @@ class Training:
 
 
 class Saver:
-    """Writes the state, and the best model before it: often, unless that would cost more than 1 % of the time."""
+    """Writer of the best model and then the state: often, unless that would cost more than 1 % of the time."""
 
     def __init__(self, state: State, sink: Sink) -> None:
         self.state, self.sink = state, sink
@@ -255,11 +236,11 @@ class Saver:
         self.took, self.spent, self.at = 0.0, 0.0, time.perf_counter()
 
     def due(self) -> bool:
-        """After a validation."""
+        """Return True if a save is due after a validation."""
         return self.spent < CHEAP or time.perf_counter() - self.at > RARELY * self.took
 
     def late(self) -> bool:
-        """At any step: so much would be lost that it is saved in the middle of an epoch."""
+        """Return True if a save is due in the middle of an epoch."""
         return time.perf_counter() - self.at > max(SAVE_EVERY, RARELY * self.took)
 
     def save(self) -> None:
@@ -277,23 +258,23 @@ class Saver:
 
 
 def read_state(sink: Sink, world: World) -> Saved | None:
-    """The last state of a training, which the first process reads for all."""
+    """Read the last state of a training in the first process and send it to all."""
     saved = sink.read_state() if world.rank == 0 else None
     rest = world.broadcast(saved and saved[1:])
     return rest and Saved(world.sent(saved.tensors if saved else {}), *rest)
 
 
 def over(counters: Counters, settings: TrainSettings, per_epoch: int) -> bool:
-    """Whether training has come to its end: all epochs, or the end of patience, which is asked after a validation."""
+    """Return True after the last epoch, or at a validation after which patience is exhausted."""
     if counters.unscored:
         return False
     epoch, position = divmod(counters.step, per_epoch)
-    tired = 0 < settings.patience <= epoch - counters.best_epoch and epoch % settings.evaluate_every == 0
-    return epoch >= settings.epochs or (position == 0 and tired)
+    out_of_patience = 0 < settings.patience <= epoch - counters.best_epoch and epoch % settings.evaluate_every == 0
+    return epoch >= settings.epochs or (position == 0 and out_of_patience)
 
 
 def score(engine: Engine, rows: Tensor, data: DataSettings, interrupted: threading.Event, world: World) -> float | None:
-    """Mean log-likelihood of rows; None if a signal comes in between, and the random numbers to come as before."""
+    """Return the mean log-likelihood of rows; None, with torch's random state as before, if a signal interrupts it."""
     cuda = [engine.device] if engine.device.type == "cuda" else []
     random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]
     scores = []
@@ -303,19 +284,22 @@ def score(engine: Engine, rows: Tensor, data: DataSettings, interrupted: threadi
             for device, numbers in zip(cuda, random[1], strict=True):
                 torch.cuda.set_rng_state(numbers, device)
             return None
-        scores.append(engine.log_prob(*data.split(part)))
+        scores.append(engine.validation_log_prob(*data.split(part)))
     return world.mean(torch.cat(scores))
 
 
-def finite(flow: Flow) -> bool:
-    """Whether all weights are finite."""
+def finite(flow: Density) -> bool:
+    """Return True if all weights are finite."""
     return all(bool(local(p).isfinite().all()) for p in flow.parameters())
 
 
 @torch.no_grad()
 def first_nonfinite_layer(flow: Any, x: Tensor, context: Tensor | None) -> str:
-    """Return which layer is the first whose weights, output or log-determinant are not finite."""
-    for each in members(flow):
+    """Describe the first layer whose weights, output or log-determinant are not finite."""
+    for name, parameter in flow.named_parameters() if not hasattr(flow, "units") else ():
+        if not bool(parameter.isfinite().all()):
+            return f"the weights {name!r}"
+    for each in members(flow) if hasattr(flow, "units") else ():
         y, given = flow.units.enter(x), each.embed(context) if hasattr(each, "embed") else None
         layers = getattr(each.bijection, "layers", None)
         if y.shape[1] != each.prior.dim:
@@ -330,7 +314,7 @@ def first_nonfinite_layer(flow: Any, x: Tensor, context: Tensor | None) -> str:
 
 
 class _Threads(threading.local):
-    """How many fits run on one thread of torch's, in this thread of Python's and in all; and torch's usual number."""
+    """The number of fits on one thread of torch, here and in all threads of Python, and torch's usual number."""
 
     lock, fits, usual = threading.Lock(), 0, 0
     depth = 0
@@ -340,7 +324,7 @@ _threads = _Threads()
 
 
 @contextmanager
-def enough_threads(flow: Flow, batch: int) -> Iterator[None]:
+def enough_threads(flow: Density, batch: int) -> Iterator[None]:
     """Use one thread on a CPU if the products of a step are small: more would mostly wait for one another, and for
     the other programs that keep the cores busy."""
     shapes = [local(p).shape for p in flow.parameters()]

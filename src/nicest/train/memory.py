@@ -1,4 +1,4 @@
-"""Memory that runs out: which batch would fit, found by trying."""
+"""The error of a training that ran out of memory: which batch would fit, found by trying."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nicest.train.step import TrainingStep
 
 
 def too_large(state: State, splits: Splits, sink: Sink) -> NicestError:
-    """What to raise when the memory of a training ran out: one line, with the batch that would fit."""
+    """Return the error of a training that ran out of memory: one line, with the batch that would fit."""
     if state.world.size > 1:  # where no process may try a batch by itself
         where = f"{describe_device(state.device)} of process {state.world.rank}"
         return NicestError(f"out of memory on {where}: set a smaller train.batch, or train.sharding=full")
     begun = state.counters.step > 0
     if not begun:  # the run may be made again, with another batch
         sink.forget_state()
-    batch = min(state.recipe.train.batch, splits.n_training)
+    batch = min(state.recipe.train.batch, len(splits.train))
     fits = fitting_batch(state, splits, batch)
     if not fits:
-        size = splits.training.nbytes + splits.validating.nbytes
+        size = splits.train.nbytes + splits.valid.nbytes
         remedy = (
             f"not even one row fits beside the model and the data ({size / 2**20:,.0f} MiB):"
             " free the device, lower model.width, take fewer rows, or train on the CPU"
@@ -42,16 +42,16 @@ def too_large(state: State, splits: Splits, sink: Sink) -> NicestError:
 
 
 def fitting_batch(state: State, splits: Splits, batch: int) -> int:
-    """The first of batch/2, batch/4, ... with which a step can be taken beside all that training holds; 0 if none.
+    """Return the first of batch/2, batch/4, ... that a step fits with, next to all that training holds; 0 if none.
 
-    The state is no longer of use after it.
+    The state cannot be used afterwards.
     """
     while batch := batch // 2:
         gc.collect()
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
         try:
-            rows, _ = rows_to(splits.training, state.device), rows_to(splits.validating, state.device)
+            rows, _ = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
             TrainingStep(state, rows, batch)(torch.zeros(batch, dtype=torch.long, device=state.device))
             if state.device.type == "cuda":
                 torch.cuda.synchronize(state.device)

@@ -1,4 +1,4 @@
-"""All that changes while training, and all that an exact resume needs."""
+"""The state of a training: everything that changes, and everything that an exact resume needs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nicest.errors import NicestError
-from nicest.flows import Flow
+from nicest.flows import Density
 from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.runs.folder import Sink
-from nicest.runs.formats import FORMAT, convert_state
+from nicest.runs.formats import NAMES_OF_TODAY, convert_state
 from nicest.runs.runtime import training_precision
 from nicest.runs.sinks import Saved
 from nicest.train.distributed import World, placed, shard, whole
@@ -26,7 +26,7 @@ from nicest.train.optim import make_optimizer
 
 @dataclass
 class Counters:
-    """Where training stands."""
+    """The progress of a training."""
 
     step: int = 0
     best_nats: float = -math.inf
@@ -37,7 +37,7 @@ class Counters:
 
 
 class State:
-    """The flow, its average, the optimiser, the counters, the losses of the epoch and the cells that were missing."""
+    """The density, its average, the optimiser, the counters and the losses of the epoch."""
 
     def __init__(self, recipe: Recipe, flow: Any, device: torch.device, world: World = World()) -> None:
         # fitted constants are kept in float64 beside the float32 flow, and saved so
@@ -58,14 +58,13 @@ class State:
         self.optimizer: Optimizer = make_optimizer(self.flow, recipe.train)
         self.counters = Counters()
         self.losses = torch.zeros(0, device=device)  # the losses of the epoch so far
-        self.cells = torch.zeros(0, device=device)  # what the missing cells of training rows are taken for
 
     def average_tensors(self) -> dict[str, Tensor]:
-        """A copy of the averaged flow as it is now."""
+        """Copy the averaged weights."""
         return {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
 
     def exact(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a flow, to be saved: constants that training left alone in float64, as they were fitted."""
+        """Return the tensors to save: constants that training did not change in float64, as they were fitted."""
 
         def kept(name: str, tensor: Tensor) -> Tensor:
             constant = self.constants.get(name)
@@ -75,7 +74,7 @@ class State:
 
     @torch.no_grad()
     def prepare_average(self) -> None:
-        """Before a validation: buffers are not averaged, and the average takes them as they are."""
+        """Prepare the average for a validation: copy the buffers, which are not averaged."""
         if self.average is not self.flow:
             for target, buffer in zip(self.average.buffers(), self.flow.buffers(), strict=True):
                 target.copy_(buffer)
@@ -83,15 +82,15 @@ class State:
 
     @property
     def fingerprint(self) -> str:
-        """What the flow is made of and which of its weights train: a resumed run keeps it."""
+        """A hash of the layers and of the weights that train, which a resumed run must keep."""
         laws = {name: getattr(module, "law", None) for name, module in self.entire.named_modules()}
         said = {name: repr(law) if is_dataclass(law) else type(law).__name__ for name, law in laws.items()}
         kinds = [(name, type(module).__name__, said[name]) for name, module in self.entire.named_modules()]
         trained = [(name, tuple(p.shape)) for name, p in self.entire.named_parameters() if p.requires_grad]
         return hashlib.blake2b(repr((kinds, trained)).encode(), digest_size=8).hexdigest()
 
-    def whole(self, flow: Flow) -> Flow:
-        """The flow or its average, for a look inside: itself, or a copy of all its parts."""
+    def whole(self, flow: Density) -> Density:
+        """Return the density or its average, or a copy with all parts if it is sharded."""
         if not self.sharded:
             return flow
         copied = copy.deepcopy(self.entire).to(self.device)
@@ -105,8 +104,6 @@ class State:
         for i, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
         tensors |= {"losses": self.losses, "random.cpu": torch.get_rng_state()}  # the same in all processes
-        if len(self.cells):
-            tensors["cells"] = self.cells
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         tensors = self.world.collected(tensors)
@@ -115,10 +112,10 @@ class State:
             sink.save_state(Saved(tensors, self.recipe, asdict(self.counters) | {"flow": self.fingerprint}))
 
     def restore(self, saved: Saved, *, random: bool) -> None:
-        """Go back to a saved state; without `random`, the noise to come is new."""
+        """Restore a saved state; without `random`, torch's random state is kept."""
         tensors, _, counters, version = saved
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if version < FORMAT:
+        if version < NAMES_OF_TODAY:
             tensors = convert_state(tensors, self.flow, self.recipe.data, trained)
         weights = under("flow.", tensors)
         if self.sharded:
@@ -139,7 +136,6 @@ class State:
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
         self.counters = Counters(**{name: value for name, value in counters.items() if name != "flow"})
         self.losses = tensors["losses"].to(self.device)
-        self.cells = tensors.get("cells", self.cells).to(self.device)
         if random:
             torch.set_rng_state(tensors["random.cpu"])
             if self.device.type == "cuda" and "random.cuda" in tensors:
@@ -147,5 +143,5 @@ class State:
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names start with a prefix, without it."""
+    """Return the tensors whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""One step of training: the same few lines on a CPU and on a GPU, where they are captured once and then replayed."""
+"""One step of training: the same lines on a CPU and on a GPU, where they are captured once and then replayed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TrainingStep:
     """`loss = step(index)` trains on the rows of that index; the loss is a tensor that the next step overwrites.
 
     On a GPU the whole step is one CUDA graph: gather, warp, dequantise, forward, backward, clip, optimiser, average.
-    After a roll-back it runs line by line instead, and raises FloatingPointError before a non-finite loss spoils the
-    weights. Of several processes, each takes its share of the rows, and all come to the same loss and weights; there
-    are two graphs then, up to the gradients and from them on, and the gradients are averaged between the two.
+    After a roll-back it runs line by line instead, and raises FloatingPointError before a non-finite loss reaches the
+    weights. Each of several processes takes its shard of the rows, and all compute the same loss and weights; there are
+    two graphs then, and the gradients are averaged between them.
     """
 
     def __init__(self, state: State, rows: Tensor, batch: int, *, captured: bool = True) -> None:
@@ -70,7 +70,7 @@ class TrainingStep:
         self.update()
 
     def differentiate(self) -> None:
-        """The loss of these rows and its gradients."""
+        """Compute the loss of the batch and its gradients."""
         state, settings = self.state, self.state.recipe.train
         unit = state.flow.dim if settings.loss == "nats-per-dim" else 1
         with self.share.of(self.batch):
@@ -94,7 +94,7 @@ class TrainingStep:
         return ((labels + other[:, None]) % count).to(labels.dtype)
 
     def exchange(self) -> None:
-        """Make the loss, and gradients that torch does not see to, those of the whole batch."""
+        """Average the loss over all processes, and the gradients that torch does not average."""
         self.world.average_(self.loss, *(self.gradients() if self.averages else ()))
         if self.watched and not bool(self.loss.isfinite()):
             raise FloatingPointError
@@ -105,7 +105,7 @@ class TrainingStep:
         return [p.grad for p in self.state.flow.parameters() if p.grad is not None]
 
     def update(self) -> None:
-        """From the gradients to new weights, and their average."""
+        """Update the weights and their average."""
         state, settings = self.state, self.state.recipe.train
         if self.fused:
             self.fused(self.weight)
@@ -117,7 +117,7 @@ class TrainingStep:
             update_average([local(p) for p in self.averaged], [local(p) for p in self.trained], self.weight)
 
     def captured(self) -> Callable[[], None]:
-        """The lines as graphs."""
+        """Capture the step as graphs."""
         if not self.world.joined:
             (replay,) = captured_parts([self.lines], self.state, self.fused)
             return replay
@@ -140,7 +140,7 @@ def update_average(averages: Sequence[Tensor], weights: Sequence[Tensor], weight
 def captured_parts(
     parts: Sequence[Callable[[], None]], state: State, fused: FusedUpdate | None
 ) -> list[Callable[[], None]]:
-    """Each part as a CUDA graph; the runs that warm them up leave no trace in the state or the random numbers."""
+    """Capture each part as a CUDA graph; the warm-up leaves the state and the random numbers unchanged."""
 
     def changed() -> list[Tensor]:
         flows = state.flow, state.average
