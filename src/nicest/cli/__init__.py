@@ -1,4 +1,4 @@
-"""The command line: it parses, calls one function, and prints. torch is imported by the commands, not by --help."""
+"""The command line: it parses, calls one task, and prints its result. `--help` imports no torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from nicest import __version__
-from nicest.cli import runs, topics  # whose commands are there once they are imported
-from nicest.cli.base import app, fail, is_first, train_on, with_options
+from nicest.cli.base import fail, is_first, with_options
+from nicest.cli.commands import app
 from nicest.errors import NicestError, Resumable
 from nicest.messages import one_line, printable
 
-__all__ = ["app", "main", "runs", "topics"]
-UsageError: Any = typer.BadParameter.__mro__[1]  # of click, which typer may bring with it
+__all__ = ["app", "main"]
+UsageError: Any = typer.BadParameter.__mro__[1]  # of click, which typer may bundle
 EXTRAS = {  # by the module that is missing
     "fastapi": "studio",
     "huggingface_hub": "hub",
@@ -40,19 +39,19 @@ def main(commands: typer.Typer = app, name: str = "nicest") -> None:
         f"warning: {printable(with_options(str(message)))}", file=sys.stderr
     )
     arguments = [each for each in sys.argv[1:] if each != "--debug"]
-    if not is_first("LOCAL_RANK"):  # one process speaks for all of a machine, unless another alone fails
+    if not is_first("LOCAL_RANK"):  # one process reports for a machine, unless another one fails
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         code = commands(arguments, prog_name=name, standalone_mode=False)
     except UsageError as error:
-        said, where = error.format_message(), error.ctx.command_path if error.ctx else name
-        if not said:  # no arguments at all: the help was printed
+        message, where = error.format_message(), error.ctx.command_path if error.ctx else name
+        if not message:  # no arguments at all: the help was printed
             sys.exit(2)
-        if where == "nicest train" and said.startswith("Missing argument 'recipe'"):
-            asked = error.ctx.params.get("data")
-            how = f"to train on your own data, type {train_on(asked)}" if asked else "`nicest recipes` lists them all"
-            said = f"{said.rstrip('.')}: {how}"
-        fail(f"{said.rstrip('.').replace('Value error, ', '')}; see {where} --help", 2)
+        if where == "nicest train" and message.startswith("Missing argument 'recipe'"):
+            data = error.ctx.params.get("data")
+            advice = f"to train on your own data, type nicest train {shlex.quote(data)}" if data else "`nicest recipes` lists them all"
+            message = f"{message.rstrip('.')}: {advice}"
+        fail(f"{message.rstrip('.').replace('Value error, ', '')}; see {where} --help", 2)
     except Exception as error:
         if debug:
             raise
@@ -61,11 +60,10 @@ def main(commands: typer.Typer = app, name: str = "nicest") -> None:
 
 
 def explained(error: Exception) -> str:
-    """An error in one line."""
+    """Describe an error in one line."""
     if isinstance(error, Resumable):
-        return f"{error} with `nicest train {shlex.quote(f'{error.folder}/recipe.toml')}" + (
-            f" --out {shlex.quote(str(error.folder))} --resume`"
-        )
+        recipe, folder = shlex.quote(f"{error.folder}/recipe.toml"), shlex.quote(str(error.folder))
+        return f"{error} with `nicest train {recipe} --out {folder} --resume`"
     if isinstance(error, NicestError):
         return with_options(str(error))
     if isinstance(error, ImportError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
@@ -76,10 +74,3 @@ def explained(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return f"{type(error).__name__}: {one_line(error)} (a bug in nicest: --debug shows where, please report it)"
-
-
-@app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        print(f"nicest {__version__}")
-        raise typer.Exit

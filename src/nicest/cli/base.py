@@ -1,166 +1,159 @@
-"""What the commands share: the application and its groups, and how results and errors are told."""
+"""Make commands of tasks: their signatures become options, and their results are printed."""
 
 from __future__ import annotations
 
+import ast
+import collections.abc
 import functools
+import importlib
+import importlib.util
 import inspect
 import os
 import re
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import types
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
-from nicest.cli import options
-from nicest.files import to_json
 from nicest.messages import printable
-from nicest.remote import place
+from nicest.tasks import options
+from nicest.tasks.results import Result
 
 BY_NAME = inspect.Parameter.KEYWORD_ONLY
-Result = dict[str, Any]
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Normalizing flows with exact likelihoods, for images and tables.",
-    epilog="Every command takes --debug, which shows a traceback instead of a one-line error.",
-)
-data_app = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
-app.add_typer(data_app, name="data")
+SCOPE = {  # names that the signatures of tasks use
+    **{"options": options, "Run": options.Run, "Path": Path, "Sequence": collections.abc.Sequence},
+    **{"Annotated": Annotated, "Any": Any, "Literal": Literal},
+}
 
 
-class RunFirst(TyperGroup):
-    """Commands of a run that take it before their name too: `latent RUN sphere` is `latent sphere RUN`."""
+def task_command(group: typer.Typer, module: str, function: str, name: str, *more: str) -> None:
+    """Register a task as a command, without importing its module, which may import torch.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if len(args) > 1 and args[1] in self.commands and args[0] not in self.commands:
-            args = [args[1], args[0], *args[2:]]
-        return super().parse_args(ctx, args)
+    Parameters
+    ----------
+    group
+        The application, or a group of commands.
+    module, function
+        The task: a function that returns a `Result`.
+    name
+        The name of the command.
+    more
+        Options of the command that the task does not have itself: "data" and "label", with which the run is opened.
+        "labels" allows models of images given labels without a label.
+    """
+    outline = _outline(module, function)
+
+    @functools.wraps(outline)
+    def call(**given: Any) -> Result:
+        return getattr(importlib.import_module(module), function)(**given)  # type: ignore[no-any-return]
+
+    command(group, name, *more)(call)
 
 
-latent_app = typer.Typer(
-    cls=RunFirst,
-    no_args_is_help=True,
-    help="Explore the latent space of a model: spectrum, sphere, interpolation, truncation.",
-    epilog="The run may come first: nicest latent runs/demo sphere",
-)
-app.add_typer(latent_app, name="latent")
-reproduce_app = typer.Typer(no_args_is_help=True, help="Reproduce the tables and figures of the paper from scratch.")
-app.add_typer(reproduce_app, name="reproduce")
+def command(group: typer.Typer, name: str, *more: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Return a decorator that registers a function whose result is printed: as JSON with --json, else for people.
 
-
-def outcome(result: Result) -> int:
-    """The exit code: 130 for work that a signal stopped, which can go on, 1 where some of it failed, else 0."""
-    return 130 if "unfinished" in result or not result.get("finished", True) else int("failed" in result)
-
-
-def command(
-    group: typer.Typer,
-    show: Callable[[Any], None],
-    name: str | None = None,
-    code: Callable[[Any], int] = outcome,
-    *,
-    also: Sequence[str] = (),
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Register a command whose result is printed: as one JSON object with --json, else by `show`.
-
-    A command with a parameter `run` takes a run folder, --device, --verify and, if it says so, --data and --label; what
-    it gets is the opened run: of a model of whole rows, unless the command is `also` for models that predict "targets"
-    or that are given "labels".
+    A parameter `run` becomes a run folder with --device and --verify; the function gets the opened run.
     """
 
     def register(function: Callable[..., Result]) -> Callable[..., Result]:
         own = dict(inspect.signature(function, eval_str=True).parameters)
         added: dict[str, tuple[Any, Any]] = {"as_json": (options.Json, False)}
-        if "run" in own:
-            own["run"] = own["run"].replace(annotation=options.Run)
-            added = {"device": (options.Device, "auto"), "verify": (options.Verify, None)} | added
+        if opens := own.get("run", None) is not None and own["run"].default is inspect.Parameter.empty:
+            wanted = {"label": (options.Label, None), "data": (options.Moved, None)}
+            added |= {each: wanted[each] for each in more if each in wanted}
+            added |= {"device": (options.Device, "auto"), "verify": (options.Verify, None)}
         for each, (kind, default) in added.items():
             own.setdefault(each, inspect.Parameter(each, BY_NAME, default=default, annotation=kind))
 
-        @functools.wraps(function)
-        def called(*, as_json: bool, **asked: Any) -> None:
-            if "run" in asked:
-                how = ("run", "device", "verify", "data", "label")
-                asked["run"] = opened(*(asked.pop(each, None) for each in how))
-                asked["run"].require_whole_rows(but=also)
-            result = function(**asked)
-            emit(result, as_json, show)
-            raise typer.Exit(code(result))
+        def call(*, as_json: bool, **given: Any) -> None:
+            if opens:
+                how = {each: given.pop(each) for each in added if each in given and each != "as_json"}
+                given["run"] = opened(given["run"], **how)
+                given["run"].require_whole_rows(but=more)
+            result = function(**given)
+            emit(result, as_json=as_json)
+            raise typer.Exit(result.exit_code)
 
-        called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [each.replace(kind=BY_NAME) for each in own.values()]
-        )
-        called.__annotations__ = {each: parameter.annotation for each, parameter in own.items()}
-        group.command(name)(called)
+        call.__doc__ = function.__doc__
+        parameters = [each.replace(kind=BY_NAME, annotation=_plain(each.annotation)) for each in own.values()]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        group.command(name)(call)
         return function
 
     return register
 
 
-def opened(
-    run: Path, device: str, verify: bool | None = None, data: str | None = None, label: int | None = None
-) -> Any:
-    """The run in a folder, on a device; its data may have moved; of one label, where it is given.
+def _outline(module: str, function: str) -> Callable[..., Any]:
+    """Return a function with the signature and the docstring of a task, and no body."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    body = ast.parse(Path(spec.origin).read_text("utf-8")).body
+    node = next(each for each in body if isinstance(each, ast.FunctionDef) and each.name == function)
+    node.body, node.returns = node.body[:1], None
+    scope = dict(SCOPE)
+    exec(compile(ast.Module([node], []), module, "exec", dont_inherit=True), scope)
+    found = scope[function]
+    assert callable(found)
+    return found
 
-    Under torchrun every process of a machine takes a GPU of its own, where there are some.
-    """
+
+def _plain(kind: Any) -> Any:
+    """Return a type that typer knows for one of a task: lists for sequences, paths for paths or texts."""
+    if typing.get_origin(kind) is Annotated:
+        inner, *more = typing.get_args(kind)
+        return Annotated[(_plain(inner), *more)]
+    if typing.get_origin(kind) is collections.abc.Sequence:
+        (each,) = typing.get_args(kind)
+        return list[str if each is Any else _plain(each)]  # type: ignore[misc]
+    if isinstance(kind, types.UnionType):
+        among = typing.get_args(kind)
+        one = Path if Path in among else next(each for each in among if each is not type(None))
+        return one | None if type(None) in among else one
+    return kind
+
+
+def opened(run: Path, device: str, verify: bool | None = None, data: str | None = None, label: int | None = None) -> Any:
+    """Open a run folder on a device. Under torchrun each process of a machine gets its own GPU."""
     import torch
 
     from nicest.runs.run import Run
+    from nicest.tasks.training import located
 
     if device == "auto" and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
     return Run(run, device=device, verify=verify, data=data if data is None else located(data), label=label)
 
 
-def train_on(data: str) -> str:
-    """The command that trains on a file or folder of one's own."""
-    return f"nicest train {'images' if Path(data).is_dir() else 'table'} --data {shlex.quote(data)}"
-
-
-def located(data: str) -> str:
-    """Data that a user names: a path is kept whole, so that a run finds it from anywhere."""
-    path = place(data)
-    return str(path.resolve()) if path.exists() else data
-
-
 def is_first(variable: str) -> bool:
-    """Whether this is the only process, or the first of those that torchrun counts by a variable."""
+    """Return True if this is the only process, or the first of those that torchrun counts by a variable."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get(variable, "0") == "0"
 
 
-def emit(result: Result, as_json: bool, show: Callable[[Any], None]) -> None:
+def emit(result: Result, *, as_json: bool) -> None:
+    """Print a result, in the first process alone."""
     if not is_first("RANK"):
         return
     if as_json:
-        print(to_json(result, indent=None), end="")
+        print(result.to_json(), end="")
     else:
-        show(escaped(result))
-
-
-def escaped(value: Any) -> Any:
-    """A result whose texts fit on one line each, whatever the names of files and columns; a recipe stays as it is."""
-    if isinstance(value, Mapping):
-        return {key: each if key == "toml" else escaped(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [escaped(each) for each in value]
-    return printable(value) if isinstance(value, str | Path) else value
+        result.show()
 
 
 def with_options(message: str) -> str:
-    """What the library says to set, as the option that sets it."""
-    return re.sub(r"\bset (?='?(?:data|model|train|augment)\.\w+=)", "--set ", message)
+    """Rewrite advice of the library to set something as the option that sets it."""
+    return re.sub(r"\bset (?='?(?:data|model|table|train|augment)\.\w+=)", "--set ", message)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
+    """Print an error as one line on standard error, and exit."""
     print(f"error: {printable(message)}", file=sys.stderr)
     if not is_first("LOCAL_RANK") and sys.stderr is not sys.__stderr__:
-        time.sleep(3)  # this process was silent: torchrun must not end the one that speaks before it has spoken
+        time.sleep(3)  # this process was silent: torchrun must not end the one that reports before it has reported
     raise SystemExit(code)

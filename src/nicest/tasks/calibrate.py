@@ -1,206 +1,189 @@
-"""How far a trained model can be trusted: held-out rows beside what it says of them."""
+"""Compare the probabilities of a model of a table with held-out rows."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import torch
 
-from nicest.data.cells import Batch
-from nicest.data.columns import Column
+from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
-from nicest.flows import Flow, Mixture, members
-from nicest.inference.calibration import Calibration, Cells, ks_distance, own_ranks, randomised_ranks
-from nicest.inference.engine import Engine, drawing_from
-from nicest.inference.impute import in_parts
-from nicest.progress import Bar
-from nicest.recipes.splits import load_splits
+from nicest.remote import place
 from nicest.runs.folder import require_own_file
-from nicest.runs.run import DRAWS, Run
-from nicest.runs.runtime import rows_to
-from nicest.tasks.impute_table import draw_hidden
-from nicest.tasks.score import chunks, log_densities, plan
+from nicest.runs.run import Run
+from nicest.tasks import options, rows
+from nicest.tasks.results import Result, cell, columns, count
 
-MOST = 10_000  # rows that are looked at, and samples beside them
+MOST = 10_000  # rows that are looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration(Result):
+    """How often held-out cells lie in the intervals of their distribution given the rest of the row.
+
+    `coverage` has a row for each level: the fraction of cells inside, and the range that chance allows. `ks` is the
+    Kolmogorov-Smirnov distance of the PIT values from uniform, with its 5 % `limit`; `columns` has it by column.
+    `gap` is the mean difference between P(X <= truth) by one pass of the network and by joint draws.
+    """
+
+    out: list[str]
+    data: str
+    rows: int
+    cells: int
+    unknown: int
+    verdict: str
+    coverage: list[dict[str, float]]
+    ks: float
+    limit: float
+    columns: dict[str, float]
+    gap: float
+    seed: int
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the verdict and the tables behind it."""
+        yield self.verdict
+        levels = columns("intervals", ">cells inside", ">chance allows")
+        for row in self.coverage:
+            levels.add_row(f"{row['level']:.0%}", f"{row['share']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
+        yield levels
+        pits = columns("PIT of", ">KS distance")
+        worst = sorted(self.columns.items(), key=lambda pair: -pair[1])[:5]
+        for name, value in [("all cells", self.ks), *worst]:
+            pits.add_row(cell(name), f"{value:.3f}")
+        yield pits
+        if math.isfinite(self.gap):
+            yield f"one pass and chain draws of the same cells differ by {self.gap:.3f} on average"
+        yield f"{count(self.rows, 'row')} of {Path(self.data).name}, {count(self.cells, 'cell')}"
+        if self.unknown:
+            yield f"{count(self.unknown, 'cell')} with a value that training never saw, left out"
+        yield f"written: {' '.join(self.out)}"
 
 
 def calibrate(
     run: Run,
-    table: str | Path | None = None,
+    table: Annotated[
+        str | Path | None,
+        options.option(
+            "--data",
+            parser=lambda text: place(options.to_read(str(text))),
+            metavar="<path>",
+            help="A table with rows that training has not seen.",
+            show_default="the test split of the run",
+        ),
+    ] = None,
     *,
-    out: str | Path | None = None,
-    cells: int = 1000,
-    draws: int = 100,
-    steps: int = 200,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Write calibration.json and calibration.png: PITs and coverage on the test split, or on the rows of a file.
+    out: Annotated[
+        str | Path | None,
+        options.out_folder("For calibration.png and calibration.json.", show_default="RUN/calibration"),
+    ] = None,
+    seed: options.Seed = 0,
+) -> Calibration:
+    """Check on held-out rows whether the intervals of a model of a table hold the fraction of cells they claim.
 
-    `cells` of the rows are hidden one at a time and drawn by the chains of `impute`, of `steps` and `draws` each.
-    Images have no such cells and no columns: only their log-densities and codes are looked at.
+    Every observed cell is hidden in turn, and its value compared with its distribution given the rest of its row.
+
+    Example: nicest calibrate runs/people --data new.parquet
     """
+    rows.require_table(run)
     folder = Path(out) if out else run.path / "calibration"
     files = {kind: folder / f"calibration.{kind}" for kind in ("json", "png")}
     for file in files.values():
         require_own_file(file, run.recipe, *([Path(table)] if table else []))
         require_writable(file)
-    images = run.kind == "images"
-    columns = () if images else run.columns or plain_columns(run.recipe.data.dim)
-    rows = held_out(run, table)
-    how: dict[str, Any] = {"cells": 0 if images else cells, "draws": draws, "steps": steps, "seed": seed}
-    with Bar("calibrating", 1000) as bar:
-        found = calibration(
-            run.flow, rows, columns, watch=lambda share: bar.update(round(1000 * share)), engine=run.engine, **how
-        )
-    found.plot(files["png"])
-    result = found.summary() | {"data": str(table or run.recipe.data.name), "seed": seed}
-    write_text(files["json"], to_json(result))
-    return result | {"out": [str(file) for file in files.values()]}
+    values, unknown = held_out(run, table)
+    rng = np.random.default_rng(seed)
+    values = values[rng.permutation(len(values))[:MOST]]
+    found = run.table.calibration(values, seed=seed)
+    by_column = column_pits(run, values, rng)
+    _draw(files["png"], found, by_column, f"{Path(run.recipe.data.name).name}: {run.path.name}")
+    ks = {name: ks_distance(pit) for name, pit in by_column.items()}
+    told = _summary(found, len(values)) | {"columns": ks, "data": str(table or run.recipe.data.name)}
+    told |= {"unknown": unknown, "seed": seed}
+    write_text(files["json"], to_json(told))
+    return Calibration(out=[str(file) for file in files.values()], **told)
 
 
-def held_out(run: Run, table: str | Path | None) -> Batch:
-    """The rows of a file, or the test split of the run; of the file that the run was trained on, the test split."""
+def column_pits(run: Run, values: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return PIT values of every column of numbers given the other columns, by name."""
+    found = {}
+    for i, name in enumerate(run.schema.names):
+        (marginal,) = run.table.marginals(values, [i])
+        there = ~np.isnan(values[:, i])
+        if marginal.numeric and not run.schema[i].constant and there.any():
+            codes = np.where(there, values[:, i], np.float32(0))
+            lower, upper = marginal.cdf_of(codes, strict=True), marginal.cdf_of(codes)
+            found[name] = (lower + rng.random(len(codes)) * (upper - lower))[there]
+    return found
+
+
+def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
+    """Return the encoded rows of a file, or of the test split of the run, and how many cells training never saw."""
     if table is None:
         try:
-            return _all_known(run.splits.test)
+            return run.splits.test, 0
         except NicestError as error:
-            raise NicestError(f"{run.path} has no held-out rows at hand: give some as data ({error})") from error
-    if (own := own_test_rows(run, Path(table))) is not None:
-        Bar("", 1).note(f"{table} is what the run was trained on: the rows of its test split are taken")
-        return _all_known(own)
-    parts = [chunk for part in plan([Path(table)], run.columns) for chunk in chunks(part, run.columns, run.recipe)]
-    if not parts:
-        raise NicestError(f"{table}: expected rows, got only column names")
-    return Batch(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+            raise NicestError(f"{run.path} has no held-out rows at hand: name a table by --data ({error})") from error
+    path = rows.table_path(table)
+    file: TableFile = rows.open_table(path, run.schema)
+    parts, unknown, n = [], 0, 0
+    for some in rows.batches(file, run.schema.names):
+        values, new = rows.encoded(some, run.schema, path)
+        parts.append(values)
+        unknown, n = unknown + int(new.sum()), n + len(values)
+        if n >= 10 * MOST:  # enough to choose from
+            break
+    if n < 2:
+        raise NicestError(f"{path}: expected 2 rows or more, got {n}")
+    return np.concatenate(parts), unknown
 
 
-def own_test_rows(run: Run, path: Path) -> np.ndarray | None:
-    """The test split, if the file has the rows that the run was trained on."""
-    data = run.recipe.data
-    if path.is_file() and Path(data.name).is_file() and path.samefile(data.name):
-        return run.splits.test
-    moved = replace(run.recipe, data=replace(data, name=str(path.absolute())))
-    if not data.digest or not path.exists():
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return load_splits(moved).test
-    except NicestError:
-        return None
+def ks_distance(pit: np.ndarray) -> float:
+    """Return the largest distance of the distribution of values in [0, 1] from the uniform one."""
+    ordered, n = np.sort(pit), len(pit)
+    if not n:
+        return math.nan
+    ranks = np.arange(n + 1) / n
+    return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
 
 
-def _all_known(rows: np.ndarray) -> Batch:
-    return Batch(rows, np.zeros(len(rows), dtype=bool))
+def _summary(found: dict[str, Any], n: int) -> dict[str, Any]:
+    """Return the metrics of `Table.calibration` for n rows as fields of a `Calibration`."""
+    pit, coverage, worst = np.asarray(found["pit"]), [], 0.0
+    for level, share in sorted(found["coverage"].items()):
+        spread = 2 * math.sqrt(level * (1 - level) / n)  # cells of a row are dependent: as if each row had one
+        coverage.append({"level": level, "share": share, "low": level - spread, "high": min(1.0, level + spread)})
+        worst = max(worst, abs(share - level) - spread)
+    if not len(pit):
+        verdict = "the table has no columns of numbers, so there are no intervals to check"
+    elif worst <= 0:
+        verdict = "calibrated: intervals hold the fraction of cells that they claim, as far as these rows can tell"
+    elif sum(row["share"] - row["level"] for row in coverage) < 0:
+        verdict = "overconfident: intervals hold fewer cells than they claim"
+    else:
+        verdict = "underconfident: intervals hold more cells than they claim"
+    told: dict[str, Any] = {"rows": n, "cells": len(pit), "verdict": verdict, "coverage": coverage}
+    return told | {"ks": ks_distance(pit), "limit": 1.36 / math.sqrt(n), "gap": found["gap"]}
 
 
-def plain_columns(dim: int) -> tuple[Column, ...]:
-    """The columns of rows that have no names."""
-    return tuple(Column(f"x{i}", "double", "real") for i in range(dim))
+def _draw(path: Path, found: dict[str, Any], by_column: dict[str, np.ndarray], title: str) -> None:
+    """Draw coverage by level, and a histogram of the PIT values."""
+    from nicest.plots import calibration_figure, save_figure
 
-
-@torch.no_grad()
-def calibration(
-    flow: Flow,
-    rows: Batch,
-    columns: Sequence[Column],
-    *,
-    cells: int = 1000,
-    draws: int = 100,
-    steps: int = 200,
-    seed: int = 0,
-    watch: Callable[[float], None] = lambda share: None,
-    engine: Engine | None = None,
-) -> Calibration:
-    """PITs and coverage of rows of the model's numbers; without columns, as of images, only the joint PITs."""
-    if any(getattr(each, "embedding", None) is not None for each in members(flow)):
-        raise NicestError("expected a density of all columns, got one given a condition: it cannot be sampled alone")
-    missing = np.isnan(rows.rows).any(1) if rows.rows.dtype.kind == "f" else np.zeros(len(rows.rows), dtype=bool)
-    complete = rows.rows[~missing & ~rows.unknown]
-    if len(complete) < 2:
-        got = f"{len(complete)} of {len(rows.rows)}" if len(rows.rows) != len(complete) else len(complete)
-        raise NicestError(f"expected 2 rows or more that are complete and of values known in training, got {got}")
-    rng, engine = np.random.default_rng(seed), engine or Engine(flow)
-    x = complete[rng.permutation(len(complete))[:MOST]]
-    with drawing_from(torch.Generator(flow.device).manual_seed(int(rng.integers(1 << 62))), flow.device):
-        samples = engine.sample(MOST).cpu().numpy()
-        for i, column in enumerate(columns):
-            if column.discrete:  # as `sample` gives them
-                samples[:, i] = samples[:, i].clip(0, column.most)
-        nats = [log_densities(engine, _all_known(each.astype(x.dtype)), _draws(flow)) for each in (x, samples)]
-        codes = [encoded(engine, each.astype(x.dtype)) for each in (x, samples)]
-    code_pits = (randomised_ranks(h, drawn, rng) for h, drawn in zip(codes[0].T, codes[1].T, strict=True))
-    code_ks = np.array([ks_distance(pit[:, None])[0] for pit in code_pits])
-    values = as_drawn(flow, x) if columns else x
-    marginal = [randomised_ranks(values[:, i], samples[:, i], rng) for i in range(len(columns))]
-    return Calibration(
-        tuple(column.name for column in columns),
-        len(samples),
-        np.column_stack(marginal) if columns else np.empty((len(x), 0)),
-        randomised_ranks(nats[0], nats[1], rng),
-        code_ks,
-        hidden_cells(flow, x, columns, cells, rng, draws=draws, steps=steps, watch=watch),
-        missing=int(missing.sum()),
-        unknown=int((rows.unknown & ~missing).sum()),
-    )
-
-
-def _draws(flow: Flow) -> int:
-    return DRAWS if flow.units.discrete else 1
-
-
-def encoded(engine: Engine, rows: np.ndarray) -> np.ndarray:
-    """Latent coordinates of rows, in whose steps noise is drawn; of a mixture, those of its first flow."""
-    x, flow = rows_to(rows, engine.device), engine.flow
-    if isinstance(flow, Mixture):  # data and samples are compared by them, for which any coordinates do
-        engine = Engine(flow.members[0])
-    found = np.concatenate([part.cpu().numpy() for part in engine.each("encode", x)])
-    return np.nan_to_num(found, nan=np.inf)  # too far out for a number
-
-
-def as_drawn(flow: Flow, rows: np.ndarray) -> np.ndarray:
-    """Rows as the flow itself would give them: spikes are, to the last bit, those of its draws."""
-    x = rows_to(rows, flow.device)
-    return flow.units.leave(flow.units.enter(x, noise=False)).cpu().numpy()
-
-
-def hidden_cells(
-    flow: Flow,
-    x: np.ndarray,
-    columns: Sequence[Column],
-    cells: int,
-    rng: np.random.Generator,
-    *,
-    watch: Callable[[float], None],
-    **how: Any,
-) -> Cells:
-    """PITs of cells given the other cells of their row: as many of every column, in different rows if there are enough.
-
-    A cell of several columns is hidden in one row only if there are fewer rows than cells.
-    """
-    n, dim = len(x), len(columns)
-    count = min(cells, n * dim)
-    k, each = np.arange(count), -(-count // max(1, dim))
-    column = rng.permutation(dim)[k % dim] if count else k
-    row = rng.permutation(n)[(k % dim * each + k // dim) % n] if count else k
-    hidden = np.zeros((count, dim), dtype=bool)
-    hidden[k, column] = True
-    values = as_drawn(flow, x) if count else x
-    pit, r_hat = np.empty((2, count))
-    parts = in_parts(hidden, int(rng.integers(1 << 62)))
-    for i, (part, seed) in enumerate(parts):
-
-        def tell(share: float, before: int = i) -> None:
-            watch((before + share) / len(parts))
-
-        found = draw_hidden(flow, x[row[part]], hidden[part], columns, seed=seed, watch=tell, **how)
-        drawn = found.draws.cpu().numpy()[:, np.arange(len(part)), column[part]]
-        pit[part] = own_ranks(values[row[part], column[part]], drawn, rng)
-        r_hat[part] = found.r_hat.cpu().numpy()
-    return Cells(row, column, pit, r_hat)
+    pit, levels = np.asarray(found["pit"]), np.linspace(0, 1, 101)
+    if not len(pit):
+        return
+    worst = max(by_column, key=lambda name: ks_distance(by_column[name]))
+    pits = {"all cells": pit, f"worst column, {worst}": by_column[worst]}
+    curves = {
+        name: np.array([(np.abs(2 * each - 1) <= level).mean() for level in levels]) for name, each in pits.items()
+    }
+    spread = 2 * np.sqrt(levels * (1 - levels) / len(pit))
+    band = (levels - spread).clip(0), (levels + spread).clip(max=1)
+    marked = sorted(found["coverage"].items())
+    how: dict[str, Any] = {"independent": len(pit), "title": title}
+    save_figure(calibration_figure(levels, curves, band, marked, pits, **how), path)

@@ -1,8 +1,11 @@
-"""A certificate that a trained model is invertible and counts its volume right, measured and stored with it."""
+"""A certificate of how exactly a trained flow inverts, and of its log-determinants."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -16,18 +19,57 @@ from nicest.recipes.defaults import IN_MEMORY
 from nicest.runs.folder import kept_recipe
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to, training_precision
+from nicest.tasks import options
+from nicest.tasks.results import Result, columns
+from nicest.tasks.rows import require_flow
 
 AT_ONCE = 1000  # rows of a Jacobian, which bounds the memory that convolutions take for it
 
 
-def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dict[str, Any]:
-    """Round trip and log-det of a model on real data and on its own samples, at every precision it is used in.
+@dataclass(frozen=True, kw_only=True)
+class Certificate(Result):
+    """Errors of a model at each precision.
 
-    `max_roundtrip` is the largest |f⁻¹(f(y)) - y| over n examples, on the [0, 1] scale for images, `mean_roundtrip` the
-    mean over all their numbers; `max_logdet_error` the largest difference, in nats, from the log-det of the Jacobian
-    that automatic differentiation gives, over `jacobians` examples. They are lists beside `dtype`; "bfloat16" means:
-    inside the coupling functions alone.
+    `max_roundtrip` is the largest |f⁻¹(f(y)) - y| over n examples, on the [0, 1] scale for images, `mean_roundtrip`
+    the mean; `max_logdet_error` is the largest difference, in nats, from the log-determinant of the Jacobian by
+    automatic differentiation, over `jacobians` examples. They are lists, in the order of `dtype`; "bfloat16" is the
+    precision inside the coupling functions alone.
     """
+
+    dtype: list[str]
+    max_roundtrip: list[float]
+    mean_roundtrip: list[float]
+    max_logdet_error: list[float]
+    n: int
+    jacobians: int
+    dataset: str
+    recipe: str
+
+    def lines(self) -> Iterator[Any]:
+        """Yield a table of the errors."""
+        data = Path(self.dataset).name
+        yield f"{data}: round trip of {self.n} examples, half data, half samples; {self.jacobians} Jacobians"
+        table = columns("precision", "round trip, worst", "round trip, mean", "log-det error, nats")
+        errors = (self.max_roundtrip, self.mean_roundtrip, self.max_logdet_error)
+        for precision, *each in zip(self.dtype, *errors, strict=True):
+            table.add_row(precision, *(f"{error:.1e}" for error in each))
+        yield table
+
+
+def certify(
+    run: Run,
+    *,
+    n: Annotated[int, options.integer(2, 10_000, "Examples for the round trip: half data, half samples.", "-n")] = 200,
+    jacobians: Annotated[int, options.integer(1, 1000, "Examples whose full Jacobian is computed.")] = 4,
+    seed: options.Seed = 0,
+) -> Certificate:
+    """Measure how exactly a flow inverts, and the error of its log-determinant, in every precision.
+
+    The certificate is kept in the run folder.
+
+    Example: nicest certify runs/demo
+    """
+    require_flow(run, "certify")
     recipe, certificate = run.recipe, run.path / "certificate.json"
     if jacobians > n:
         raise NicestError(f"expected at most as many Jacobians as there are examples, {n}, got {jacobians}")
@@ -46,7 +88,9 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
     y, context = examples(flow, x, context, n, generator)
     picked = torch.linspace(0, len(y) - 1, jacobians).round().long()  # from the real half and the sampled half
 
-    result: dict[str, Any] = {"dtype": [], "max_roundtrip": [], "mean_roundtrip": [], "max_logdet_error": []}
+    result: dict[str, list[Any]] = {
+        name: [] for name in ("dtype", "max_roundtrip", "mean_roundtrip", "max_logdet_error")
+    }
     training = str(training_precision(recipe.train.precision, run.device)).removeprefix("torch.")
     flows = {"float64": flow, "float32": run.flow_in(torch.float32)}
     if training not in flows:
@@ -60,17 +104,17 @@ def certify(run: Run, *, n: int = 200, jacobians: int = 4, seed: int = 0) -> dic
         result["dtype"].append(precision)
         result["max_roundtrip"].append(float(roundtrip.max()))
         result["mean_roundtrip"].append(float(roundtrip.mean()))
-        found = [
+        differences = [
             log_det_error(chain, points[i])
             for i in picked
             for chain in bijections(each, None if context is None else context[i : i + 1])
         ]
-        errors = torch.tensor(found, dtype=torch.float64)
+        errors = torch.tensor(differences, dtype=torch.float64)
         result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
-    result |= {"n": len(y), "jacobians": jacobians, "dataset": recipe.data.name, "recipe": recipe.name}
-    kept = result | {"dataset": kept_recipe(recipe, run.path).data.name}
-    write_text(certificate, to_json(kept))
-    return result
+    told = {"n": len(y), "jacobians": jacobians, "recipe": recipe.name}
+    found = Certificate(**result, **told, dataset=recipe.data.name)  # type: ignore[arg-type]
+    write_text(certificate, to_json(found.to_dict() | {"dataset": kept_recipe(recipe, run.path).data.name}))
+    return found
 
 
 @torch.inference_mode()
@@ -93,9 +137,9 @@ def bijections(flow: Any, context: Tensor | None) -> list[Bijection]:
 
 
 def log_det_error(chain: Bijection, y: Tensor) -> float:
-    """|log det of the chain - log |det| of the Jacobian by automatic differentiation|, at one point, in nats.
+    """Return the difference in nats of a bijection's log-determinant from that of its Jacobian, at one point.
 
-    Copies of y go through the chain together, and copy i asks for the gradient of h_i, a row of the Jacobian.
+    Copies of y go through the bijection together; copy i gives the gradient of h_i, a row of the Jacobian.
     """
     rows: list[Tensor] = []
     for wanted in torch.eye(len(y), dtype=y.dtype, device=y.device).split(AT_ONCE):

@@ -1,11 +1,12 @@
-"""Which label an image has, by Bayes' rule from its exact likelihood under each, and how far to trust the answer."""
+"""Classify images by Bayes' rule, from their exact likelihood under each label."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,27 +20,69 @@ from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks.score import chunks, image_names, plain_name, plan
+from nicest.tasks import options
+from nicest.tasks.results import Result
+from nicest.tasks.rows import image_names, model_rows, plain_name, plan
 
 BINS = 15  # of the probability of the most probable label, in which calibration is measured
 ROWS = 2000  # images that are classified at once
 
 
+@dataclass(frozen=True, kw_only=True)
+class Classification(Result):
+    """Counts and, for a split, whose labels are known, metrics.
+
+    `nll` is the mean of -log p(label | x), `ece` the expected calibration error; `confusion` counts truth by row.
+    """
+
+    out: str
+    n: int
+    draws: int
+    seed: int
+    dataset: str
+    labels: int
+    split: str | None = None
+    accuracy: float | None = None
+    nll: float | None = None
+    ece: float | None = None
+    confusion: list[list[int]] | None = None
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the counts and the metrics."""
+        yield f"{self.n:,} images classified in {self.out}"
+        if self.accuracy is not None:
+            metrics = f"negative log-likelihood {self.nll:.3f} nats, calibration error {self.ece:.3f}"
+            yield f"accuracy {self.accuracy:.2%}, {metrics} ({self.split} split)"
+
+
 def classify(
     run: Run,
-    files: Sequence[str | Path] = (),
+    files: Annotated[
+        Sequence[str | Path],
+        options.argument(
+            parser=lambda text: options.local(options.to_read(str(text))),
+            help="Arrays, images or folders of images.",
+            show_default="a split of the run, whose labels are known",
+        ),
+    ] = (),
     *,
-    out: str | Path | None = None,
-    split: str = "test",
-    draws: int = 8,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """p(label | x) = p(label) p(x | label) / p(x) of every image, p(label) being the label's share of training images.
+    out: Annotated[
+        str | Path | None,
+        options.out_file(
+            "A line per image (.csv, .parquet), or a figure (.png, .svg, .pdf) for a split.",
+            show_default="classes.csv, or RUN/figures/classify.png",
+        ),
+    ] = None,
+    split: options.Split = "test",
+    draws: options.Noise = 8,
+    seed: options.Seed = 0,
+) -> Classification:
+    """Classify images by Bayes' rule, from their exact log-likelihood under each label.
 
-    Without files, the images are those of a split, whose labels are known: `accuracy`, `nll` (the mean of
-    -log p(label | x)) and `ece`, the expected calibration error, say how good the answers are, and a figure shows it.
-    A table has a line for every image: its most probable label, the probability of that, log p(x), and log p(x | label)
-    of every label, in nats.
+    The prior of a label is its fraction of the training images. Each line has the most probable label and its
+    probability, log p(x), and log p(x | label) of every label, in nats.
+
+    Example: nicest train digits-labels && nicest classify runs/digits-labels
     """
     paths, classes = [Path(file) for file in files], run.recipe.data.classes
     if not classes:
@@ -69,26 +112,24 @@ def classify(
             found.append(posterior(nats, classes))
             truths.append(truth)
             bar.update(done)
-    result: dict[str, Any] = {"out": str(path), "n": sum(map(len, found)), "draws": draws, "seed": seed}
-    result |= {"dataset": run.recipe.data.name, "labels": len(classes)}
+    told: dict[str, Any] = {"out": str(path), "n": sum(map(len, found)), "draws": draws, "seed": seed}
+    told |= {"dataset": run.recipe.data.name, "labels": len(classes)}
     if paths:
-        return result
+        return Classification(**told)
     log_p, truth = np.concatenate(found), np.concatenate(truths)
-    figures = judged(log_p, truth)
+    metrics = judged(log_p, truth)
     if not lines:
         title = f"{plots.heading(run.recipe.data.name, run.recipe.name)}: {split} images classified by Bayes' rule"
-        shown = plots.classification_figure(figures["confusion"], *reliability(log_p, truth), title=title)
-        plots.save_figure(shown, path)
-    return result | {"split": split} | {name: np.asarray(value).tolist() for name, value in figures.items()}
+        picture = plots.classification_figure(metrics["confusion"], *reliability(log_p, truth), title=title)
+        plots.save_figure(picture, path)
+    return Classification(**told, split=split, **(metrics | {"confusion": metrics["confusion"].tolist()}))
 
 
 @torch.no_grad()
 def log_likelihoods(run: Run, images: np.ndarray, draws: int, generator: torch.Generator | None = None) -> Tensor:
-    """log p(x | label) of images (N, D) under every label, (N, labels), in nats on the recipe's interval.
+    """Return log p(x | label) of images (N, D) under every label, (N, labels), in nats on the recipe's interval.
 
-    It is the mean log-density over draws of the dequantisation noise, as `score` has it, the same for every label. The
-    noise does not depend on the label: so Bayes' rule holds for each draw, and their mean is steadier than the log of
-    the mean density, which a few draws decide.
+    It is the mean over draws of the dequantisation noise. All labels share the draws, so Bayes' rule holds for each.
     """
     flow, count = run.flow, len(run.recipe.data.classes)
     rows, each = rows_to(images, run.device), []
@@ -102,13 +143,13 @@ def log_likelihoods(run: Run, images: np.ndarray, draws: int, generator: torch.G
 
 
 def posterior(nats: np.ndarray, classes: Sequence[int]) -> np.ndarray:
-    """log p(label | x), (N, labels), from log p(x | label) and the number of training images of each label."""
+    """Return log p(label | x), (N, labels), from log p(x | label) and the number of training images of each label."""
     joint = nats + np.log(np.array(classes) / sum(classes))
     return np.asarray(joint - np.logaddexp.reduce(joint, 1, keepdims=True))
 
 
 def judged(log_p: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """How good log p(label | x) is, for images whose labels are known; confusion counts truth by row."""
+    """Return metrics of log p(label | x), (N, labels), for images whose labels are known."""
     best = log_p.argmax(1)
     confusion = np.zeros((log_p.shape[1],) * 2, int)
     np.add.at(confusion, (truth, best), 1)
@@ -122,8 +163,10 @@ def judged(log_p: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
 
 
 def reliability(log_p: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """In equal bins of the probability of the best label that hold any: its mean, how often it is right, and the share
-    of the images (Guo et al. 2017, "On calibration of modern neural networks")."""
+    """Return the mean probability of the best label, its accuracy and the fraction of images, in each non-empty bin.
+
+    Guo et al. 2017, "On calibration of modern neural networks".
+    """
     p, right = np.exp(log_p.max(1)), log_p.argmax(1) == truth
     bins = np.minimum((p * BINS).astype(int), BINS - 1)
     count = np.bincount(bins, minlength=BINS)
@@ -132,19 +175,21 @@ def reliability(log_p: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nd
     return means[0], means[1], count[held] / len(p)
 
 
-Part = tuple[list[str], int, np.ndarray, np.ndarray, int]  # names, first row, images, labels if known, parts done
+Part = tuple[list[str], int, np.ndarray, np.ndarray | None, int]  # names, first row, images, labels if known, parts done
 
 
-def _of_files(run: Run, paths: Sequence[Path]) -> Any:
-    for done, part in enumerate(plan(paths, ()), 1):
-        (chunk,) = chunks(part, (), run.recipe)
-        names = image_names(part.path, whole=len(paths) > 1) or [plain_name(part.path)] * len(chunk.rows)
-        for start in range(0, len(chunk.rows), ROWS):
+def _of_files(run: Run, paths: Sequence[Path]) -> Iterator[Part]:
+    """Yield the images of files."""
+    for done, part in enumerate(plan(paths, run), 1):
+        images = model_rows(part.path, run.recipe)
+        names = image_names(part.path, whole=len(paths) > 1) or [plain_name(part.path)] * len(images)
+        for start in range(0, len(images), ROWS):
             some = slice(start, start + ROWS)
-            yield names[some], start, chunk.rows[some], None, done
+            yield names[some], start, images[some], None, done
 
 
-def _of_split(run: Run, split: str) -> Any:
+def _of_split(run: Run, split: str) -> Iterator[Part]:
+    """Yield the images of a split, with their labels."""
     rows = run.splits.split(split)
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
@@ -152,6 +197,7 @@ def _of_split(run: Run, split: str) -> Any:
 
 
 def _schema(count: int, named: bool, known: bool) -> list[tuple[str, str]]:
+    """Return names and types of the columns of the output."""
     schema = [("file", "string")] if named else []
     schema += [("row", "int64"), *([("truth", "int64")] if known else []), ("label", "int64")]
     schema += [("probability", "float64"), ("log_density", "float64")]
@@ -161,6 +207,7 @@ def _schema(count: int, named: bool, known: bool) -> list[tuple[str, str]]:
 def _lines(
     nats: np.ndarray, classes: Sequence[int], names: list[str] | None, first: int, truth: np.ndarray | None
 ) -> list[list[Any]]:
+    """Return the columns of the output."""
     log_p = posterior(nats, classes)
     density = (nats + np.log(np.array(classes) / sum(classes)) - log_p)[:, 0]  # log p(x), whichever the label
     columns: list[list[Any]] = [] if names is None else [names]

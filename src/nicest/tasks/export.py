@@ -1,4 +1,4 @@
-"""A trained flow as graphs that run without nicest: ONNX files for onnxruntime, or programs of torch.export."""
+"""Export a flow as graphs that run without nicest: ONNX files for onnxruntime, or programs of torch.export."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 import nicest
-from nicest.data.columns import columns_to_json
 from nicest.errors import NicestError, needing
 from nicest.fast import lower
 from nicest.files import to_json, write_bytes, write_text
@@ -22,29 +22,59 @@ from nicest.flows import Bijection, Mixture, members
 from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 from nicest.runs.run import Run
+from nicest.tasks import options
+from nicest.tasks.results import Result
+from nicest.tasks.rows import require_flow
 
 To = Literal["onnx", "torch-export"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
-CARD = "graphs.json"  # beside the graphs, written last: what they take and give
-ROWS = 64  # that a graph is compared with the flow on
-LARGEST_ERROR = 1e-5  # of a graph beside the flow, relative to numbers beyond 1; more where float32 itself errs more,
-TIMES_OWN = 4  # by so many times what the flow in float32 differs from itself in float64
-CROSSED = 1e-3  # share of discrete cells that rounding may take across the edge of a step
+CARD = "graphs.json"  # written last: the inputs and outputs of the graphs
+ROWS = 64  # on which a graph is compared with the flow
+LARGEST_ERROR = 1e-5  # of a graph, relative to numbers beyond 1
+TIMES_OWN = 4  # or this many times the error of the flow in float32, if that is larger
+CROSSED = 1e-3  # fraction of pixels that rounding may take across the edge of a level
 aten: Any = torch.ops.aten
 
 
-def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str, Any]:
-    """Write the graphs of a model, each for any number of rows, in float32: score, sample and, but for a mixture of
-    flows, encode. Each is run on rows of the model, and must give what the flow gives.
+@dataclass(frozen=True, kw_only=True)
+class Exported(Result):
+    """The graphs that were written: their files, inputs, and largest errors; the same as in graphs.json."""
 
-        score   x, noise -> log p(x), (B,), as `flow.log_prob`: in nats, of one draw of the dequantisation noise
-        encode  x, noise -> h, (B, D)
-        sample  e -> x, (B, D): e are draws from the standard law of the prior, which graphs.json names
+    out: str | None = None
+    nicest: str
+    format: str
+    dim: int
+    prior: str
+    members: int
+    shares: list[float] | None = None
+    graphs: dict[str, dict[str, Any]]
+    columns: list[Any]
 
-    `noise`, (B, D), is uniform on [0, 1); a model of continuous numbers takes none. The graphs
-    of a conditional model also take `context`, (B, C). The sample graph of a mixture takes `member`, the index of the
-    flow that draws each row.
+    def lines(self) -> Iterator[Any]:
+        """Yield a line for each graph."""
+        for name, each in self.graphs.items():
+            error = f"differs from the flow by {each['largest_error']:.1e} at most"
+            yield f"{Path(self.out or '', each['file'])}: {name}({', '.join(each['inputs'])}), {error}"
+
+
+def export(
+    run: Run,
+    *,
+    to: Annotated[To, options.option(help="For onnxruntime, or for torch.")] = "onnx",
+    out: Annotated[
+        str | Path | None,
+        options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export"),
+    ] = None,
+) -> Exported:
+    """Write a flow as graphs that run without nicest: score, sample and encode, for any number of rows.
+
+    Each graph is run on rows of the model and compared with the flow. Inputs are in graphs.json: `noise`, (B, D), is
+    uniform on [0, 1), for grey levels; `e`, (B, D), are draws from the standard distribution of the prior; conditional
+    models take `context`, (B, C); mixtures of flows have no encode graph, and their sample graph takes `member`.
+
+    Example: nicest export runs/demo --to onnx
     """
+    require_flow(run, "export")
     folder, flow = Path(out or run.path / to), run.flow_in(torch.float32).cpu().requires_grad_(False)
     if to == "onnx":
         with needing("export"):
@@ -69,18 +99,18 @@ def export(run: Run, to: To = "onnx", out: str | Path | None = None) -> dict[str
             "largest_error": error,
             "bytes": len(content),
         }
-    card = {
-        "nicest": nicest.__version__,
-        "format": to,
-        "dim": flow.dim,
-        "prior": type(flow.prior).__name__.lower(),
-        "members": len(members(flow)),
-        **({"shares": flow.weights.tolist()} if isinstance(flow, Mixture) else {}),
-        "graphs": found,
-        "columns": columns_to_json(run.columns),
-    }
-    write_text(folder / CARD, to_json(card))
-    return {"out": str(folder), **card}
+    card = Exported(
+        nicest=nicest.__version__,
+        format=to,
+        dim=flow.dim,
+        prior=type(flow.prior).__name__.lower(),
+        members=len(members(flow)),
+        shares=flow.weights.tolist() if isinstance(flow, Mixture) else None,
+        graphs=found,
+        columns=[],
+    )
+    write_text(folder / CARD, to_json(card.to_dict()))
+    return replace(card, out=str(folder))
 
 
 class Score(nn.Module):
@@ -135,12 +165,6 @@ def examples(flow: Any, data: DataSettings) -> dict[str, Tensor]:
     units, context = flow.units, torch.randn(ROWS, data.context, generator=generator)
     if data.classes:
         context = torch.randint(len(data.classes), (ROWS, 1), generator=generator).float()
-    elif data.targets:
-        counts = torch.tensor([count for i, count in enumerate(data.categories) if i not in data.targets])
-        embedding = members(flow)[0].embedding
-        numbers = embedding.loc + embedding.scale * torch.randn(ROWS, len(counts), generator=generator)
-        codes = (torch.rand(ROWS, len(counts), generator=generator) * counts).floor()
-        context = torch.where(counts > 0, codes, numbers)
     rows = flow.sample(ROWS, context if data.conditional else None, generator=generator)
     return {
         "x": rows.to(torch.uint8 if units.levels <= 256 else torch.int32) if units.levels else rows,
@@ -152,7 +176,7 @@ def examples(flow: Any, data: DataSettings) -> dict[str, Tensor]:
 
 
 def written(module: Any, inputs: dict[str, Tensor], to: To) -> bytes:
-    """A module as the content of a file."""
+    """Export a module to the content of a file."""
     program, file = graph(module, inputs), io.BytesIO()
     if to == "onnx":
         names: dict[str, Any] = {"input_names": list(inputs), "output_names": ["out"]}
@@ -164,8 +188,10 @@ def written(module: Any, inputs: dict[str, Tensor], to: To) -> bytes:
 
 @torch.no_grad()
 def largest_error(module: Any, exact: Any, inputs: dict[str, Tensor], content: bytes, to: To) -> float:
-    """How far a graph is from what the flow gives, but for cells that lie on the edge of a step; refused where that is
-    far, in float32, of what the flow in float64 differs."""
+    """Return how far a graph is from the flow in float32, but for values at the edge of a level.
+
+    An error far beyond the difference between the flow in float32 and in float64 is refused.
+    """
     expected = module(**inputs)
     truth = exact(**{name: each.double() if each.is_floating_point() else each for name, each in inputs.items()})
     if to == "onnx":
@@ -189,14 +215,14 @@ def largest_error(module: Any, exact: Any, inputs: dict[str, Tensor], content: b
 
 
 def relative(found: Tensor, expected: Tensor) -> Tensor:
-    """|found - expected|, relative to numbers beyond 1; 0 where both are infinite, or no numbers."""
+    """Return |found - expected|, relative to numbers beyond 1; 0 where both are infinite or NaN."""
     error = (found.double() - expected.double()).abs() / expected.double().abs().clamp_min(1)
     same = (found == expected) | (found.isnan() & expected.isnan())
     return torch.where(same, 0.0, error)
 
 
 def _refusal(flow: Any, data: DataSettings, name: str, to: To, error: Exception) -> str:
-    """What has no graph, in one line: the first layer that has none by itself, if there is one."""
+    """Describe in one line why there is no graph: the first layer that cannot be exported alone, if there is one."""
     for layer, kind, alone, values in _layers(flow, data, back=name == "sample"):
         try:
             written(alone, values, to)
@@ -206,7 +232,7 @@ def _refusal(flow: Any, data: DataSettings, name: str, to: To, error: Exception)
 
 
 def _reason(error: Exception) -> str:
-    """The end of a chain of errors: torch says there which operation it is."""
+    """Return the last error of a chain, in which torch names the operation."""
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return brief(error)
@@ -224,7 +250,7 @@ class _Alone(nn.Module):
 
 
 def _layers(flow: Any, data: DataSettings, *, back: bool) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
-    """Every innermost layer with an example of what it is given."""
+    """Yield every innermost layer with an example of its inputs."""
     met, hooks = [], []
     for name, layer in flow.named_modules():
         if isinstance(layer, Bijection) and sum(isinstance(each, Bijection) for each in layer.modules()) == 1:
@@ -245,7 +271,7 @@ def _layers(flow: Any, data: DataSettings, *, back: bool) -> Iterator[tuple[str,
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporters say on their way."""
+    """Silence the logs and warnings of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -257,7 +283,7 @@ def quiet() -> Iterator[None]:
 
 
 def graph(module: nn.Module, inputs: dict[str, Tensor]) -> Any:
-    """The program of a module for any number of rows; what does not depend on the rows is computed here, once."""
+    """Return the program of a module for any number of rows; what does not depend on the rows is computed now."""
     rows = {0: torch.export.Dim("rows", min=1, max=2**31 - 1)}
     how: dict[str, Any] = {"kwargs": inputs, "dynamic_shapes": dict.fromkeys(inputs, rows)}
     with torch.no_grad():
@@ -267,7 +293,7 @@ def graph(module: nn.Module, inputs: dict[str, Tensor]) -> Any:
 
 
 def folded(module: Any) -> Any:
-    """A graph module in which every operation on parameters and constants alone is replaced by its result."""
+    """Replace every operation on parameters and constants alone by its result."""
     known: dict[Any, Any] = {}
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
@@ -288,7 +314,7 @@ def folded(module: Any) -> Any:
 
 
 def _still(operation: Any) -> bool:
-    """Whether an operation gives the same whenever it is asked."""
+    """Return True if an operation is deterministic."""
     return torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ())
 
 
@@ -308,12 +334,12 @@ def _solve(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangula
 
 
 def _search(edges: Tensor, values: Tensor, **_: Any) -> Tensor:
-    """Of rows (D, A) of edges that rise, and values (D, B): how many edges lie below each value."""
+    """Count the edges, increasing in rows (D, A), below each value (D, B)."""
     return (edges[:, None, :] < values[..., None]).sum(-1)
 
 
 def _next_below(x: Tensor, other: Tensor) -> Tensor:
-    """The largest number below x, in float32; nicest asks for no other: `other` is -inf."""
+    """Return the largest float32 number below x; `other` is always -inf here."""
     near = 1 - 2.0**-24
     return torch.where(x > 0, x * near, torch.where(x < 0, x / near, torch.full_like(x, -(2.0**-149))))
 

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: push a small copy with its card, pull one that is what its writer wrote."""
+"""Models on the Hugging Face Hub: push a small copy with its card, pull one and check its files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from nicest.errors import NicestError, needing
 from nicest.files import write_text, writing
@@ -20,26 +21,51 @@ from nicest.runs.digests import ENVIRONMENT, sha256
 from nicest.runs.folder import COLUMNS, METRICS, MODEL, RECIPE, RunFolder
 from nicest.runs.run import Run
 from nicest.runs.shipped import CARD, card
-from nicest.tasks.pack import pack
+from nicest.tasks import options
+from nicest.tasks.pack import Card, pack
+from nicest.tasks.results import plus_minus
 
 README, SUMS = "README.md", "SHA256SUMS"
 NEEDED = (MODEL, CARD, RECIPE, ENVIRONMENT)
-FILES = (*NEEDED, COLUMNS, METRICS)  # nothing else is pushed or pulled: weights come as safetensors alone
+FILES = (*NEEDED, COLUMNS, METRICS)  # nothing else is pushed or pulled; weights are safetensors
 FIGURES = ("test_nats", "test_stderr", "bits_per_dim", "test_rows")
 
 
-def push(run: Run, repo: str, *, about: str = "", private: bool = False) -> dict[str, Any]:
-    """Upload a model to OWNER/NAME on the hub, in one commit; the repository is made if there is none.
+@dataclass(frozen=True, kw_only=True)
+class Shared(Card):
+    """A model on the hub: its repository, its commit, and its card."""
 
-    What goes there is what `pack` writes, with a model card made of its figures, and the SHA-256 of every file. A
-    folder that was packed or pulled goes as it is.
+    repo: str
+    revision: str
+    sha256: str
+
+    def lines(self) -> Iterator[Any]:
+        """Yield where it is, its size and its log-likelihood."""
+        if self.out:
+            yield f"{self.out}: {self.about}"
+        nats = f"{plus_minus(self.test_nats, self.test_stderr)} nats on {self.test_rows:,} test rows"
+        yield f"{self.repo}, revision {self.revision}: {self.bytes / 1e6:.1f} MB, {nats}"
+
+
+def push(
+    run: Run,
+    repository: Annotated[str, options.argument(help="Where to, as OWNER/NAME.", show_default=False)],
+    *,
+    about: options.About = "",
+    private: Annotated[bool, options.option("--private", help="Make a new repository a private one.")] = False,
+) -> Shared:
+    """Upload a small copy of a model to the Hugging Face Hub, with a card that has its metrics.
+
+    The files are those of `nicest pack`, with their SHA-256, in one commit. The repository is made if there is none.
+
+    Example: nicest push runs/demo me/digits
     """
     with needing("hub"):
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    require_name(repo)
+    repo = require_name(repository)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         if (run.path / CARD).is_file():
@@ -62,21 +88,30 @@ def push(run: Run, repo: str, *, about: str = "", private: bool = False) -> dict
                 allow_patterns=[*names, README, SUMS],
                 commit_message=f"{figures['about']}: {figures['test_nats']:.2f} nats",
             )
-        return {"repo": repo, "revision": commit.oid, "sha256": sha256(folder / MODEL), **figures}
+        return Shared(repo=repo, revision=commit.oid, sha256=sha256(folder / MODEL), **known(figures))
 
 
-def pull(repo: str, *, revision: str | None = None, out: str | Path | None = None) -> dict[str, Any]:
-    """Download a model that `push` uploaded, of a revision or of the newest, to a run folder, runs/NAME by default.
+def pull(
+    repository: Annotated[str, options.argument(help="What, as OWNER/NAME.", show_default=False)],
+    *,
+    revision: Annotated[
+        str | None, options.option(help="A commit, a branch or a tag.", show_default="the newest commit")
+    ] = None,
+    out: Annotated[str | Path | None, options.out_folder("The run folder.", show_default="runs/NAME")] = None,
+) -> Shared:
+    """Download a model from the Hugging Face Hub, and check the SHA-256 of every file.
 
-    The revision is resolved to its commit once. All files must have the SHA-256 that they were pushed with, and the
-    model must open; only then does the folder appear under its name.
+    The run folder appears once all files are there and the model opens.
+
+    Example: nicest pull me/digits --out digits && nicest sample digits
     """
     with needing("hub"):
         from huggingface_hub import HfApi, hf_hub_download
         from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    folder = Path(out or Path("runs") / require_name(repo).partition("/")[2])
+    repo = require_name(repository)
+    folder = Path(out or Path("runs") / repo.partition("/")[2])
     RunFolder(folder).refuse_existing()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NicestError(f"expected a new folder for the model, but {folder} is there already: choose another")
@@ -94,7 +129,7 @@ def pull(repo: str, *, revision: str | None = None, out: str | Path | None = Non
                 hf_hub_download(repo, name, revision=info.sha, local_dir=temporary, endpoint=endpoint)
         require_sums(temporary, f"{repo} at {info.sha}")
         figures = require_figures(temporary, f"{repo} at {info.sha}")
-        shutil.rmtree(temporary / ".cache", ignore_errors=True)  # notes of the hub's client
+        shutil.rmtree(temporary / ".cache", ignore_errors=True)  # left by the hub's client
         try:
             Run(temporary, verify=True)
         except NicestError as error:
@@ -103,11 +138,17 @@ def pull(repo: str, *, revision: str | None = None, out: str | Path | None = Non
             temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return {"repo": repo, "revision": info.sha, "out": str(folder), "sha256": sha256(folder / MODEL), **figures}
+    told = {"revision": str(info.sha), "out": str(folder), "sha256": sha256(folder / MODEL)}
+    return Shared(repo=repo, **told, **known(figures))
+
+
+def known(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a card, without those that a newer nicest may have added."""
+    return {field.name: figures.get(field.name) for field in fields(Card) if field.name != "out"}
 
 
 def model_card(repo: str, figures: dict[str, Any], data: DataSettings) -> str:
-    """The README of a model on the hub."""
+    """Return the README of a model on the hub."""
     what, unit = ("image", f"of a density of pixels on {list(data.interval)}") if data.levels else ("row", "")
     unit = unit or "of a density in the units of the columns; of integers and categories, of a probability"
     nats = f"{figures['test_nats']:.2f} ± {figures['test_stderr']:.2f}"
@@ -144,13 +185,14 @@ Weights are safetensors; nothing in the files is executed. `sha256sum -c {SUMS}`
 
 
 def require_name(repo: str) -> str:
+    """Return OWNER/NAME; refuse other texts."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repo):
         raise NicestError(f"expected a repository as OWNER/NAME, got {shown(repo)}")
     return repo
 
 
 def require_figures(folder: Path, where: str) -> dict[str, Any]:
-    """The card of a model, which has its figures."""
+    """Read the card of a model; refuse one without metrics."""
     try:
         found = card(folder)
         lacks = [each for each in FIGURES if not math.isfinite(float(found[each]))]
@@ -164,7 +206,7 @@ def require_figures(folder: Path, where: str) -> dict[str, Any]:
 
 
 def require_sums(folder: Path, where: str) -> None:
-    """Refuse files that are not those that were pushed."""
+    """Refuse files that differ from those that were pushed."""
     lines = (folder / SUMS).read_text("utf-8", errors="replace").splitlines()
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for path in sorted(each for each in folder.iterdir() if each.name in FILES):
@@ -178,7 +220,7 @@ def require_sums(folder: Path, where: str) -> None:
 
 @contextmanager
 def one_line(repo: str, revision: str | None = None) -> Iterator[None]:
-    """What the hub refuses, said in one line."""
+    """Turn errors of the hub into one line."""
     from huggingface_hub import errors
 
     try:
@@ -197,5 +239,5 @@ def one_line(repo: str, revision: str | None = None) -> Iterator[None]:
         status = error.response.status_code
         what = "refused it: log in with `hf auth login` and a token that may write" if status in (401, 403) else ""
         raise NicestError(f"{repo}: the hub {what or f'answered {status}: {brief(error)}'}") from error
-    except Exception as error:  # of the network, and of files that came incomplete
+    except Exception as error:  # network errors, incomplete files
         raise NicestError(f"{repo}: the exchange with the hub failed ({brief(error)}): try again") from error

@@ -1,12 +1,13 @@
-"""Filling in what is missing of the images of a run, as figure, film and arrays (NICE §5.2)."""
+"""Inpainting: fill in hidden parts of images, as a figure, an animation and arrays (NICE §5.2)."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.files import require_writable
 from nicest.flows import Flow
-from nicest.flows.units import Bounds
 from nicest.inference.fill import PRESETS, Filled, Schedule, fill
 from nicest.inference.impute import impute_rows
 from nicest.inference.langevin import ALIKE
@@ -25,48 +25,128 @@ from nicest.recipes.recipe import DataSettings
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks.masks import Mask, hidden_by, mask_list, mask_name
+from nicest.tasks import options
+from nicest.tasks.masks import hidden_by, mask_list, mask_name
 from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.results import Result, cell, columns
+from nicest.tasks.rows import require_flow
 from nicest.tasks.sample import draw
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
 DRAWING = 500  # moves of a chain that draws
-MOST_SAMPLES = 10_000  # that are drawn to be filled in
-LARGEST = 1 << 30  # numbers of the images that are kept on their way
+MOST_SAMPLES = 10_000  # drawn to be inpainted
+LARGEST = 1 << 30  # numbers of the states that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inpainting(Result):
+    """Log-likelihoods of inpainted images, on the recipe's interval, without noise; one entry of `masks` per mask.
+
+    A truth is evaluated at the middle of its levels, which is higher than the mean over the noise. An image is above
+    its truth if its likeliest chain ends there. With `draws`, masks have the acceptance and R-hat of each image.
+    """
+
+    out: list[str]
+    dataset: str
+    split: str
+    shape: list[int]
+    n: int
+    chains: int
+    seed: int
+    draws: bool
+    steps: int
+    direction: str | None = None
+    gradient_scale: float | None = None
+    noise: float | None = None
+    seconds: float
+    masks: list[dict[str, Any]]
+
+    def lines(self) -> Iterator[Any]:
+        """Yield a table with a row for each mask."""
+        source = "samples" if self.split == "samples" else f"{self.split} split"
+        noise = "" if self.noise is None else f", noise {self.noise:g}"
+        yield (
+            f"{Path(self.dataset).name}, {source}: {self.n} images under each mask, chains {self.chains};"
+            f" {self.steps} steps{noise}"
+        )
+        if self.draws:
+            table = columns("mask", "draws, nats", ">truth, nats", "moves taken", "largest R-hat")
+        else:
+            table = columns("mask", ">start, nats", ">end, nats", ">truth, nats", ">gain, nats", ">above truth")
+        for row in self.masks:
+            means = [f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth") if f"mean_{name}_nats" in row]
+            if self.draws:
+                last = f"{statistics.fmean(row['acceptance']):.0%}", f"{max(row['r_hat']):.2f}"
+            else:
+                last = f"{row['mean_gain_nats']:+.2f}", f"{row['images_above_truth']} of {len(row['images'])}"
+            table.add_row(cell(row["mask"]), *means, *last)
+        yield table
+        if self.draws:
+            yield "Nats are means. R-hat near 1: the chains of an image agree, and draws are of the whole density."
+        else:
+            yield "Nats are means. Above truth: the best chain ends with a higher log-likelihood than the original."
+        yield f"written in {self.seconds:.1f} s: {' '.join(self.out)}"
 
 
 def inpaint(
     run: Run,
     *,
-    mask: Mask | Sequence[Mask] = "paper",
-    n: int = 10,
-    split: str = "test",
-    preset: str = "ours",
-    steps: int | None = None,
-    direction: str | None = None,
-    gradient_scale: float | None = None,
-    noise: float | None = None,
-    chains: int = 1,
-    draws: bool = False,
-    seed: int = 0,
-    out: str | Path | Sequence[str | Path] = "inpaint.png",
-) -> dict[str, Any]:
-    """Hide a part of n images under each mask, and find it again by climbing the log-likelihood (NICE §5.2).
+    mask: Annotated[
+        Sequence[Any],
+        options.option(
+            parser=options.to_read,
+            help="What to hide: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several of them"
+            " joined by +, an image or an .npy file; repeatable.",
+            show_default="paper, the ten masks of its figure",
+        ),
+    ] = ("paper",),
+    n: Annotated[int, options.integer(1, 100_000, "Images per mask.", "-n")] = 10,
+    chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
+    draws: Annotated[
+        bool,
+        options.option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains."),
+    ] = False,
+    preset: Annotated[
+        Literal["ours", "authors"],
+        options.option(help="The schedule of the ascent: ours, or that of the authors' code."),
+    ] = "ours",
+    steps: Annotated[
+        int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")
+    ] = None,
+    direction: Annotated[
+        Literal["adam", "gradient"] | None,
+        options.option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),
+    ] = None,
+    gradient_scale: Annotated[
+        float | None, options.real(0, 1000, "Multiplies the direction.", show_default="the preset's")
+    ] = None,
+    noise: Annotated[
+        float | None, options.real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
+    ] = None,
+    split: Annotated[
+        Literal["train", "valid", "test", "samples"],
+        options.option(help="Which split of the data, or samples of the model, which need no data."),
+    ] = "test",
+    seed: options.Seed = 0,
+    out: Annotated[
+        Sequence[str | Path],
+        options.out_file(
+            "The figure (.png, .svg, .pdf), an animation (.gif) or arrays (.npz); repeatable.",
+            show_default="inpaint.png",
+        ),
+    ] = ("inpaint.png",),
+) -> Inpainting:
+    """Hide part of each image and fill it in, by maximising the log-likelihood (NICE §5.2) or by draws.
 
-    The images are of a `split` of the data, or "samples" of the model itself, which need no data.
+    --draws runs MCMC chains instead of the ascent. Each chain starts at the part of a sample that fits the observed
+    pixels well, and takes `steps` Langevin moves (500 by default) after a warm-up. R-hat says how far the chains agree.
 
-    Every file in `out` is written by its ending: the figure's panels (.png, .svg, .pdf), an animation of the ascent
-    (.gif), arrays (.npz). The masks take their images from the split one after the other, as the figure does. Nats
-    are on the recipe's interval, the units of `evaluate`, but without its noise: a truth is scored at the middle of
-    its levels, which is higher than the mean over the noise. An image is above its truth where its likeliest chain
-    ends so.
+    Example: nicest inpaint runs/demo --mask left --mask random:75 --chains 4 --out a.png --out a.gif
 
-    With `draws` nothing climbs: each chain draws the hidden from the model's density given the observed. It starts at
-    the part of a sample of the model that goes well with the observed, and goes on by Langevin moves that are exact in
-    the long run, `steps` of them (500, unless told) after a warm-up. What is written are states of the chains on their
-    way, and `r_hat` says how far those of an image agree.
+    Example: nicest inpaint digits-conv --mask bottom --draws --chains 4
     """
+    require_flow(run, "inpainting")
     began = time.perf_counter()
     paths = _outputs(out)
     options = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
@@ -81,9 +161,9 @@ def inpaint(
         raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
     for path in paths:
         require_own_file(path, recipe)
-        require_writable(path)  # before the ascent
+        require_writable(path)  # found out before the ascent
     if split == "samples":
-        source = draw(run, min(max(n, 1) * len(masks), MOST_SAMPLES), seed=seed).reshape(-1, data.dim)
+        source = draw(run, min(n * len(masks), MOST_SAMPLES), seed=seed).reshape(-1, data.dim)
     else:
         source = run.splits.split(split)
     if not 1 <= n <= len(source):
@@ -91,10 +171,6 @@ def inpaint(
     index = np.arange(len(masks) * n) % len(source)
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
-    bounds = None
-    if run.columns:
-        lower, upper = torch.tensor([column.bounds for column in run.columns]).unbind(1)
-        bounds = (lower, upper)
     looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
     if (numbers := len(x) * chains * data.dim * (2 + len(looks))) > LARGEST:
         raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: use fewer images or chains")
@@ -102,7 +178,7 @@ def inpaint(
     quality: dict[str, Tensor] = {}
     with Bar("inpainting", 1000) as bar:
         if draws:
-            filled, quality = drawn(flow, x, where, chains, schedule.steps, bounds, seed, bar)
+            filled, quality = drawn(flow, x, where, chains, schedule.steps, seed, bar)
         else:
             filled = fill(
                 flow,
@@ -110,7 +186,6 @@ def inpaint(
                 where,
                 schedule=schedule,
                 chains=chains,
-                bounds=bounds,
                 looks=looks,
                 seed=seed,
                 watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),
@@ -130,45 +205,29 @@ def inpaint(
     for path in paths:
         _write(path, arrays, names, data, title, draws=draws)
     start, end, truth = arrays["nats"][0], arrays["nats"][-1], arrays["truth_nats"]
-    return {
-        "out": [str(path) for path in paths],
-        "dataset": data.name,
-        "split": split,
-        "shape": list(data.shape),
-        "n": n,
-        "chains": chains,
-        "seed": seed,
-        "draws": draws,
-        **({"steps": schedule.steps} if draws else asdict(schedule)),
-        "seconds": time.perf_counter() - began,
-        "masks": [
-            {
-                "mask": name,
-                "images": index[each].tolist(),
-                "truth_nats": truth[each].tolist(),
-                "end_nats": end[:, each].tolist(),
-                "mean_end_nats": float(end[:, each].mean()),
-                "mean_truth_nats": float(truth[each].mean()),
-                "images_above_truth": int((end.max(0) > truth)[each].sum()),
-            }
-            | (
-                {of: values[each].tolist() for of, values in quality.items()}
-                if draws
-                else {
-                    "start_nats": start[:, each].tolist(),
-                    "mean_start_nats": float(start[:, each].mean()),
-                    "mean_gain_nats": float((end - start)[:, each].mean()),
-                }
-            )
-            for name, each in zip(names, np.split(np.arange(len(index)), len(masks)), strict=True)
-        ],
-    }
+    summaries = []
+    for name, each in zip(names, np.split(np.arange(len(index)), len(masks)), strict=True):
+        found: dict[str, Any] = {"mask": name, "images": index[each].tolist()}
+        found |= {"truth_nats": truth[each].tolist(), "end_nats": end[:, each].tolist()}
+        found |= {"mean_end_nats": float(end[:, each].mean()), "mean_truth_nats": float(truth[each].mean())}
+        found["images_above_truth"] = int((end.max(0) > truth)[each].sum())
+        if draws:
+            found |= {of: values[each].tolist() for of, values in quality.items()}
+        else:
+            found |= {"start_nats": start[:, each].tolist(), "mean_start_nats": float(start[:, each].mean())}
+            found["mean_gain_nats"] = float((end - start)[:, each].mean())
+        summaries.append(found)
+    told: dict[str, Any] = {"dataset": data.name, "split": split, "shape": list(data.shape), "n": n, "seed": seed}
+    told |= {"steps": schedule.steps} if draws else asdict(schedule)
+    seconds = time.perf_counter() - began
+    written = [str(path) for path in paths]
+    return Inpainting(out=written, chains=chains, draws=draws, seconds=seconds, masks=summaries, **told)
 
 
 def drawn(
-    flow: Flow, x: Tensor, hidden: Tensor, chains: int, steps: int, bounds: Bounds | None, seed: int, bar: Bar
+    flow: Flow, x: Tensor, hidden: Tensor, chains: int, steps: int, seed: int, bar: Bar
 ) -> tuple[Filled, dict[str, Tensor]]:
-    """States of chains on their way, and by image the share of moves that they took and R-hat."""
+    """Return states of the chains, and for each image the fraction of accepted moves and R-hat."""
     keep = min(FRAMES, steps)
     rows = x if x.is_floating_point() else x.float()
     found = impute_rows(
@@ -178,11 +237,10 @@ def drawn(
         draws=chains * keep,
         steps=steps,
         warmup=max(1, steps // 3),
-        rounds=1,  # the states of all images are of the same iterations
+        rounds=1,  # so that all images have states of the same iterations
         chains=chains,
         ascent=0,
         alike=ALIKE,
-        bounds=bounds,
         seed=seed,
         watch=lambda share: bar.update(int(1000 * share)),
     )
@@ -197,11 +255,12 @@ def drawn(
 
 
 def _images_of(split: str) -> str:
+    """Describe the images of a split."""
     return "samples of the model" if split == "samples" else f"images of the {split} split"
 
 
 def choose_schedule(preset: str = "ours", **changes: float | str | None) -> Schedule:
-    """A preset, with what was asked for in place of its own."""
+    """Return a preset with some of its settings changed."""
     if preset not in PRESETS:
         raise NicestError(f"expected a preset of {', '.join(PRESETS)}, got {preset!r}")
     given = {name: value for name, value in changes.items() if value is not None}
@@ -209,7 +268,7 @@ def choose_schedule(preset: str = "ours", **changes: float | str | None) -> Sche
 
 
 def spread(steps: int, count: int = FRAMES) -> tuple[int, ...]:
-    """Iterations to look at, evenly spaced in the length of the way, which grows as log(1 + i/100)."""
+    """Return iterations to keep, evenly spaced in log(1 + i/100), as the length of the path grows."""
     return tuple(round(100 * ((1 + steps / 100) ** (k / count) - 1)) for k in range(1, count))
 
 
@@ -229,11 +288,11 @@ def _write(
         save_arrays(path, **{name: array for name, array in arrays.items() if name != "states"}, **ends)
         return
     truth, states = arrays["truth"], arrays["states"]
-    columns, rows = len(truth) // len(names), np.arange(len(truth))
+    per_row, rows = len(truth) // len(names), np.arange(len(truth))
     white = brightest(truth, data)
     order = arrays["nats"][-1].argsort(0)[::-1]  # the likeliest chain first
     if path.suffix.lower() == ".gif":
-        frames = [image_grid(state[order[0], rows], brightest=white, columns=columns, size=240) for state in states]
+        frames = [image_grid(state[order[0], rows], brightest=white, columns=per_row, size=240) for state in states]
         save_animation(frames, path)
         return
     panels = {"truth": truth}
@@ -245,5 +304,5 @@ def _write(
     for k, chain in enumerate(order):
         name = "draw" if draws else "result"
         panels[name if len(order) == 1 else f"{name} {k + 1}"] = states[-1][chain, rows]
-    grids = {name: image_grid(images, brightest=white, columns=columns, size=1) for name, images in panels.items()}
+    grids = {name: image_grid(images, brightest=white, columns=per_row, size=1) for name, images in panels.items()}
     save_figure(panel_figure(grids, names, title=title), path)

@@ -1,11 +1,12 @@
-"""Looking inside a trained model: spectrum and sphere (NICE App. A), ways between images, codes cut short."""
+"""The latent space of a flow: spectrum and sphere (NICE App. A), interpolation, truncation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -18,21 +19,24 @@ from nicest.files import require_writable
 from nicest.flows import Units, members, moments
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
+from nicest.tasks import options
 from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.results import Result, columns
+from nicest.tasks.rows import require_flow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASES = ("random", "top")
 WAYS = ("straight", "spherical")
-KEPT = (0, 1, 2, 5, 10, 20, 50, 100, 200)  # and all
-EXAMPLES = 1000  # at most, that an error is the mean of
+KEPT = (0, 1, 2, 5, 10, 20, 50, 100, 200)  # numbers of components, and all
+EXAMPLES = 1000  # at most, over which errors are averaged
 
 
 class Model:
-    """The flow of a run, and both ways through it, from rows of data to codes h and back, for any number of rows.
+    """A flow that encodes rows of data to latents h, and decodes them, for any number of rows.
 
-    A level is encoded at its middle, so that no code depends on a draw of noise; decoding gives whole levels.
+    A level is encoded at its middle, without noise; decoding gives levels.
     """
 
     def __init__(self, run: Run) -> None:
@@ -50,64 +54,67 @@ class Model:
 
     @classmethod
     def with_codes(cls, run: Run) -> Model:
-        """The model of a run, unless its rows have no codes."""
+        """Return the model of a run; refuse those without latents."""
+        require_flow(run, "latent space")
         if (count := len(members(run.flow))) > 1:
             what = f"{run.path} holds the mean of {count} flows, which has no latent coordinates"
             raise NicestError(f"{what}: train with model.members=1")
         return cls(run)
 
     def encode(self, x: Tensor) -> Tensor:
+        """Return the latents of rows."""
         return torch.cat(list(self.run.engine.each("encode", x, noise=False)))
 
     def middle(self, x: Tensor) -> Tensor:
-        """Rows as real numbers, each level at its middle."""
+        """Return rows as real numbers, each level at its middle."""
         return self.units.enter(x, noise=False)
 
     def decode(self, h: Tensor) -> Tensor:
+        """Return the rows of latents."""
         return torch.cat(list(self.run.engine.each("decode", h)))
 
     def draw(self, n: int, *, temperature: float = 1.0, seed: int = 0) -> Tensor:
-        """Codes of n samples, (n, D)."""
+        """Draw latents of n samples, (n, D)."""
         generator = torch.Generator(self.device).manual_seed(seed)
         return self.flow.prior.rsample(n, temperature=temperature, generator=generator).detach()
 
     def nats(self, x: Tensor) -> Tensor:
-        """log p of rows, (B,), a level at its middle, in the recipe's unit."""
+        """Return log p of rows, (B,), each level at its middle, on the recipe's interval."""
         with torch.no_grad():
             return self.flow.log_prob(x, noise=False).double() + self.units.interval_nats
 
     @torch.no_grad()
     def code_nats(self, h: Tensor) -> Tensor:
-        """log p of the points that codes stand for, (B,), before they are rounded to levels, in the recipe's unit."""
+        """Return log p of decoded latents, (B,), before rounding to levels, on the recipe's interval."""
         _, log_det = self.flow.bijection.inverse(h)
         return (self.flow.prior.log_prob(h) - log_det + self.units.log_det(h)).double() + self.units.interval_nats
 
     def places(self, h: Tensor) -> Tensor:
-        """Codes in standard deviations of the prior from its mode, the components of largest σ_d first."""
+        """Return latents in standard deviations of the prior from its mode, components of largest sigma_d first."""
         return ((h - self.loc) / (self.deviation * self.scale))[..., self.order]
 
     def put(self, h: Tensor, places: Tensor) -> Tensor:
-        """Codes whose first components, of largest σ_d, are put at `places` (..., k), which are as `places` gives."""
+        """Set the components of largest sigma_d of latents to `places` (..., k), in the unit of `places`."""
         chosen = self.order[: places.shape[-1]]
         moved = h.clone()
         moved[..., chosen] = self.loc[chosen] + self.deviation * self.scale[chosen] * places.to(h)
         return moved
 
     def cut(self, h: Tensor, k: int) -> Tensor:
-        """Codes with all but their k components of largest σ_d put to the prior's mode."""
+        """Set all but the k components of largest sigma_d to the prior's mode."""
         return torch.where(self.order.argsort() < k, h, self.loc)
 
     def between(self, h0: Tensor, h1: Tensor, steps: int, way: str) -> Tensor:
-        """Codes on the way from h0 to h1, (P, steps, D), both ends among them."""
+        """Interpolate from h0 to h1, (P, steps, D), both ends included."""
         t = torch.linspace(0, 1, steps).to(h0)[:, None]
         if way == "straight":
             return straight(h0, h1, t)
         return self.loc + self.scale * spherical((h0 - self.loc) / self.scale, (h1 - self.loc) / self.scale, t)
 
     def plane(self, corners: Tensor, points: Tensor, way: str) -> Tensor:
-        """Codes (N, D) of points (N, 2) of the plane through three codes (3, D): (0, 0), (1, 0) and (0, 1) are those.
+        """Return latents (N, D) of points (N, 2) in the plane with corners (3, D) at (0, 0), (1, 0) and (0, 1).
 
-        "spherical", they lie as far from the mode as the weighted mean of the three does.
+        "spherical": at the weighted mean distance of the corners from the mode.
         """
         points = points.to(corners)
         weights = torch.cat((1 - points.sum(1, keepdim=True), points), 1)
@@ -119,11 +126,11 @@ class Model:
         return self.loc + self.scale * at
 
     def typical_radius(self, basis: str) -> float:
-        """Of a sphere in the prior: the root of its mean square in all dimensions, or, of "top", in three."""
+        """Return the root mean square norm of draws of the prior, in all dimensions or ("top") in three."""
         return self.deviation * math.sqrt(self.data.dim if basis == "random" else 3)
 
     def axes(self, basis: str, seed: int) -> np.ndarray:
-        """Three directions of latent space, (3, D): random ones, or the components of largest σ_d."""
+        """Return three directions of latent space, (3, D): random, or the components of largest sigma_d."""
         if self.data.dim < 3:
             raise NicestError(f"a sphere needs 3 dimensions, this model has {self.data.dim}")
         if basis == "random":
@@ -133,21 +140,21 @@ class Model:
         return axes
 
     def on_sphere(self, points: np.ndarray, axes: np.ndarray, radius: float) -> Tensor:
-        """Codes of points (N, 3) of the unit sphere, made as large as the radius says."""
+        """Return latents of points (N, 3) of the unit sphere, scaled to a radius."""
         e = torch.from_numpy(radius * points @ axes).to(self.loc)
         return self.loc + self.scale * e
 
     def images(self, rows: Tensor) -> np.ndarray:
-        """Rows (..., D) in the shape and the number type of the data."""
+        """Return rows (..., D) in the shape and type of the data."""
         return as_images(rows.cpu().numpy(), self.data)
 
     def grid(self, images: np.ndarray) -> Image.Image:
-        """Images (rows, columns, *shape) as one picture."""
+        """Return images (rows, columns, *shape) as one picture."""
         flat, white = images.reshape(-1, *self.data.shape), brightest(images, self.data)
         return plots.image_grid(flat, brightest=white, columns=images.shape[1], size=1)
 
     def path(self, out: str | Path | None, look: str, *, images: bool = True) -> Path:
-        """Where to write: refused before the work where it cannot be; .npz is for arrays, any other for pictures."""
+        """Return the file to write, arrays (.npz) or a picture; refuse one that cannot be written."""
         path = Path(out) if out else self.run.path / "figures" / f"{look}.png"
         if images and len(self.data.shape) == 1 and path.suffix.lower() != ".npz":
             raise NicestError(f"rows of {self.data.dim} numbers are not images: write arrays, to {look}.npz")
@@ -158,13 +165,39 @@ class Model:
         return path
 
 
-def spectrum(run: Run, *, pca: bool = True, out: str | Path | None = None) -> dict[str, Any]:
-    """σ_d = exp(-s_d), times the prior's scale where that is learned, from the largest (NICE App. A).
+@dataclass(frozen=True, kw_only=True)
+class Picture(Result):
+    """A picture of the latent space: its file and the recipe of the model."""
 
-    Beside it, `pca`: the standard deviations of the training data along its principal components, on the interval
-    of the recipe, noise included, or of standardised columns. That is the space σ_d lives in, unless the model
-    whitens: behind a whitening every deviation is 1, which is what the figure then shows. A component's own standard
-    deviation is `deviation` σ_d; that is what the figure draws.
+    out: str
+    recipe: str
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the file."""
+        yield f"{type(self).__name__.lower()} in {self.out}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum(Picture):
+    """`sigma` from the largest; `pca`: standard deviations of the data along its principal components."""
+
+    deviation: float
+    sigma: list[float]
+    pca: list[float] | None = None
+
+
+def spectrum(
+    run: Run,
+    *,
+    pca: Annotated[bool, options.option(help="Show the spectrum of a PCA of the training data, too.")] = True,
+    out: Annotated[str | Path | None, options.figure("spectrum")] = None,
+) -> Spectrum:
+    """Plot the sorted sigma_d of the scaling layer: how much each component varies (NICE App. A).
+
+    A component's standard deviation is `deviation` sigma_d, which the figure shows. The PCA is of the training data on
+    the recipe's interval, with noise. Behind a whitening layer every deviation of the data is 1.
+
+    Example: nicest latent spectrum runs/demo
     """
     model = Model.with_codes(run)
     path = model.path(out, "spectrum", images=False)
@@ -178,24 +211,43 @@ def spectrum(run: Run, *, pca: bool = True, out: str | Path | None = None) -> di
         return plots.spectrum_figure(deviations, title=title, pca=beside, whitened=pca and model.whitens)
 
     _write(path, arrays, figure)
-    result: dict[str, Any] = {"out": str(path), "recipe": model.recipe.name, "deviation": model.deviation}
-    return result | {name: values.tolist() for name, values in arrays.items()}
+    found = {name: values.tolist() for name, values in arrays.items()}
+    return Spectrum(out=str(path), recipe=model.recipe.name, deviation=model.deviation, **found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sphere(Picture):
+    """A decoded sphere."""
+
+    typical_radius: float
+    basis: str
+    radius: float
+    grid: int
+    seed: int
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the radius and the file."""
+        yield f"sphere of radius {self.radius:.2f} in {self.out}"
 
 
 def sphere(
     run: Run,
     *,
-    basis: str = "random",
-    radius: float | None = None,
-    grid: int = 10,
-    seed: int = 0,
-    out: str | Path | None = None,
-) -> dict[str, Any]:
-    """f⁻¹(R(S)): a sphere in three dimensions of latent space, decoded point by point (NICE App. A).
+    basis: Annotated[
+        Literal["random", "top"],
+        options.option(help="Random axes, or the three components with the largest sigma_d."),
+    ] = "random",
+    radius: Annotated[
+        float | None,
+        options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of a draw"),
+    ] = None,
+    grid: Annotated[int, options.integer(1, 200, "Images per side.")] = 10,
+    seed: options.Seed = 0,
+    out: Annotated[str | Path | None, options.figure("sphere")] = None,
+) -> Sphere:
+    """Decode a sphere in three dimensions of latent space (NICE App. A).
 
-    R takes the sphere into a random subspace, drawn from the seed, or, as "top", to the three components of largest
-    σ_d. In units of the prior's scale, around its mode, all points have one norm: the root of the prior's mean
-    square, √D deviations, where nearly all of its draws lie; of "top", that of its three components, √3 deviations.
+    Example: nicest latent sphere runs/demo --basis top
     """
     if basis not in BASES:
         raise NicestError(f"expected a basis of {', '.join(BASES)}, got {basis!r}")
@@ -214,26 +266,26 @@ def sphere(
     where = "a random subspace" if basis == "random" else "the components of largest $\\sigma_d$"
     title = f"{model.heading}: sphere of radius {length:.1f}, in {where}"
     _write(path, arrays, lambda: plots.sphere_figure(model.grid(images), grid, title=title))
-    asked = {"basis": basis, "radius": length, "grid": grid, "seed": seed}
-    return {"out": str(path), "recipe": model.recipe.name, "typical_radius": typical, **asked}
+    told: dict[str, Any] = {"typical_radius": typical, "basis": basis, "radius": length, "grid": grid, "seed": seed}
+    return Sphere(out=str(path), recipe=model.recipe.name, **told)
 
 
 def rotation(dim: int, seed: int) -> np.ndarray:
-    """Three orthonormal directions (3, D), uniform among all: what a random rotation makes of the first three axes."""
+    """Draw three orthonormal directions (3, D): the first three axes after a random rotation."""
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, 3)))
     return (q * np.sign(np.diag(r))).T
 
 
 def sphere_points(n: int) -> np.ndarray:
-    """n x n points of the unit sphere, (n, n, 3): rows from north to south, columns once around.
+    """Return n x n points of the unit sphere, (n, n, 3): rows from north to south, columns once around.
 
-    Heights are evenly spaced, and so, as Archimedes found, every point stands for the same area.
+    Evenly spaced heights give every point the same area (Archimedes).
     """
     return _points((1 - (2 * np.arange(n) + 1) / n)[:, None], 2 * np.pi * np.arange(n) / n)
 
 
 def even_points(n: int) -> np.ndarray:
-    """n points of the unit sphere, (n, 3), from north to south, each turned by the golden angle from the last."""
+    """Return n points of the unit sphere, (n, 3), from north to south, each turned by the golden angle."""
     return _points(1 - (2 * np.arange(n) + 1) / n, np.pi * (3 - math.sqrt(5)) * np.arange(n))
 
 
@@ -242,20 +294,49 @@ def _points(height: np.ndarray, angle: np.ndarray) -> np.ndarray:
     return np.stack(np.broadcast_arrays(level * np.cos(angle), level * np.sin(angle), height), -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interpolation(Picture):
+    """Interpolations between pairs of images of a split."""
+
+    split: str
+    pairs: list[list[int]]
+    steps: int
+    way: str
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the number of pairs and the file."""
+        yield f"{len(self.pairs)} interpolations in {self.out}"
+
+
 def interpolate(
     run: Run,
     *,
-    pairs: Sequence[tuple[int, int]] | None = None,
-    steps: int = 10,
-    way: str = "straight",
-    split: str = "test",
-    out: str | Path | None = None,
-) -> dict[str, Any]:
-    """From one image to another through latent space, `steps` images with both ends; beside it, through pixels.
+    start: Annotated[
+        Sequence[int],
+        options.integer(
+            0, 10**9, "The index of the first image in the split; repeatable.", "--from", show_default="0, 2, 4, 6, 8"
+        ),
+    ] = (),
+    end: Annotated[
+        Sequence[int],
+        options.integer(
+            0, 10**9, "The index of the last image; one for each --from.", "--to", show_default="1, 3, 5, 7, 9"
+        ),
+    ] = (),
+    steps: Annotated[int, options.integer(2, 1000, "Images per interpolation, both ends included.")] = 10,
+    way: Annotated[
+        Literal["straight", "spherical"],
+        options.option(help="Along a straight line, or along an arc around the mode of the prior."),
+    ] = "straight",
+    split: options.Split = "test",
+    out: Annotated[str | Path | None, options.figure("interpolate")] = None,
+) -> Interpolation:
+    """Interpolate between images in latent space, and in pixel space for comparison.
 
-    The way is "straight", h = (1 - t) h₀ + t h₁, or "spherical", around the prior's mode. Pairs are places in the
-    split; without them the first ten images go two by two.
+    Example: nicest latent interpolate runs/demo --from 3 --to 8 --from 4 --to 5
     """
+    if len(start) != len(end):
+        raise NicestError(f"expected as many --to as --from, got {len(end)} and {len(start)}")
     if way not in WAYS:
         raise NicestError(f"expected a way of {', '.join(WAYS)}, got {way!r}")
     if steps < 2:
@@ -263,7 +344,7 @@ def interpolate(
     model = Model.with_codes(run)
     path = model.path(out, "interpolate")
     rows = run.rows(split)
-    chosen = list(pairs or [(k, k + 1) for k in range(0, min(10, len(rows)) - 1, 2)])
+    chosen = list(zip(start, end, strict=True)) or [(k, k + 1) for k in range(0, min(10, len(rows)) - 1, 2)]
     for each in (place for pair in chosen for place in pair):
         if not 0 <= each < len(rows):
             raise NicestError(f"expected images 0 to {len(rows) - 1} of the {split} split, got {each}")
@@ -279,23 +360,23 @@ def interpolate(
     def figure() -> Figure:
         panels = {f"through latent space, {way}": "images", "through pixels, straight": "pixels"}
         grids = {name: model.grid(arrays[key]) for name, key in panels.items()}
-        names = [f"{start} → {end}" for start, end in chosen]
+        names = [f"{one} → {other}" for one, other in chosen]
         return plots.panel_figure(grids, names, title=f"{model.heading}: between images of the {split} split")
 
     _write(path, arrays, figure)
-    asked = {"split": split, "pairs": [list(pair) for pair in chosen], "steps": steps, "way": way}
-    return {"out": str(path), "recipe": model.recipe.name, **asked}
+    told: dict[str, Any] = {"split": split, "pairs": [list(pair) for pair in chosen], "steps": steps, "way": way}
+    return Interpolation(out=str(path), recipe=model.recipe.name, **told)
 
 
 def straight(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """(1 - t) start + t end: (P, D) and (T, 1) give (P, T, D)."""
+    """Return (1 - t) start + t end, (P, T, D), for ends (P, D) and t (T, 1)."""
     return (1 - t) * start[:, None] + t * end[:, None]
 
 
 def spherical(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """The direction turns evenly from start to end and the length goes straight; (P, D) and (T, 1) give (P, T, D).
+    """Interpolate direction along an arc and length linearly, (P, T, D), for ends (P, D) and t (T, 1).
 
-    Where the two lie on one line through 0, or one is 0, the way is straight.
+    Ends on one line through 0 are joined by a straight line.
     """
     lengths = [each.norm(dim=1)[:, None, None] for each in (start, end)]
     tiny = torch.finfo(start.dtype).tiny
@@ -307,21 +388,52 @@ def spherical(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
     return torch.where(plane, around, straight(start, end, t))
 
 
-def truncate(
-    run: Run, *, n: int = 8, kept: Sequence[int] | None = None, split: str = "test", out: str | Path | None = None
-) -> dict[str, Any]:
-    """What is left of images when only k components of their codes are kept, those of largest σ_d.
+@dataclass(frozen=True, kw_only=True)
+class Truncation(Picture):
+    """Mean squared errors of images of which only some components are `kept`, on the recipe's interval."""
 
-    The other components are put to the prior's mode. Beside it stands a PCA of the training data that keeps k
-    directions. Errors are mean squares of the images that come out, over pixels and up to 1000 images, on the
-    interval of the recipe or of standardised columns.
+    split: str
+    n: int
+    examples: int
+    kept: list[int]
+    nice_errors: list[float]
+    pca_errors: list[float]
+
+    def lines(self) -> Iterator[Any]:
+        """Yield a table of the errors."""
+        table = columns(">kept", ">NICE", ">PCA")
+        for k, *errors in zip(self.kept, self.nice_errors, self.pca_errors, strict=True):
+            table.add_row(str(k), *(f"{error:.5f}" for error in errors))
+        yield f"mean squared error of {self.examples} images of the {self.split} split"
+        yield table
+        yield f"truncate in {self.out}"
+
+
+def truncate(
+    run: Run,
+    *,
+    n: Annotated[int, options.integer(1, 1000, "Images in the figure.", "-n")] = 8,
+    keep: Annotated[
+        Sequence[int],
+        options.integer(
+            0, 10**9, "Number of components to keep; repeatable.", show_default="0, 1, 2, 5, 10, ... 200, all"
+        ),
+    ] = (),
+    split: options.Split = "test",
+    out: Annotated[str | Path | None, options.figure("truncate")] = None,
+) -> Truncation:
+    """Reconstruct images from the components with the largest sigma_d, next to a PCA.
+
+    The other components are set to the prior's mode.
+
+    Example: nicest latent truncate runs/demo -n 8
     """
     model = Model.with_codes(run)
     path = model.path(out, "truncate", images=False)
     rows, dim = run.rows(split), model.data.dim
     if not 1 <= n <= len(rows):
         raise NicestError(f"expected 1 to {len(rows)} images of the {split} split, got {n}")
-    counts = sorted({*kept} if kept else {*(k for k in KEPT if k < dim), dim})
+    counts = sorted({*keep} if keep else {*(k for k in KEPT if k < dim), dim})
     if not 0 <= counts[0] <= counts[-1] <= dim:
         raise NicestError(f"expected to keep 0 to {dim} components, got {counts[0] if counts[0] < 0 else counts[-1]}")
     x = rows[: max(n, EXAMPLES)]
@@ -347,14 +459,14 @@ def truncate(
         return plots.truncation_figure(counts, curves, grids, title=f"{model.heading}: k components of each code kept")
 
     _write(path, arrays, figure)
-    asked = {"split": split, "n": n, "examples": len(x), "kept": counts}
-    return {"out": str(path), "recipe": model.recipe.name, **asked, **found}
+    told: dict[str, Any] = {"split": split, "n": n, "examples": len(x), "kept": counts}
+    return Truncation(out=str(path), recipe=model.recipe.name, **told, **found)
 
 
 def principal(units: Units, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (D,), standard deviations (D,) from the largest, and directions (D, D), in columns, of rows y.
+    """Return a PCA of rows: mean (D,), decreasing standard deviations (D,), and directions (D, D) in columns.
 
-    In float64, dequantisation noise included.
+    In float64, with dequantisation noise.
     """
     noise = torch.Generator(rows.device).manual_seed(0)
     mean, covariance = units.moments(rows) or moments(units.enter(rows, generator=noise))

@@ -1,4 +1,4 @@
-"""Which part of an image is hidden: the figure's ten masks, ranges, boxes, pictures and arrays (NICE §5.2)."""
+"""Masks that hide part of an image: the ten of the paper's figure, ranges, boxes, pictures, arrays (NICE §5.2)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Shape = tuple[int, ...]
 
 
 def mask_list(masks: Mask | Sequence[Mask]) -> list[Mask]:
-    """The masks asked for, one by one; `paper` stands for the figure's ten, in its order."""
+    """Return a list of masks, with the figure's ten in place of `paper`."""
     asked = [masks] if isinstance(masks, str | np.ndarray) else masks
     return [each for mask in asked for each in (FIGURE if isinstance(mask, str) and mask == "paper" else (mask,))]
 
 
 def mask_name(mask: Mask) -> str:
-    """What a mask is called in figures and messages; of a file, its name without the folders."""
+    """Return the name of a mask for figures and messages."""
     if not isinstance(mask, str):
         return "array"
     return Path(mask).name if Path(mask).suffix.lower() in (".npy", *IMAGE_SUFFIXES) else mask
 
 
 def hidden_by(mask: Mask, shape: Shape, n: int = 1, *, seed: int = 0) -> np.ndarray:
-    """What a mask hides of n images: (n, *shape), true where hidden; a random mask hides other pixels of each.
+    """Return where a mask hides n images, boolean (n, *shape); a random mask hides other pixels of each image.
 
     A mask is a name of the figure (`top`); ranges of rows, columns, pixels or channels (`rows:0-14,20`); a box of rows
-    and columns (`box:7-21,7-21`); a share of the pixels, drawn at random, in percent (`random:75`); several of these
+    and columns (`box:7-21,7-21`); a random percentage of the pixels (`random:75`); several of these
     joined by `+`; a picture, hidden where it is bright; or an .npy file or array, hidden where it is not zero, for one
     image, for each channel or for all n images. Ranges count from 0 and leave out their end: of 28 rows, `rows:0-14`
     and `rows:14-28` are the two halves. Plain rows of numbers are images one pixel high.
@@ -65,7 +65,7 @@ def hidden_by(mask: Mask, shape: Shape, n: int = 1, *, seed: int = 0) -> np.ndar
 
 
 def _of_words(text: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """One term of a mask, in a form that broadcasts to (n, channels, height, width)."""
+    """Return one term of a mask, in a shape that broadcasts to (n, channels, height, width)."""
     n, channels, height, width = shape
     rows, columns = np.arange(height)[:, None], np.arange(width)
     pixels = rows * width + columns
@@ -102,7 +102,7 @@ def _of_words(text: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
 
 
 def _chosen(text: str, size: int, mask: str) -> np.ndarray:
-    """The numbers below `size` that ranges such as `0-3,5` name, as a boolean array; a range leaves out its end."""
+    """Parse ranges such as `0-3,5` to a boolean array (size,); a range leaves out its end."""
     chosen = np.zeros(size, bool)
     for part in text.split(","):
         first, dash, end = part.strip().partition("-")
@@ -116,7 +116,7 @@ def _chosen(text: str, size: int, mask: str) -> np.ndarray:
 
 
 def _of_array(array: np.ndarray, shape: Shape, n: int, source: str) -> np.ndarray:
-    """An array of one image, of its rows and columns, or of all n images, to broadcast to (n, C, H, W)."""
+    """Return the mask of an array for one image, its rows and columns, or n images; broadcasts to (n, C, H, W)."""
     if array.shape not in (shape, shape[-2:], (n, *shape)):
         raise NicestError(f"{source}: expected a mask of shape {shape} or {(n, *shape)}, got {array.shape}")
     leading = (n,) if array.shape == (n, *shape) else ()
@@ -125,7 +125,7 @@ def _of_array(array: np.ndarray, shape: Shape, n: int, source: str) -> np.ndarra
 
 
 def _bright(path: Path) -> np.ndarray:
-    """Where a picture is brighter than half, (H, W); white is what inpainting programs hide."""
+    """Return where a picture is brighter than half, (H, W); inpainting programs mark what to hide in white."""
     (pixels,) = read_images([path])
     full = 1 if pixels.dtype == bool else np.iinfo(pixels.dtype).max
     return (pixels if pixels.ndim == 2 else pixels.mean(-1)) > full / 2

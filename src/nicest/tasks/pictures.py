@@ -1,4 +1,4 @@
-"""Pictures as rows that a model takes, and its rows as pictures and arrays."""
+"""Convert pictures to rows of a model, and rows to pictures and arrays."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ LARGEST = 4096  # pixels a side
 
 
 def as_images(rows: np.ndarray, data: DataSettings) -> np.ndarray:
-    """Rows (..., D) in the shape and the number type of the data; a label at their end is left out."""
+    """Return rows (..., D) in the shape and type of the data, without a label at their end."""
     images = rows[..., : data.dim].reshape(*rows.shape[:-1], *data.shape)
     return images.astype(np.uint8 if data.levels <= 256 else np.uint16) if data.levels else images
 
 
 def brightest(images: np.ndarray, data: DataSettings) -> float:
-    """What is drawn white."""
+    """Return the value that is drawn white."""
     return data.levels - 1 if data.levels else float(np.abs(images).max()) or 1.0
 
 
 def save_arrays(path: Path, **arrays: np.ndarray) -> None:
+    """Save arrays as a compressed .npz file."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -> np.ndarray:
-    """The bytes of a picture file as one row of levels, (D,): its middle, in the size, colours and levels of the data.
+    """Return a picture file as a row of levels, (D,): its centre, in the size, colours and levels of the data.
 
-    It is turned upright by its EXIF; of an animation the first frame is taken. `inverted` turns dark on light into
-    light on dark. What is transparent becomes white behind dark ink, else black.
+    EXIF rotation is applied, and an animation gives its first frame. `inverted` swaps dark and light. Transparent
+    pixels become white behind dark ink, else black.
     """
     if len(data.shape) == 1 or not data.levels:
         raise NicestError("this is not a model of images with levels, so it cannot take a picture")
@@ -66,15 +67,15 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """An image in grey or colours of 8 bits, with its transparency where it has one."""
-    if image.mode.startswith("I"):  # 16 bits, which `convert` would cut off
+    """Convert an image to 8-bit grey or colours, with its transparency if it has one."""
+    if image.mode.startswith("I"):  # 16 bits, `convert` would clip them
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     mode = "RGBA" if image.has_transparency_data else "L" if image.mode in ("1", "L") else "RGB"
-    return image if image.mode == mode else image.convert(mode)  # which would copy it
+    return image if image.mode == mode else image.convert(mode)  # convert would copy it
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    """An image on a ground that its ink stands out from: white where the ink is dark, else black."""
+    """Put an image on a background in contrast to its ink: white behind dark ink, else black."""
     if image.mode != "RGBA":
         return image
     alpha, grey = np.asarray(image.getchannel("A"), np.float64), np.asarray(image.convert("L"), np.float64)

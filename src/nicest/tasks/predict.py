@@ -1,407 +1,288 @@
-"""Predictions for the rows of a table, from a model of some columns given the others."""
+"""Predict columns of a table from the others, in rows that may have missing cells."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from nicest.data.cells import as_in_training, decode, encode, is_moment
-from nicest.data.columns import Column, require_columns
-from nicest.data.tables import IN_MEMORY, SUFFIXES, TableFile, append_columns, require_pyarrow, writing
+from nicest.data.columns import Category, Column, Moment
+from nicest.data.tables import append_columns, writing
 from nicest.errors import NicestError
-from nicest.fast import lower
-from nicest.flows import Flow
-from nicest.inference.predictive import Predictive, interval
 from nicest.messages import shown
 from nicest.progress import Bar
-from nicest.remote import place
 from nicest.runs.folder import require_own_file
-from nicest.runs.run import DRAWS, Run
+from nicest.runs.run import Run
+from nicest.tables.marginal import Marginal
+from nicest.tasks import options, rows
+from nicest.tasks.results import Result, count
 
-JOINT_DRAWS = 500  # of several targets, whose means and intervals are those of draws
-JOINT_ROWS = 1 << 16  # draws of several targets that are made at once
-ROWS = 4096  # rows that are predicted at once
-DRAWN = 2000  # rows of a picture
+DRAWN = 2000  # rows in a picture
+NUMBERS = ("mean", "median", "low", "high")
 
 
-@dataclass
-class Prediction:
-    """What is predicted for some rows; for each target a mapping of names to columns of numbers, (N,) or (N, L).
+@dataclass(frozen=True, kw_only=True)
+class Predictions(Result):
+    """Counts of predicted rows, and metrics of the targets whose values the table has.
 
-    Numbers have `mean`, `median`, `low` and `high`; categories their `probabilities`, (N, values). `log_density` is of
-    targets that were observed: NaN where one is missing, -inf where one is a value that training never saw.
+    `targets` maps each target to its metrics: `rmse` of the mean, `mae` of the median, `crps` and `coverage` of the
+    intervals for numbers, in the unit of the column; `accuracy` and `log_loss` for categories.
     """
 
-    targets: list[dict[str, np.ndarray]]
-    draws: np.ndarray  # (N, draws, targets), in the numbers of the model
-    log_density: np.ndarray | None = None
-    pit: np.ndarray | None = None  # of one target that was observed, the probability of less than it or as much
+    out: str
+    picture: str | None
+    rows: int
+    level: float
+    targets: dict[str, dict[str, float]]
+    mean_nats: float | None
+    unknown: int
+    unseen: int
 
-
-class Observed(NamedTuple):
-    """A target as it was observed: the model's numbers, which of them are values that training never saw, and, of a
-    column of numbers, those in its own unit."""
-
-    codes: np.ndarray
-    unknown: np.ndarray
-    values: np.ndarray
-
-
-class Mean:
-    """The mean of numbers that come some at a time; None before the first."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def add(self, numbers: np.ndarray) -> None:
-        self.total, self.count = self.total + float(numbers.sum()), self.count + numbers.size
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
-
-
-@dataclass
-class Tally:
-    """How good predictions are, over the rows whose targets are known."""
-
-    rows: int = 0
-    unseen: int = 0  # given cells whose value training never saw
-    unknown: int = 0
-    nats: Mean = field(default_factory=Mean)
-    figures: dict[tuple[str, str], Mean] = field(default_factory=lambda: defaultdict(Mean))  # by target and name
-
-    def add(self, found: Prediction, observed: Sequence[Observed], targets: Sequence[Column]) -> None:
-        """Take note of how far predictions were from what was observed."""
-        assert found.log_density is not None
-        self.unknown += int(np.isneginf(found.log_density).sum())
-        self.nats.add(found.log_density[np.isfinite(found.log_density)])
-        for column, each, seen in zip(targets, found.targets, observed, strict=True):
-            if column.values:
-                right = (each["probabilities"].argmax(1) == seen.codes) & ~seen.unknown
-                self.figures[column.name, "accuracy"].add(right[~np.isnan(seen.codes)])
-                continue
-            there = np.isfinite(seen.values)
-            value = seen.values[there]
-            mean, low, high = (own_unit(each[name][there], column) for name in ("mean", "low", "high"))
-            slack = 1e-6 * (high - low)  # what rounding takes off the ends of an integer
-            self.figures[column.name, "squares"].add((mean - value) ** 2)
-            self.figures[column.name, "coverage"].add((value >= low - slack) & (value <= high + slack))
-
-    def of(self, column: Column) -> dict[str, float]:
-        """The figures of a target: accuracy of categories, RMSE and coverage of numbers; none where it is not known."""
-        found = {name: mean.value for (target, name), mean in self.figures.items() if target == column.name}
-        known = {name: value for name, value in found.items() if value is not None}
-        if "squares" in known:
-            return {"rmse": math.sqrt(known["squares"]), "coverage": known["coverage"]}
-        return known
+    def lines(self) -> Iterator[Any]:
+        """Yield the counts and the metrics."""
+        yield f"{count(self.rows, 'row')} predicted in {self.out}: {', '.join(self.targets)}"
+        if self.unseen:
+            yield f"{count(self.unseen, 'given cell')} with a value that training never saw: they count as missing"
+        if self.mean_nats is not None:
+            yield f"observed targets: mean log-density {self.mean_nats:.3f} nats"
+        if self.unknown:
+            yield f"{count(self.unknown, 'row')} with a target value that training never saw, left out of the metrics"
+        for name, found in self.targets.items():
+            each = [f"RMSE {found['rmse']:.4g}, MAE {found['mae']:.4g}, CRPS {found['crps']:.4g}"] * ("rmse" in found)
+            if "coverage" in found:
+                each.append(f"{self.level:.0%} intervals hold {found['coverage']:.1%} of the values")
+            if "accuracy" in found:
+                each.append(f"accuracy {found['accuracy']:.1%}, log-loss {found['log_loss']:.4g}")
+            yield from [f"{name}: {'; '.join(each)}"] if each else []
 
 
 def predict(
     run: Run,
-    table: str | Path,
+    table: options.Table,
     *,
-    out: str | Path = "predictions.csv",
-    level: float = 0.9,
-    draws: int = 0,
-    seed: int = 0,
-    picture: str | Path | None = None,
-) -> dict[str, Any]:
-    """Write a line for every row of a table: what the model predicts of its targets, given the other columns.
+    target: Annotated[
+        Sequence[str],
+        options.option(help="A column to predict; repeatable.", show_default="those that training favoured"),
+    ] = (),
+    out: Annotated[str | Path, options.out_file("The predictions.", rows=True)] = "predictions.csv",
+    interval: options.Interval = 0.9,
+    picture: Annotated[
+        str | Path | None, options.out_file("A figure of the intervals, for one target that is a number.")
+    ] = None,
+) -> Predictions:
+    """Predict columns of a table from its other columns.
 
-    A number has its mean, median, and low and high, between which it lies with probability `level`; a text or boolean
-    its most probable value, and the probability of each. `draws` adds so many draws from the joint distribution of the
-    targets. Where the table holds the targets, `log_density` is that of the observed ones. Given cells may be missing;
-    one that holds a value which training never saw counts as missing. A `picture` shows the predictions of a single
-    target that is a number.
+    Numbers get a mean, a median, and the ends `low` and `high` of an interval; categories the most probable value and
+    the probability of each. Rows may have missing cells, and the table may lack the targets. Where it has them,
+    `log_density` is that of their values given the other columns, and the metrics say how good the predictions are.
+
+    Example: nicest train houses.csv --target price && nicest predict runs/houses new.csv
     """
-    path, target = place(table), place(out)
-    targets, given = targets_and_given(run)
-    for each in (path, target):
-        if each.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected a table, a file that ends in {', '.join(SUFFIXES)}, got {str(each)!r}")
-    if not 0 < level < 1:
-        raise NicestError(f"expected a probability between 0 and 1 for the interval, got {level:g}")
-    for each in (target, *([Path(picture)] if picture else [])):
-        require_own_file(each, run.recipe, path)
-    drawn: list[tuple[np.ndarray, ...]] = []
-    if picture and (len(targets) > 1 or targets[0].values or is_moment(targets[0])):
-        raise NicestError("a picture shows one target that is a number, and these are others: leave the picture out")
-    require_pyarrow()
-    file = TableFile(path)
-    require_columns(file.names, given, path)
+    rows.require_table(run)
+    path, written = rows.table_path(table), rows.table_path(out)
+    if not 0 < interval < 1:
+        raise NicestError(f"expected a probability between 0 and 1 for the interval, got {interval:g}")
+    targets = chosen(run, target)
+    columns = [run.schema[i] for i in targets]
     if picture:
         from nicest.plots import picture_kind
 
-        picture_kind(Path(picture))  # now, before predictions are written
-    observed = all(column.name in file.names for column in targets)
-    tally = Tally()
+        if len(columns) > 1 or not is_number(columns[0]) or isinstance(columns[0], Moment):
+            raise NicestError("a picture shows one target that is a number: leave the picture out")
+        picture_kind(Path(picture))
+    for each in (written, *([Path(picture)] if picture else [])):
+        require_own_file(each, run.recipe, path)
+    file = rows.open_table(path, run.schema, optional=[column.name for column in columns])
+    observed = all(column.name in file.names for column in columns)
+    tally, drawn, n = Tally(), [], 0
     with ExitStack() as stack:
-        write = stack.enter_context(writing(target, schema(targets, draws, observed=observed), plain=True))
+        write = stack.enter_context(writing(written, schema(columns, observed=observed), plain=True))
         bar = stack.enter_context(Bar("predicting", file.count or 0))
-        names = [column.name for column in (*given, *(targets if observed else ()))]
-        for some in blocks(file.batches(names)):
-            how: dict[str, Any] = {"level": level, "draws": draws, "seed": [seed, tally.rows]}
-            found, seen, unseen = predicted(run, some, path, observed=observed, pit=bool(picture), **how)
+        for some in rows.batches(file, run.schema.names):
+            found, truth, nats = predicted(run, some, path, targets, tally, observed=observed)
             if observed:
-                tally.add(found, seen, targets)
-            write(predicted_cells(found, targets, tally.rows))
-            if picture and tally.rows < DRAWN:
-                ends = [own_unit(found.targets[0][name], targets[0]) for name in ("median", "low", "high")]
-                drawn.append((*ends, *([seen[0].values, found.pit] if observed else [])))  # type: ignore[arg-type]
-            tally.rows, tally.unseen = tally.rows + some.num_rows, tally.unseen + unseen
-            bar.update(tally.rows)
-        if not tally.rows:
+                tally.judge(found, truth, interval)
+            write([_range(n, some.num_rows), *cells(found, interval, nats)])
+            if picture and n < DRAWN:
+                value = columns[0].plain(truth[:, 0])
+                seen = [value, np.where(np.isnan(value), np.nan, found[0].cdf(np.nan_to_num(value)))] if observed else []
+                drawn.append([found[0].median(), *found[0].interval(interval).T, *seen])
+            n += some.num_rows
+            bar.update(n)
+        if not n:
             raise NicestError(f"{path}: expected rows to predict, got only column names")
     if picture:
-        _draw(Path(picture), drawn, targets[0].name, level, f"{path.name}, predicted by {run.path.name}")
-    return {
-        "out": str(target),
-        "picture": str(picture) if picture else None,
-        "rows": tally.rows,
-        "level": level,
-        "targets": {column.name: tally.of(column) for column in targets},
-        "mean_nats": tally.nats.value,
-        "unknown": tally.unknown,
-        "unseen": tally.unseen,
-        "seed": seed,
-    }
+        _draw(Path(picture), drawn, columns[0].name, interval, f"{path.name}, predicted by {run.path.name}")
+    return Predictions(
+        out=str(written),
+        picture=str(picture) if picture else None,
+        rows=n,
+        level=interval,
+        targets={column.name: tally.metrics(column.name) for column in columns},
+        mean_nats=tally.mean("", "nats"),
+        unknown=tally.unknown,
+        unseen=tally.unseen,
+    )
 
 
-def predict_batch(run: Run, table: Any, *, level: float = 0.9, draws: int = 0, seed: int = 0) -> Any:
+def predict_batch(run: Run, table: Any, *, target: Sequence[str] = (), interval: float = 0.9) -> Any:
     """Append predictions to an Arrow table, as `predict` computes them for a file with these rows."""
     import pyarrow as pa
 
-    targets, given = targets_and_given(run)
-    require_columns(table.column_names, given, IN_MEMORY)
-    observed = all(column.name in table.column_names for column in targets)
-    columns = schema(targets, draws, observed=observed)
-    parts, row = [columns.empty_table()], 0
-    for some in blocks(table.to_batches()):
-        how: dict[str, Any] = {"level": level, "draws": draws, "seed": [seed, row]}
-        found, _, _ = predicted(run, some, IN_MEMORY, observed=observed, **how)
-        parts.append(pa.table(predicted_cells(found, targets, row), schema=columns))
-        row += some.num_rows
-    return append_columns(table, pa.concat_tables(parts).drop_columns("row"))
+    targets = chosen(run, target)
+    columns = [run.schema[i] for i in targets]
+    run.schema.require_in([*table.column_names, *(column.name for column in columns)], "this table")
+    observed = all(column.name in table.column_names for column in columns)
+    found, _, nats = predicted(run, table, "this table", targets, Tally(), observed=observed)
+    fields = schema(columns, observed=observed)
+    made = pa.table([_range(0, table.num_rows), *cells(found, interval, nats)], schema=fields).drop_columns("row")
+    names = [f"{name}_predicted" if name in table.column_names else name for name in made.column_names]
+    return append_columns(table, made.rename_columns(names))
+
+
+def chosen(run: Run, target: Sequence[str]) -> list[int]:
+    """Return the indices of the target columns: those that are named, or those that training favoured."""
+    names = list(target) or list(run.recipe.table.targets)
+    if not names:
+        raise NicestError(f"{run.path} favours no column: name one to predict by --target COLUMN")
+    if len(set(names)) < len(names):
+        raise NicestError(f"expected every target once, got {', '.join(map(shown, names))}")
+    return [run.schema.index(name) for name in names]
 
 
 def predicted(
-    run: Run,
-    some: Any,
-    path: Path,
-    *,
-    observed: bool,
-    pit: bool = False,
-    level: float,
-    draws: int,
-    seed: list[int],
-) -> tuple[Prediction, list[Observed], int]:
-    """What is predicted for a table of ROWS rows at most, its targets if `observed`, and how many given values
-    training never saw. With the number of the first row in the seed, draws depend on the row, and not on the format
-    of the file."""
-    targets, given = targets_and_given(run)
-    codes, unseen = given_codes(some, given, path)
-    found = predictions(run.flow, codes, targets, level=level, draws=draws, seed=seed)
-    seen = [_observed(some, column, path) for column in targets] if observed else []
-    if observed:
-        truth = np.column_stack([each.codes for each in seen])
-        unknown = np.any([each.unknown for each in seen], axis=0)
-        found.log_density = log_densities(run.flow, codes, truth, unknown, seed=seed)
-        if pit:
-            shares = Predictive(run.flow, _tensor(run.flow, codes)).cdf(_tensor(run.flow, truth[:, 0]))
-            found.pit = np.where(unknown, np.nan, shares.cpu().numpy())
-    return found, seen, unseen
+    run: Run, table: Any, source: Any, targets: Sequence[int], tally: Tally, *, observed: bool
+) -> tuple[list[Marginal], np.ndarray, np.ndarray | None]:
+    """Predict the targets of an Arrow table.
+
+    Returns
+    -------
+    marginals : list of Marginal
+        The distribution of each target given the other columns.
+    truth : ndarray, shape (N, T)
+        The encoded targets of the table: NaN where they are missing, infinite where training never saw their value.
+    nats : ndarray of shape (N,), or None
+        Log-density of the targets given the other columns, if they are `observed`: NaN where one is missing, -inf
+        where training never saw its value.
+    """
+    values, unknown = rows.encoded(table, run.schema, source)
+    new, truth = unknown[:, targets], values[:, targets]
+    tally.unseen += int(unknown.sum() - new.sum())
+    found = run.table.marginals(values, targets)
+    if not observed:
+        return found, truth, None
+    nats = np.zeros(len(values))
+    for k in range(len(targets)):  # the chain rule: each target given the other columns and the targets before it
+        marginal = found[0] if len(targets) == 1 else run.table.marginals(values, targets[k:])[0]
+        nats += marginal.log_prob_of(truth[:, k])
+    nats = np.where(new.any(1), -np.inf, np.where(np.isnan(truth).any(1), np.nan, nats))
+    tally.unknown += int(new.any(1).sum())
+    tally.add("", "nats", nats[np.isfinite(nats)])
+    return found, np.where(new, np.float32(np.inf), truth), nats
 
 
-def targets_and_given(run: Run) -> tuple[list[Column], list[Column]]:
-    """The columns that a run predicts, and those that it predicts them from."""
-    columns, places = run.columns, run.recipe.data.targets
-    if not places:
-        raise NicestError(f"{run.path} has no target to predict: train a model with --target COLUMN")
-    return [columns[i] for i in places], [c for i, c in enumerate(columns) if i not in places]
+def is_number(column: Column) -> bool:
+    """Return True if the values of a column have an order: numbers, dates and times."""
+    return not isinstance(column, Category) or column.numeric
 
 
-def _draw(out: Path, drawn: Sequence[tuple[np.ndarray, ...]], name: str, level: float, title: str) -> None:
-    """A picture of the first rows."""
+class Tally:
+    """Sums of metrics over batches, by target and name."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, str], float] = defaultdict(float)
+        self.counts: dict[tuple[str, str], int] = defaultdict(int)
+        self.unknown = self.unseen = 0
+
+    def add(self, target: str, name: str, numbers: np.ndarray) -> None:
+        """Add numbers to the mean of a metric."""
+        self.sums[target, name] += float(numbers.sum())
+        self.counts[target, name] += numbers.size
+
+    def mean(self, target: str, name: str) -> float | None:
+        """Return the mean of a metric; None without numbers."""
+        n = self.counts[target, name]
+        return self.sums[target, name] / n if n else None
+
+    def judge(self, found: Sequence[Marginal], truth: np.ndarray, level: float) -> None:
+        """Add the errors of predictions to the metrics; a category that training never saw counts as wrong."""
+        for marginal, codes in zip(found, truth.T, strict=True):
+            name, known = marginal.column.name, np.isfinite(codes)
+            if isinstance(marginal.column, Category):
+                self.add(name, "accuracy", (marginal.best() == codes)[~np.isnan(codes)])
+                self.add(name, "log_loss", -marginal.log_prob_of(np.where(known, codes, 0))[known])
+            if marginal.numeric:
+                value = marginal.column.plain(np.where(known, codes, 0))
+                low, high = marginal.interval(level).T
+                slack = 1e-6 * (high - low)  # float32 rounds the ends
+                self.add(name, "squares", ((marginal.mean() - value) ** 2)[known])
+                self.add(name, "mae", np.abs(marginal.median() - value)[known])
+                self.add(name, "crps", marginal.crps(value)[known])
+                self.add(name, "coverage", ((value >= low - slack) & (value <= high + slack))[known])
+
+    def metrics(self, target: str) -> dict[str, float]:
+        """Return the metrics of a target; {} if its values are unknown."""
+        names = ("squares", "mae", "crps", "coverage", "accuracy", "log_loss")
+        means = {name: value for name in names if (value := self.mean(target, name)) is not None}
+        return {"rmse": math.sqrt(means.pop("squares"))} | means if "squares" in means else means
+
+
+def schema(columns: Sequence[Column], *, observed: bool) -> Any:
+    """Return the Arrow schema of predictions."""
+    import pyarrow as pa
+
+    fields: list[tuple[str, Any]] = [("row", pa.int64())]
+    for column in columns:
+        kind = column.decode(np.zeros(1)).type
+        if is_number(column):
+            number = kind if isinstance(column, Moment) else pa.float64()
+            fields += [(f"{column.name}_{name}", number) for name in NUMBERS]
+        else:
+            fields.append((column.name, kind))
+        if isinstance(column, Category):
+            fields += [(f"{column.name}={value}", pa.float64()) for value in column.values]
+    fields += [("log_density", pa.float64())] if observed else []
+    if twice := [name for name, n in Counter(name for name, _ in fields).items() if n > 1]:
+        raise NicestError(f"the predictions would have two columns called {shown(twice[0])}: rename the target")
+    return pa.schema(fields)
+
+
+def cells(found: Sequence[Marginal], level: float, nats: np.ndarray | None) -> list[Any]:
+    """Return the columns of predictions for `schema`, without the row numbers."""
+    import pyarrow as pa
+
+    arrays: list[Any] = []
+    for marginal in found:
+        column = marginal.column
+        if marginal.numeric:
+            numbers = [marginal.mean(), marginal.median(), *marginal.interval(level).T]
+            moment = isinstance(column, Moment)
+            arrays += [column.decode(column.code(each)) if moment else pa.array(each) for each in numbers]
+        else:
+            arrays.append(column.decode(marginal.best()))
+        if isinstance(column, Category):
+            arrays += [pa.array(each.astype(np.float64)) for each in marginal.probabilities().T]
+    return arrays if nats is None else [*arrays, pa.array(nats, mask=np.isnan(nats))]
+
+
+def _range(first: int, n: int) -> Any:
+    import pyarrow as pa
+
+    return pa.array(range(first, first + n), pa.int64())
+
+
+def _draw(out: Path, drawn: Sequence[Sequence[np.ndarray]], name: str, level: float, title: str) -> None:
+    """Draw the intervals of the first rows."""
     from nicest.plots import prediction_figure, save_figure
 
     median, low, high, *seen = (np.concatenate(each)[:DRAWN] for each in zip(*drawn, strict=True))
     observed, pit = seen or (None, None)
     pit = pit if pit is None else pit[~np.isnan(pit)]
-    save_figure(
-        prediction_figure(median, low, high, name=name, level=level, observed=observed, pit=pit, title=title), out
-    )
-
-
-def blocks(batches: Iterable[Any]) -> Iterator[Any]:
-    """The rows of record batches as tables of ROWS rows each, the last of fewer."""
-    import pyarrow as pa
-
-    kept: list[Any] = []
-    for batch in batches:
-        while batch.num_rows:
-            part = batch.slice(0, ROWS - sum(each.num_rows for each in kept))
-            kept.append(part)
-            batch = batch.slice(part.num_rows)
-            if sum(each.num_rows for each in kept) == ROWS:
-                yield pa.Table.from_batches(kept)
-                kept = []
-    if kept:
-        yield pa.Table.from_batches(kept)
-
-
-def _observed(table: Any, column: Column, path: Path) -> Observed:
-    codes, unknown = encode(table, [column], path)
-    numbers = np.empty(0) if column.values else as_in_training(table.column(column.name).combine_chunks(), column)
-    return Observed(codes[:, 0], unknown, numbers)
-
-
-def given_codes(table: Any, columns: Sequence[Column], source: Path | str) -> tuple[np.ndarray, int]:
-    """The model's numbers of the columns that are given; what is missing, or a value never seen, is NaN. And how many
-    values training never saw."""
-    found, unseen = [], 0
-    for column in columns:
-        rows, unknown = encode(table, [column], Path(source))
-        found.append(np.where(unknown, np.float32(np.nan), rows[:, 0]))
-        unseen += int(unknown.sum())
-    return np.column_stack(found), unseen
-
-
-def predictions(
-    flow: Flow,
-    given: np.ndarray,
-    targets: Sequence[Column],
-    *,
-    level: float = 0.9,
-    draws: int = 0,
-    seed: int | list[int] = 0,
-) -> Prediction:
-    """What a flow of targets predicts for rows of given columns, in the numbers of the model."""
-    c, generator = _tensor(flow, given), _generator(flow, seed)
-    if len(targets) > 1:
-        n, fast = max(draws, JOINT_DRAWS), lower(flow)
-        parts = [_joint(fast, some, n, generator) for some in c.split(max(1, JOINT_ROWS // n))]
-        each = [
-            _joined([_of_draws(part[:, :, i], column, level) for part in parts]) for i, column in enumerate(targets)
-        ]
-        return Prediction(each, torch.cat([part[:, :draws] for part in parts]).cpu().numpy())
-    ahead, column = Predictive(flow, c), targets[0]
-    kept = ahead.sample(draws, generator)[..., None].cpu().numpy() if draws else np.empty((len(given), 0, 1))
-    if column.values:
-        values = torch.arange(len(column.values)).to(c)
-        return Prediction([{"probabilities": ahead.probability(values).cpu().numpy()}], kept)
-    low, high = interval(level)
-    ends = ahead.quantile(torch.tensor([0.5, low, high]))
-    numbers = dict(zip(("mean", "median", "low", "high"), (ahead.mean(), *ends.unbind(1)), strict=True))
-    return Prediction([{name: values.cpu().numpy() for name, values in numbers.items()}], kept)
-
-
-@torch.no_grad()
-def log_densities(
-    flow: Flow,
-    given: np.ndarray,
-    targets: np.ndarray,
-    unknown: np.ndarray | bool = False,
-    *,
-    seed: int | list[int] = 0,
-) -> np.ndarray:
-    """The log-density of targets (N, T), or, as far as they are discrete, their log-probability; of several discrete
-    ones from below, by draws of the dequantisation noise."""
-    c, x, units = _tensor(flow, given), _tensor(flow, targets), flow.units
-    if targets.shape[1] == 1:
-        nats = Predictive(flow, c).log_prob(x[:, 0])
-    else:
-        fast, generator = lower(flow), _generator(flow, seed)
-        drawn = [units.enter(x, generator=generator) for _ in range(DRAWS if units.discrete else 1)]
-        each = [fast.log_density(y, c) + units.log_det(y) for y in drawn]
-        nats = torch.stack(each).logsumexp(0) - math.log(len(each))
-    found = nats.double().cpu().numpy()
-    return np.where(np.isnan(targets).any(1), np.nan, np.where(unknown, -np.inf, found))
-
-
-def own_unit(codes: np.ndarray, column: Column) -> np.ndarray:
-    """The model's numbers of a column of numbers in its own unit, as real numbers: means lie between whole steps."""
-    return codes.astype(np.float64) * (column.step or 1.0) + column.taken_off
-
-
-def _generator(flow: Flow, seed: int | list[int]) -> torch.Generator:
-    state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-    return torch.Generator(flow.device).manual_seed(int(state) >> 1)
-
-
-def _joint(flow: Flow, given: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-    """Draws of all targets, (N, draws, T)."""
-    drawn = flow.sample(len(given) * draws, given.repeat_interleave(draws, 0), generator=generator)
-    return drawn.unflatten(0, (-1, draws))
-
-
-def _of_draws(drawn: Tensor, column: Column, level: float) -> dict[str, np.ndarray]:
-    if column.values:
-        values = torch.arange(len(column.values)).to(drawn)
-        return {"probabilities": (drawn[..., None] == values).double().mean(1).cpu().numpy()}
-    shares = torch.tensor([0.5, *interval(level)]).to(drawn)
-    ends = torch.quantile(drawn, shares, dim=1, interpolation="nearest")
-    numbers = dict(zip(("median", "low", "high"), ends, strict=True))
-    return {"mean": drawn.mean(1).cpu().numpy()} | {name: each.cpu().numpy() for name, each in numbers.items()}
-
-
-def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _tensor(flow: Flow, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(rows)).to(flow.units.scale)
-
-
-def schema(targets: Sequence[Column], draws: int, *, observed: bool) -> Any:
-    import pyarrow as pa
-
-    fields: list[tuple[str, Any]] = [("row", pa.int64())]
-    for column in targets:
-        kind = decode(np.zeros((1, 1)), [column]).schema.field(0).type
-        if column.values:
-            fields += [(column.name, kind), *((f"{column.name}={value}", pa.float64()) for value in column.values)]
-        else:
-            number = kind if is_moment(column) else pa.float64()
-            fields += [(f"{column.name}_{name}", number) for name in ("mean", "median", "low", "high")]
-    kinds = [(column.name, decode(np.zeros((1, 1)), [column]).schema.field(0).type) for column in targets]
-    fields += [(f"{name}_draw{i + 1}", kind) for i in range(draws) for name, kind in kinds]
-    fields += [("log_density", pa.float64())] if observed else []
-    if twice := [name for name, count in Counter(name for name, _ in fields).items() if count > 1]:
-        raise NicestError(f"the predictions would have two columns called {shown(twice[0])}: rename the target")
-    return pa.schema(fields)
-
-
-def predicted_cells(found: Prediction, targets: Sequence[Column], first_row: int) -> list[Any]:
-    """The columns of the table of predictions."""
-    import pyarrow as pa
-
-    n = len(found.draws)
-    cells: list[Any] = [pa.array(range(first_row, first_row + n), pa.int64())]
-    for column, each in zip(targets, found.targets, strict=True):
-        if column.values:
-            likeliest = each["probabilities"].argmax(1).astype(np.float64)
-            cells.append(_decoded(likeliest, column))
-            cells += [pa.array(shares) for shares in each["probabilities"].T.astype(np.float64)]
-        elif is_moment(column):
-            cells += [_decoded(codes, column) for codes in each.values()]
-        else:
-            cells += [pa.array(own_unit(codes, column)) for codes in each.values()]
-    for i in range(found.draws.shape[1]):
-        cells += [_decoded(found.draws[:, i, t], column) for t, column in enumerate(targets)]
-    if found.log_density is not None:
-        cells.append(pa.array(found.log_density, mask=np.isnan(found.log_density)))
-    return cells
-
-
-def _decoded(codes: np.ndarray, column: Column) -> Any:
-    return decode(codes[:, None], [column]).column(0).combine_chunks()
+    how: dict[str, Any] = {"name": name, "level": level, "observed": observed, "pit": pit}
+    save_figure(prediction_figure(median, low, high, title=title, **how), out)

@@ -1,21 +1,19 @@
-"""Unbiased samples of a trained model (NICE eq. 2), as a picture or as an array."""
+"""Samples of a trained model (NICE eq. 2), as a picture, an array or a table."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from nicest.data.cells import decode
 from nicest.data.tables import SUFFIXES as TABLES
 from nicest.data.tables import require_pyarrow, write_table, writing
-from nicest.data.where import where as parsed
 from nicest.errors import NicestError
 from nicest.files import replacing
-from nicest.inference.conditional import Conditional
-from nicest.inference.impute import MIXED
 from nicest.messages import listed
 from nicest.plots import image_grid
 from nicest.progress import Bar
@@ -23,92 +21,141 @@ from nicest.recipes.recipe import DataSettings
 from nicest.remote import place
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
+from nicest.tasks import options
 from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.results import Result
 
-LARGEST = 1 << 30  # numbers that are drawn for one file
+LARGEST = 1 << 30  # numbers drawn for one file
 SUFFIXES = (".png", ".npy", ".npz", *TABLES)
+ROWS = 100_000  # rows of a table drawn at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples(Result):
+    """What was drawn; with conditions, their probability and how many independent rows the samples are worth."""
+
+    out: str
+    n: int
+    temperature: float
+    seed: int
+    shape: list[int]
+    dataset: str
+    where: str | None = None
+    probability: float | None = None
+    effective_size: float | None = None
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the counts."""
+        yield f"{self.n} samples in {self.out}"
+        if self.probability is not None and self.effective_size is not None:
+            yield f"probability of the conditions: {self.probability:.3g}"
+            yield f"effective sample size: {self.effective_size:,.0f} of {self.n:,}"
 
 
 def sample(
     run: Run,
-    n: int = 100,
+    n: Annotated[int, options.integer(1, 10**8, "Number of samples.", "-n")] = 100,
     *,
-    where: str | None = None,
-    temperature: float = 1.0,
-    seed: int = 0,
-    out: str | Path | None = None,
-) -> dict[str, Any]:
-    """Draw n examples from the prior that was trained and write them: a grid (.png), an array (.npy, .npz), a table.
+    where: Annotated[
+        str | None,
+        options.option(
+            help="Conditions on columns of a table, joined by and: =, !=, <, <=, >, >=, in (...).", show_default=False
+        ),
+    ] = None,
+    temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior of images.")] = 1.0,
+    seed: options.Seed = 0,
+    out: Annotated[
+        str | Path | None,
+        options.out_file(
+            "A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet, .arrow).",
+            rows=True,
+            show_default="samples.png, samples.npy or samples.csv, depending on the data",
+        ),
+    ] = None,
+) -> Samples:
+    """Draw samples from a trained model.
 
-    Unless told otherwise, images go to samples.png, tables to samples.csv and other rows to samples.npy. Rows of a
-    table may be drawn `where` conditions on its columns hold, such as `age = 30 and income > 50000`. A model of images
-    given labels draws as many of each label, at least n in all: a row of the grid for each.
+    A model of images given labels draws the same number of each label, at least n in all, in rows of the grid.
+
+    Example: nicest sample runs/demo -n 100 --out grid.png
+
+    Of a table: nicest sample runs/people -n 1000 --where 'age >= 30 and sex = "F" and income > 50000' --out rows.csv
     """
-    if where is not None and run.kind != "table":
-        raise NicestError("where: conditions need the columns of a table, and this model has none")
     path = place(out or {"table": "samples.csv", "rows": "samples.npy", "images": "samples.png"}[run.kind])
-    recipe, kind = run.recipe, path.suffix
+    data, kind = run.recipe.data, path.suffix.lower()
     if kind not in SUFFIXES:
         raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
     if kind in TABLES and run.kind != "table":
         raise NicestError(f"the model is not of a table: write samples.npy instead of {str(path)!r}")
     if kind == ".png" and run.kind != "images":
-        raise NicestError(f"rows of {recipe.data.dim} numbers are not images: write samples.npy, or .csv for a table")
-    if kind in TABLES:
-        require_pyarrow()
-    require_own_file(path, recipe)
-    classes = len(recipe.data.classes)
-    each = -(-n // classes) if classes else None  # of every label
-    labels = np.repeat(np.arange(classes), each) if each else None
-    n = n if labels is None else len(labels)
-    asked = {"n": n, "temperature": temperature, "seed": seed}
-    told = {"out": str(path), **asked, "shape": list(recipe.data.shape), "dataset": recipe.data.name}
+        raise NicestError(f"rows of {data.dim} numbers are not images: write samples.npy, or .csv for a table")
+    require_own_file(path, run.recipe)
+    told: dict[str, Any] = {"temperature": temperature, "seed": seed, "shape": list(data.shape), "dataset": data.name}
+    if run.kind == "table":
+        if temperature != 1:
+            raise NicestError("a model of a table has no temperature: leave it out")
+        return Samples(out=str(path), n=n, **told, **sample_table(run, n, where or "", seed, path))
     if where is not None:
-        if kind not in TABLES or temperature != 1:
-            raise NicestError(f"where: expected a table ({', '.join(TABLES)}) as output, and temperature 1")
-        return told | sample_where(run, n, where, seed=seed, out=path)
+        raise NicestError("where: conditions need the columns of a table, and this model has none")
+    classes = len(data.classes)
+    columns = -(-n // classes) if classes else None  # samples of each label
+    labels = np.repeat(np.arange(classes), columns) if columns else None
     drawn = draw(run, n, temperature=temperature, seed=seed, labels=labels)
-    if kind in TABLES:
-        write_table(path, decode(drawn, run.columns))
-    elif kind == ".png":
-        save_grid(path, drawn, recipe.data, columns=each)
-    elif kind == ".npz":
-        save_arrays(path, samples=drawn, **({} if labels is None else {"labels": labels}))
+    if kind == ".png":
+        save_grid(path, drawn, data, columns=columns)
+    else:
+        _save(path, drawn, **({} if labels is None else {"labels": labels}))
+    return Samples(out=str(path), n=len(drawn), **told)
+
+
+def _save(path: Path, samples: np.ndarray, **more: np.ndarray) -> None:
+    if path.suffix.lower() == ".npz":
+        save_arrays(path, samples=samples, **more)
     else:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, drawn)
-    return told
+            np.save(file, samples)
 
 
-def sample_batch(run: Run, table: Any, *, rows: int = 100_000, temperature: float = 1.0, seed: int = 0) -> Any:
+def sample_table(run: Run, n: int, where: str, seed: int, path: Path) -> dict[str, Any]:
+    """Write n rows of a table, those that meet conditions if there are any; return their probability."""
+    if where or path.suffix.lower() not in TABLES:
+        drawn = run.table.sample(n, where=where, seed=seed)
+        if path.suffix.lower() in TABLES:
+            write_table(path, run.schema.decode(drawn.rows))
+        else:
+            _save(path, np.asarray(drawn.rows))
+        found = {"probability": float(drawn.probability), "effective_size": float(drawn.effective_size)}
+        return {"where": where, **found} if where else {}
+    require_pyarrow()
+    with Bar("sampling", n) as bar, writing(path, empty_table(run).schema) as write:
+        for first in range(0, n, ROWS):
+            own_seed = int(np.random.SeedSequence([seed, first]).generate_state(1)[0])
+            write(run.schema.decode(run.table.sample(min(ROWS, n - first), seed=own_seed).rows).columns)
+            bar.update(first)
+    return {}
+
+
+def empty_table(run: Run) -> Any:
+    """Return an Arrow table of no rows with the columns of a model."""
+    return run.schema.decode(np.empty((0, len(run.schema)), dtype=np.float32))
+
+
+def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> Any:
     """Draw an Arrow table of `rows` samples for each number in the column `id`, with the seed `seed` + id."""
     import pyarrow as pa
 
     if "id" not in table.column_names:
-        raise NicestError(
-            f"expected a column `id` of whole numbers, got {listed(table.column_names)}: see docs/scale.md"
-        )
+        names = listed(table.column_names)
+        raise NicestError(f"expected a column `id` of whole numbers, got {names}: see docs/scale.md")
     seeds = [seed + number for number in table.column("id").to_pylist()]
-    drawn = (draw(run, rows, temperature=temperature, seed=each) for each in seeds)
-    empty = np.empty((0, len(run.columns)))
-    return pa.concat_tables([decode(each, run.columns) for each in (empty, *drawn)])
-
-
-def sample_where(run: Run, n: int, where: str, *, seed: int, out: Path) -> dict[str, Any]:
-    """Write n rows that meet conditions, as they are drawn; returned are figures of the draws."""
-    asked = parsed(where, run.columns)
-    with Bar("sampling", n) as bar:
-        drawn = Conditional(run.flow, asked.ranges, seed=seed, watch=lambda rows, text: bar.update(int(rows), text))
-        with writing(out, decode(np.empty((0, len(run.columns))), asked.columns).schema) as write:
-            for rows in drawn.draws(n):
-                write(decode(asked.clip(rows.cpu().numpy()), asked.columns).columns)
-    return {"where": where, "share": drawn.share, "r_hat": drawn.r_hat, "mixed": drawn.r_hat < MIXED}
+    drawn = (run.schema.decode(run.table.sample(rows, seed=each).rows) for each in seeds)
+    return pa.concat_tables([empty_table(run), *drawn])
 
 
 def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: np.ndarray | None = None) -> np.ndarray:
-    """n samples in the shape and the number type of the data, of `labels` (n,) where the model is given them; no more
-    memory is taken than they need."""
+    """Return samples of a flow in the shape and type of the data: n, or one for each of `labels` (n,)."""
     data, generator = run.recipe.data, torch.Generator(run.device).manual_seed(seed)
+    n = n if labels is None else len(labels)
     if not 1 <= n <= LARGEST // data.dim:
         most = f"{LARGEST // data.dim:,} samples of {data.dim:,} numbers"
         raise NicestError(f"expected 1 to {most}, got {n:,}: draw the others into other files, with other seeds")
@@ -118,6 +165,6 @@ def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: n
 
 
 def save_grid(path: Path, images: np.ndarray, data: DataSettings, *, columns: int | None = None) -> None:
-    """Images as one picture, in a grid of so many columns, or as square as can be."""
+    """Save images as one picture, in a grid with `columns` columns, or as square as possible."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         image_grid(images, brightest=brightest(images, data), columns=columns).save(file, format="PNG")

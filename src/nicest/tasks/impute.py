@@ -1,0 +1,182 @@
+"""Fill in the missing cells of a table; observed cells stay as they are (NICE §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from nicest.data.columns import Category
+from nicest.data.tables import writing
+from nicest.errors import NicestError
+from nicest.progress import Bar
+from nicest.runs.folder import require_own_file
+from nicest.runs.run import Run
+from nicest.tasks import options, rows
+from nicest.tasks.results import Result, count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imputation(Result):
+    """Counts of rows, of imputed cells, and of rows with values that training never saw."""
+
+    out: str
+    cells: str | None
+    interval: float
+    draws: int
+    seed: int
+    rows: int
+    filled: int
+    rows_filled: int
+    unknown: int
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the counts."""
+        yield f"{count(self.filled, 'cell')} of {count(self.rows_filled, 'row')} imputed in {self.out}"
+        if self.draws:
+            yield f"{self.draws} completed copies of each row: columns row and draw"
+        if self.unknown:
+            yield f"{count(self.unknown, 'row')} with a value that training never saw: it was ignored, and kept"
+
+
+def impute(
+    run: Run,
+    table: options.Table,
+    *,
+    out: Annotated[str | Path, options.out_file("The completed table.", rows=True)] = "imputed.csv",
+    cells: Annotated[
+        str | Path | None, options.out_file("One line per imputed cell: value, interval, probability.", rows=True)
+    ] = None,
+    draws: Annotated[
+        int, options.integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one.")
+    ] = 0,
+    interval: options.Interval = 0.9,
+    seed: options.Seed = 0,
+) -> Imputation:
+    """Impute the missing cells of a table. Observed cells and other columns stay as they are.
+
+    Real numbers get the mean of their distribution given the observed cells of the row, integers and numbers with
+    frequent values the median, categories the most probable value. --draws writes joint draws of all missing cells
+    instead, for multiple imputation. --cells lists `row`, `column`, `value`, `low` and `high`, the ends of the
+    interval, and `probability`, that of the value where it is discrete.
+
+    Example: nicest impute runs/people holes.csv --out whole.csv --cells cells.csv
+    """
+    rows.require_table(run)
+    path, target = rows.table_path(table), rows.table_path(out)
+    outputs = [target, *([rows.table_path(cells)] if cells else [])]
+    if len({str(each.resolve()) for each in outputs}) < len(outputs):
+        raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
+    if cells and draws:
+        raise NicestError("--cells describes the best values: leave out --cells or --draws")
+    if not 0 < interval < 1:
+        raise NicestError(f"expected a probability between 0 and 1 for the interval, got {interval:g}")
+    for each in outputs:
+        require_own_file(each, run.recipe, path)
+    import pyarrow as pa
+
+    file = rows.open_table(path, run.schema)
+    copies = [pa.field("row", pa.int64()), pa.field("draw", pa.int64())] if draws else []
+    if copies and {"row", "draw"} & set(file.names):
+        raise NicestError(f"{path}: the draws would have two columns called row or draw: rename those of the table")
+    counts = {"rows": 0, "filled": 0, "rows_filled": 0, "unknown": 0}
+    with ExitStack() as stack:
+        write = stack.enter_context(writing(target, pa.schema([*copies, *file.schema]), plain=True))
+        write_cells = stack.enter_context(writing(outputs[1], CELLS, plain=True)) if cells else None
+        bar = stack.enter_context(Bar("imputing", file.count or 0))
+        for some in rows.batches(file, file.names):
+            values, unknown = rows.encoded(some, run.schema, path)
+            hidden, first = np.isnan(values) & ~unknown, counts["rows"]
+            if draws:
+                for k in range(draws):
+                    own_seed = int(np.random.SeedSequence([seed, first, k]).generate_state(1)[0])
+                    whole = filled(some, run.schema, run.table.impute(values, draw=True, seed=own_seed), hidden)
+                    places = [pa.array(range(first, first + some.num_rows)), pa.array([k + 1] * some.num_rows)]
+                    write([*places, *whole.columns])
+            else:
+                best = run.table.impute(values)
+                write(filled(some, run.schema, best, hidden).columns)
+                if write_cells:
+                    write_cells(cell_lines(run, values, best, hidden, first, interval))
+            counts["rows"] += some.num_rows
+            counts["filled"] += int(hidden.sum())
+            counts["rows_filled"] += int(hidden.any(1).sum())
+            counts["unknown"] += int(unknown.any(1).sum())
+            bar.update(counts["rows"], f"{counts['filled']:,} cells")
+        if not counts["rows"]:
+            raise NicestError(f"{path}: expected rows to impute, got only column names")
+    written = {"out": str(target), "cells": str(cells) if cells else None}
+    return Imputation(**written, interval=interval, draws=draws, seed=seed, **counts)  # type: ignore[arg-type]
+
+
+CELLS = [
+    ("row", "int64"),
+    *((name, "string") for name in ("column", "value", "low", "high")),
+    ("probability", "float64"),
+]
+
+
+def impute_batch(run: Run, table: Any, *, draw: bool = False, seed: int = 0) -> Any:
+    """Impute the missing cells of an Arrow table; `draw` takes a joint draw instead of the best values."""
+    run.schema.require_in(table.column_names, "this table")
+    values, unknown = rows.encoded(table, run.schema, "this table")
+    return filled(table, run.schema, run.table.impute(values, draw=draw, seed=seed), np.isnan(values) & ~unknown)
+
+
+def filled(table: Any, schema: Any, values: np.ndarray, hidden: np.ndarray) -> Any:
+    """Return an Arrow table in which the hidden cells are those of encoded rows; all other cells stay."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    new = schema.decode(values)
+    for i, name in enumerate(schema.names):
+        if hidden[:, i].any():
+            old, cells = (_plain(each.column(name).combine_chunks()) for each in (table, new))
+            if old.type == pa.null():  # a column without any value
+                old = old.cast(cells.type)
+            whole = compute.if_else(pa.array(hidden[:, i]), cells.cast(old.type), old)
+            table = table.set_column(table.schema.get_field_index(name), name, whole)
+    return table
+
+
+def _plain(cells: Any) -> Any:
+    """Decode dictionary-encoded cells."""
+    return cells.dictionary_decode() if hasattr(cells, "dictionary") else cells
+
+
+def cell_lines(
+    run: Run, values: np.ndarray, best: np.ndarray, hidden: np.ndarray, first_row: int, level: float
+) -> list[list[Any]]:
+    """Return the columns of CELLS for the hidden cells of encoded rows, row by row."""
+    lines: list[tuple[Any, ...]] = []
+    for i, marginal, missing in run.table.missing(values):
+        column, there = run.schema[i], np.flatnonzero(missing)
+        mine = hidden[missing, i]
+        ends = marginal.interval(level).T if marginal.numeric else [None, None]
+        ends = [_texts(column, None if each is None else own_codes(column, each), len(there)) for each in ends]
+        p = np.exp(marginal.log_prob_of(best[missing, i])) if column.discrete else [None] * len(there)
+        names, texts = [column.name] * len(there), _texts(column, best[missing, i], len(there))
+        found = zip(mine, there + first_row, [i] * len(there), names, texts, *ends, p, strict=True)
+        lines += [(int(row), *others) for here, row, *others in found if here]
+    if not lines:
+        return [[] for _ in CELLS]
+    lines.sort(key=lambda line: line[:2])
+    row, _, *others = (list(each) for each in zip(*lines, strict=True))
+    return [row, *others]
+
+
+def own_codes(column: Any, numbers: np.ndarray) -> np.ndarray:
+    """Encode numbers in the unit of a column."""
+    return column.encode(numbers) if isinstance(column, Category) else column.code(numbers)
+
+
+def _texts(column: Any, codes: np.ndarray | None, n: int) -> list[str | None]:
+    """Return encoded values as texts; None where there is none."""
+    if codes is None:
+        return [None] * n
+    found = column.decode(np.asarray(codes))
+    return [None if each is None else str(each) for each in (found.to_pylist() if hasattr(found, "to_pylist") else found)]
