@@ -15,8 +15,9 @@ from nicest import __version__
 from nicest.errors import NicestError
 from nicest.messages import listed
 from nicest.runs.run import Run
-from nicest.tasks.impute_table import impute_batch
-from nicest.tasks.predict import predict_batch, targets_and_given
+from nicest.tasks.impute import impute_batch
+from nicest.tasks.predict import chosen, predict_batch
+from nicest.tasks.rows import require_table
 from nicest.tasks.sample import sample_batch
 from nicest.tasks.score import score_batch, score_quantiles
 
@@ -38,8 +39,8 @@ class Worker:
     device : str
         "cpu" or "cuda".
     **options
-        score: draws, seed; impute: draws, steps, seed; predict: level, draws, seed; sample: rows, temperature, seed.
-        They mean the same as in the commands. "sample" draws with the seed ``seed + id``.
+        impute: draw (a joint draw instead of the best values), seed; predict: target, interval; sample: rows, seed.
+        "sample" draws with the seed ``seed + id``.
 
     Raises
     ------
@@ -55,14 +56,11 @@ class Worker:
         self.run = str(Path(run).resolve()) if Path(run).exists() else str(run)
         self.task, self.device, self.options, self.version = task, device, options, __version__
         model = _open(self.run, "cpu")
-        if not model.columns:
-            raise NicestError(f"{model.path} is not a model of a table: train one with the recipe `table`")
+        require_table(model)
         if task == "predict":
-            targets_and_given(model)  # validates that the model has targets
-        else:
-            model.require_whole_rows(("targets",) if task == "score" else ())
+            chosen(model, options.get("target", ()))  # validates the names of the targets
         if task == "score":  # computed here because workers may not have the training data
-            options["quantiles"] = score_quantiles(model, model.draws(options.get("draws", 8)))
+            options["quantiles"] = score_quantiles(model)
 
     def __call__(self, batch: Any) -> Any:
         """Return the result for a ``pyarrow.Table`` or ``pyarrow.RecordBatch`` as a ``pyarrow.Table``."""

@@ -49,7 +49,11 @@ def main(commands: typer.Typer = app, name: str = "nicest") -> None:
             sys.exit(2)
         if where == "nicest train" and message.startswith("Missing argument 'recipe'"):
             data = error.ctx.params.get("data")
-            advice = f"to train on your own data, type nicest train {shlex.quote(data)}" if data else "`nicest recipes` lists them all"
+            advice = (
+                f"to train on your own data, type nicest train {shlex.quote(data)}"
+                if data
+                else "`nicest recipes` lists them all"
+            )
             message = f"{message.rstrip('.')}: {advice}"
         fail(f"{message.rstrip('.').replace('Value error, ', '')}; see {where} --help", 2)
     except Exception as error:

@@ -14,7 +14,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -64,7 +64,7 @@ def command(group: typer.Typer, name: str, *more: str) -> Callable[[Callable[...
     def register(function: Callable[..., Result]) -> Callable[..., Result]:
         own = dict(inspect.signature(function, eval_str=True).parameters)
         added: dict[str, tuple[Any, Any]] = {"as_json": (options.Json, False)}
-        if opens := own.get("run", None) is not None and own["run"].default is inspect.Parameter.empty:
+        if opens := own.get("run") is not None and own["run"].default is inspect.Parameter.empty:
             wanted = {"label": (options.Label, None), "data": (options.Moved, None)}
             added |= {each: wanted[each] for each in more if each in wanted}
             added |= {"device": (options.Device, "auto"), "verify": (options.Verify, None)}
@@ -119,7 +119,9 @@ def _plain(kind: Any) -> Any:
     return kind
 
 
-def opened(run: Path, device: str, verify: bool | None = None, data: str | None = None, label: int | None = None) -> Any:
+def opened(
+    run: Path, device: str, verify: bool | None = None, data: str | None = None, label: int | None = None
+) -> Any:
     """Open a run folder on a device. Under torchrun each process of a machine gets its own GPU."""
     import torch
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.codec.cells import MISSING, PixelCells, Quantizer, TableCells
+from nicest.codec.cells import PixelCells
 from nicest.codec.grid import BITS, Grid, Map, from_grid, split_first, to_grid
 from nicest.codec.stack import Corrupt, OutOfBits, Stack, Unencodable, constriction
 from nicest.errors import NicestError
@@ -33,7 +33,7 @@ BATCH = 512  # largest batch
 MAX_ROWS = 1 << 16  # in a block
 LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
 MAX_RATIO = 1000  # of stored rows: no small file expands to fill the memory
-HEAD = struct.Struct("<6I")  # rows, batches, stored rows, their bytes, bytes of the missing mask, initial words kept
+HEAD = struct.Struct("<6I")  # rows, batches, stored rows, their bytes, 0, initial words kept
 
 
 class Codec:
@@ -42,9 +42,7 @@ class Codec:
     Parameters
     ----------
     flow : Flow
-        A single flow of pixels or of a table, without conditions. It is copied, in float64.
-    quantizers : sequence of Quantizer
-        One for each column of a table; empty for pixels.
+        A single flow of pixels, without conditions. It is copied, in float64.
     device : torch.device, optional
         Device to compute on; by default that of a flow on a GPU, else the CPU (others lack float64).
 
@@ -54,11 +52,11 @@ class Codec:
         If the flow is of another kind, or has a layer without an exact form on a grid.
     """
 
-    def __init__(self, flow: Flow, quantizers: Sequence[Quantizer] = (), device: torch.device | None = None) -> None:
-        if not isinstance(flow, Flow) or flow.embedding is not None or not (quantizers or flow.units.levels):
+    def __init__(self, flow: Flow, device: torch.device | None = None) -> None:
+        if not isinstance(flow, Flow) or flow.embedding is not None or not flow.units.levels:
             raise NicestError(
-                "compression needs a single flow of images in grey levels, or of a table, without conditions; this"
-                " model is something else"
+                "compression needs a single flow of images in grey levels, without conditions; this model is something"
+                " else"
             )
         constriction()
         own = next((each.device for each in flow.parameters()), torch.device("cpu"))
@@ -67,12 +65,8 @@ class Codec:
         self.digest = digest(self.flow)
         self.flow.bijection.to(self.device), self.flow.prior.to(self.device)
         self.first, self.rest = split_first(self.flow.bijection)
-        self.dim, self.levels, self.quantizers = flow.dim, flow.units.levels, tuple(quantizers)
-        self.cells: PixelCells | TableCells = (
-            TableCells(self.flow.units, quantizers)
-            if quantizers
-            else PixelCells(self.flow.units, plain=self.first is None, device=self.device)
-        )
+        self.dim, self.levels = flow.dim, flow.units.levels
+        self.cells = PixelCells(self.flow.units, plain=self.first is None, device=self.device)
         self.dtype, self.prior = self.cells.dtype, PriorBins(self.flow.prior, self.device)
         try:
             self._push(self.cells.example, Stack(self._initial_words(), fresh=True))
@@ -84,7 +78,7 @@ class Codec:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the flow alone, for worker processes."""
-        return Codec, (copy.deepcopy(self.flow).cpu(), self.quantizers, self.device)
+        return Codec, (copy.deepcopy(self.flow).cpu(), self.device)
 
     def encode(self, rows: np.ndarray) -> bytes:
         """Encode a block of rows, decode it again, and compare.
@@ -94,7 +88,7 @@ class Codec:
         Parameters
         ----------
         rows : ndarray of integers, shape (n, D)
-            Grey levels, or table cells as integers of their quantizers, `MISSING` where there is none.
+            Grey levels.
 
         Returns
         -------
@@ -158,11 +152,9 @@ class Codec:
         n = min(len(words), len(initial))
         same = int(np.argmin(np.append(words[:n] == initial[:n], False)))  # initial words that were never popped
         raw = compress_lzma(rows[sorted(stored)].tobytes()) if stored else b""
-        missing = rows == MISSING if self.dtype.kind == "i" else np.zeros(0, dtype=bool)
-        mask = compress_lzma(np.packbits(missing.T).tobytes()) if missing.any() else b""
-        head = HEAD.pack(len(rows), len(batches), len(stored), len(raw), len(mask), same)
+        head = HEAD.pack(len(rows), len(batches), len(stored), len(raw), 0, same)
         lists = np.array(batches, "<u2").tobytes() + np.array(sorted(stored), "<u4").tobytes()
-        return head + lists + raw + mask + words[same:].astype("<u4").tobytes()
+        return head + lists + raw + words[same:].astype("<u4").tobytes()
 
     def decode(self, block: bytes, expected: int = MAX_ROWS) -> np.ndarray:
         """Decode a block of at most `expected` rows.
@@ -173,26 +165,21 @@ class Codec:
             If the block is damaged or comes from another model.
         """
         try:
-            count, n_batches, n_stored, size, mask, same = HEAD.unpack_from(block)
+            count, n_batches, n_stored, size, _, same = HEAD.unpack_from(block)
             batches = np.frombuffer(block, "<u2", n_batches, HEAD.size)
             stored = np.frombuffer(block, "<u4", n_stored, HEAD.size + 2 * n_batches)
             at, initial = HEAD.size + 2 * n_batches + 4 * n_stored, self._initial_words()
             if count > expected or batches.sum() + n_stored != count or same > len(initial) or (stored >= count).any():
                 raise Corrupt
-            words = np.concatenate([initial[:same], np.frombuffer(block, "<u4", offset=at + size + mask)])
+            words = np.concatenate([initial[:same], np.frombuffer(block, "<u4", offset=at + size)])
             rows = np.empty((count, self.dim), self.dtype)
             raw = decompress_lzma(block[at : at + size], n_stored * self.dim * self.dtype.itemsize)
             rows[stored] = np.frombuffer(raw, self.dtype).reshape(n_stored, self.dim)
-            missing = np.zeros((count, self.dim), dtype=bool)
-            if mask:
-                bits = decompress_lzma(block[at + size : at + size + mask], -(-missing.size // 8))
-                flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=missing.size)
-                missing = flags.view(bool).reshape(self.dim, count).T
             coded = np.setdiff1d(np.arange(count), stored)
             stack, end = Stack(words.astype(np.uint32), fresh=False), len(coded)
             for n in batches[::-1].tolist():
                 index, end = coded[end - n : end], end - n
-                rows[index] = self._pop(n, stack, missing[index])
+                rows[index] = self._pop(n, stack)
             if not np.array_equal(stack.words(fresh=True), initial):
                 raise Corrupt
         except (Corrupt, OutOfBits, ValueError, IndexError, struct.error, lzma.LZMAError, MemoryError) as error:
@@ -212,7 +199,7 @@ class Codec:
         self.prior.push(to_grid(self.rest, i, grid), grid)
 
     @torch.no_grad()
-    def _pop(self, count: int, stack: Stack, missing: np.ndarray) -> np.ndarray:
+    def _pop(self, count: int, stack: Stack) -> np.ndarray:
         """Pop a batch of rows."""
         if not count:
             return np.empty((0, self.dim), self.dtype)
@@ -220,7 +207,7 @@ class Codec:
         j = from_grid(self.rest, self.prior.pop(count, grid), grid)
         if self.cells.bits != BITS:
             j = grid.unbend(j, *self._first(), bits=self.cells.bits, limits=self.cells.limits)
-        return self.cells.from_grid(j, grid, missing)
+        return self.cells.from_grid(j, grid)
 
     def _first(self) -> tuple[Map, Map]:
         """Return the first layer, or the identity, and its inverse: from the grid of the data to that of the layers."""

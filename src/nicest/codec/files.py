@@ -1,172 +1,151 @@
-"""Compress files of images and tables with a trained model, and decompress them."""
+"""Compress files of images with a trained flow, and decompress them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from nicest.codec import tables
 from nicest.codec.codec import Codec
-from nicest.codec.container import CompressedFile, write_blocks, write_rows
+from nicest.codec.container import CompressedFile, write_rows
 from nicest.data.reading import read_bytes
-from nicest.data.tables import SUFFIXES, is_table
 from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.flows import Flow
-from nicest.inference.workers import mapped, workers_for
-from nicest.messages import listed, shown
+from nicest.messages import shown
 from nicest.progress import Bar
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.shipped import fetched, shipped
-from nicest.tasks.score import model_rows
+from nicest.tasks import options
+from nicest.tasks.results import Result
+from nicest.tasks.rows import model_rows, require_flow
 
 
-def compress_files(
-    run: Run, files: Sequence[str | Path], *, out: str | Path = "packed.nicest", jobs: int = 1
-) -> dict[str, Any]:
-    """Compress images or a table into one file, without loss.
+@dataclass(frozen=True, kw_only=True)
+class Compressed(Result):
+    """Sizes in bytes: of the compressed file, of the images, and of the model, which is not in the file."""
 
-    Every block is decoded and compared before it is written. The model is not in the file, only its SHA-256.
+    out: str
+    bytes: int
+    rows: int
+    raw_bytes: int
+    bits_per_dim: float
+    model: str
+    model_bytes: int
 
-    Parameters
-    ----------
-    run : Run
-        A model without labels.
-    files : sequence of paths
-        Arrays, idx files and folders of images, or one table.
-    out : path
-        The compressed file.
-    jobs : int
-        Worker processes, 0 for one per core. The file does not depend on it.
+    def lines(self) -> Iterator[Any]:
+        """Yield the sizes."""
+        size = f"{self.bytes:,} bytes, {self.bits_per_dim:.3f} bits/dim, from {self.raw_bytes:,} bytes"
+        yield f"{self.rows:,} images in {self.out}: {size}"
+        yield f"to decompress, keep the model: {self.model_bytes / 1e6:.1f} MB"
 
-    Returns
-    -------
-    dict
-        Metrics: rows, sizes in bytes, bits per dimension or bytes per row.
 
-    Raises
-    ------
-    NicestError
-        If the model cannot compress, or the files do not fit it.
+@dataclass(frozen=True, kw_only=True)
+class Decompressed(Result):
+    """Numbers of restored and of lost rows, the names of the files, and the damage if there is any."""
+
+    out: str
+    rows: int
+    lost_rows: int
+    files: Any
+    failed: str | None = None
+    lost_blocks: list[int] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 if rows are lost."""
+        return int(bool(self.failed))
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the counts."""
+        yield f"{self.rows:,} rows in {self.out}"
+        if self.failed:
+            yield f"{self.lost_rows:,} rows are lost: {self.failed}"
+
+
+def compress(
+    run: Run,
+    files: Annotated[Sequence[str | Path], options.given("Arrays, idx files or folders of images.")],
+    *,
+    out: Annotated[str | Path, options.out_file("The compressed file.")] = "packed.nicest",
+    jobs: options.Jobs = 0,
+) -> Compressed:
+    """Compress images without loss. You need the same model to decompress. Needs the extra `codec`.
+
+    Every block is decoded and compared before it is written. The file holds the SHA-256 of the model.
+
+    Example: nicest compress digits-conv images.npy --out packed.nicest
     """
     paths, out = [Path(file) for file in files], Path(out)
     if run.recipe.data.classes:
         raise NicestError(f"{run.path} is a model given labels, which cannot compress: train one without labels")
+    require_flow(run, "compression")
     require_own_file(out, run.recipe, *paths)
-    result = (_compress_table if run.columns else _compress_images)(run, paths, out, jobs)
-    size = out.stat().st_size
-    return {"out": str(out), "bytes": size, **result, "model_bytes": run.folder.model.stat().st_size}
-
-
-def _compress_images(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, Any]:
     codec = Codec(_exact_flow(run))
     # images are compressed as they are: cropped or resized, they would not come back
     recipe = replace(run.recipe, data=replace(run.recipe.data, crop=(), resize=()))
     parts = [model_rows(path, recipe) for path in paths]
     rows = np.concatenate(parts)
-    files = [{"name": path.name, "rows": len(part)} for path, part in zip(paths, parts, strict=True)]
-    header = {"run": _name(run), "files": files}
+    names = [{"name": path.name, "rows": len(part)} for path, part in zip(paths, parts, strict=True)]
+    header = {"run": _name(run), "files": names}
     with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", len(rows)) as bar:
         write_rows(file, codec, rows, shape=recipe.data.shape, header=header, progress=bar.update, jobs=jobs)
-    bits = 8 * out.stat().st_size / rows.size
-    return {"rows": len(rows), "raw_bytes": rows.nbytes, "bits_per_dim": bits, "model": codec.digest}
+    size = out.stat().st_size
+    return Compressed(
+        out=str(out),
+        bytes=size,
+        rows=len(rows),
+        raw_bytes=rows.nbytes,
+        bits_per_dim=8 * size / rows.size,
+        model=codec.digest,
+        model_bytes=run.folder.model.stat().st_size,
+    )
 
 
-def _compress_table(run: Run, paths: Sequence[Path], out: Path, jobs: int) -> dict[str, Any]:
-    if len(paths) != 1 or not is_table(paths[0]):
-        found = listed([path.name for path in paths])
-        raise NicestError(f"the model is of a table: expected one file ({', '.join(SUFFIXES)}), got {found}")
-    format, rows, values, store = tables.read_table(paths[0], run.columns)
-    codec, count, size = tables.TableCodec(_exact_flow(run), run.columns, format), len(values), tables.BLOCK
-    parts = [np.arange(first, min(first + size, count)) for first in range(0, count, size)]
-    inputs = ((format.take(rows, part), values[part], store[part]) for part in parts)
-    blocks = mapped(tables.TableCodec.encode, codec, inputs, workers_for(jobs, len(parts), codec.device))
-    header = {
-        "run": _name(run),
-        "files": [{"name": paths[0].name, "rows": count}],
-        "table": tables.format_header(format, paths[0].suffix.lower()),
-        "model": codec.digest,
-        "shape": [len(format.columns)],
-        "rows": count,
-        "block": size,
-    }
-    raw_bytes, stored = paths[0].stat().st_size, int(store.sum())
-    with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", count) as bar:
-        write_blocks(file, header, blocks, bar.update)
-    each = out.stat().st_size / count if count else None
-    return {"rows": count, "raw_bytes": raw_bytes, "bytes_per_row": each, "stored_rows": stored, "model": codec.digest}
+def decompress(
+    packed: Annotated[str | Path, options.given("A file of `nicest compress`.")],
+    *,
+    out: Annotated[str | Path, options.out_file("The images as an array, .npy.")] = "images.npy",
+    run: Annotated[
+        Any, options.option("--run", help="The run that compressed it.", show_default="as the file says")
+    ] = None,
+    device: options.Device = "auto",
+    jobs: options.Jobs = 0,
+) -> Decompressed:
+    """Decompress a file of `nicest compress`. Rows in damaged blocks are left out, and the rest is written.
 
+    A CPU decodes what a GPU encoded, and the reverse.
 
-def decompress_file(
-    path: str | Path, *, out: str | Path, run: Run | str | Path | None = None, device: str = "cpu", jobs: int = 1
-) -> dict[str, Any]:
-    """Decompress a file of `compress_files`.
-
-    Rows of damaged blocks are left out, and named in the result.
-
-    Parameters
-    ----------
-    path : path
-        The compressed file.
-    out : path
-        Where to write images, as an array (.npy), or the table, in its own format.
-    run : Run or path, optional
-        The model that compressed the file; by default the one that the file names.
-    device : str
-        Device of the model. A CPU decodes what a GPU encoded, and the reverse.
-    jobs : int
-        Worker processes, 0 for one per core.
-
-    Returns
-    -------
-    dict
-        Numbers of rows and of lost rows, the names of the files, and the damage if there is any.
-
-    Raises
-    ------
-    NicestError
-        If the file cannot be read, or the model did not compress it.
+    Example: nicest decompress packed.nicest --out images.npy
     """
-    path, out = Path(path), Path(out)
-    packed = CompressedFile(read_bytes(path), source=str(path))
-    table = packed.header.get("table")
-    suffix = table.get("suffix") if isinstance(table, dict) else ".npy"
-    if suffix not in (".npy", *SUFFIXES):
-        raise NicestError(f"{path}: expected a table ({', '.join(SUFFIXES)}), its header says {shown(suffix)}")
-    if out.suffix.lower() != suffix:
-        what = "a table" if table else "an array"
-        raise NicestError(f"{path} holds {what}: expected a file to write to that ends in {suffix}, got {str(out)!r}")
-    model = run if isinstance(run, Run) else Run(_model(packed, path, run), dtype=torch.float64, device=device)
-    if bool(table) != bool(model.columns):
-        kinds = ("a table", "images") if table else ("images", "a table")
-        raise NicestError(f"{path} holds {kinds[0]}, but {model.path} is a model of {kinds[1]}: name its own by --run")
-    if table:
-        format = tables.restore_format(table, model.columns)
-        codec: Any = tables.TableCodec(_exact_flow(model), model.columns, format)
-    else:
-        codec = Codec(_exact_flow(model))
-    parts = []
-    with Bar("decompressing", packed.rows) as bar:
-        for k, rows in enumerate(packed.blocks(codec, jobs)):
+    path, out = Path(packed), Path(out)
+    content = CompressedFile(read_bytes(path), source=str(path))
+    if content.header.get("table"):
+        raise NicestError(f"{path} holds a table, which nicest no longer compresses: use the version that wrote it")
+    if out.suffix.lower() != ".npy":
+        raise NicestError(f"{path} holds an array: expected a file to write to that ends in .npy, got {str(out)!r}")
+    model = run if isinstance(run, Run) else Run(_model(content, path, run), dtype=torch.float64, device=device)
+    require_flow(model, "compression")
+    codec, parts = Codec(_exact_flow(model)), []
+    with Bar("decompressing", content.rows) as bar:
+        for k, rows in enumerate(content.blocks(codec, jobs)):
             parts += [] if rows is None else [rows]
-            bar.update(k * packed.block + packed.row_count(k))
-    if packed.table and not parts:
-        raise NicestError(f"{path}: {packed.damage()}: get the file again")
-    if table:
-        format.write(out, format.concat(parts))
-    else:
-        with replacing(out) as temporary, temporary.open("wb") as file:
-            np.save(file, packed.joined(codec, parts))
-    lost = sum(map(packed.row_count, packed.lost))
-    result = {"out": str(out), "rows": packed.rows - lost, "lost_rows": lost, "files": packed.header.get("files")}
-    return result | ({"failed": packed.damage(), "lost_blocks": packed.lost} if packed.lost else {})
+            bar.update(k * content.block + content.row_count(k))
+    if content.table and not parts:
+        raise NicestError(f"{path}: {content.damage()}: get the file again")
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        np.save(file, content.joined(codec, parts))
+    lost = sum(map(content.row_count, content.lost))
+    told: dict[str, Any] = {"failed": content.damage(), "lost_blocks": content.lost} if content.lost else {}
+    return Decompressed(
+        out=str(out), rows=content.rows - lost, lost_rows=lost, files=content.header.get("files"), **told
+    )
 
 
 def _exact_flow(run: Run) -> Flow:

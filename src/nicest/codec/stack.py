@@ -80,27 +80,6 @@ class Stack:
             self._push(rest, np.left_shift(1, shift, dtype=np.int32))
         self._push(values, high)
 
-    def pop_wide(self, sizes: Tensor) -> Tensor:
-        """Pop a symbol in 0..n-1 for each size n up to 2^60, in chunks of 16 bits; every symbol can occur."""
-        high, shift = _split_wide(sizes)
-        symbols = self._pop(high)
-        for k in (32, 16, 0):
-            bits = (shift - k).clip(0, 16)
-            symbols = symbols.astype(np.int64) << bits | self._pop(1 << bits)
-        self._check()
-        if (symbols >= sizes.numpy()).any():
-            raise Corrupt
-        return torch.from_numpy(symbols)
-
-    def push_wide(self, symbols: Tensor, sizes: Tensor) -> None:
-        """Push symbols such that `pop_wide(sizes)` returns them."""
-        (high, shift), values = _split_wide(sizes), symbols.numpy()
-        for k in (0, 16, 32):
-            bits = (shift - k).clip(0, 16)
-            self._push(values & ((1 << bits) - 1), 1 << bits)
-            values = values >> bits
-        self._push(values, high)
-
     def pop_from(self, model: Any, shape: Sequence[int]) -> Tensor:
         """Pop symbols (int32, of this shape) that all have the same probability model."""
         symbols = self.coder.decode(model, math.prod(shape))
@@ -140,13 +119,6 @@ def _split_size(sizes: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
         return _int32(n), None
     shift = (torch.frexp(n.double())[1] - 13).clamp_min_(0)
     return _int32(n >> shift), _int32(shift)
-
-
-def _split_wide(sizes: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return (h, k) with n <= h 2^k and h <= 8192."""
-    n = sizes.numpy()
-    shift = np.maximum(np.frexp(n.astype(np.float64))[1].astype(np.int64) - 13, 0)
-    return -(-n >> shift), shift
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""What linear models score on the same data: a NICE figure says something only beside them.
+"""Log-likelihoods of linear models of the same data.
 
-Each baseline is a flow of our own parts, fitted in closed form or by Fisher scoring on the training rows and scored
-as any other: so its units, its noise and its log-dets are those of the model it stands beside.
+Each baseline is a flow, fitted to the training rows in closed form or by Fisher scoring, with the same units and noise
+as the model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _baselines(splits: Splits, split: str, data: DataSettings, device: torch.dev
 
 
 def linear_flow(name: str, data: DataSettings, splits: Splits | None = None) -> Flow:
-    """A baseline before it is fitted."""
+    """Return a baseline before it is fitted."""
     units = units_of(data, splits)
     linear = units.first_layers()
     prior: Prior = Logistic(data.dim, learned=True)
@@ -71,7 +71,7 @@ def linear_flow(name: str, data: DataSettings, splits: Splits | None = None) -> 
 
 @torch.no_grad()
 def fit_prior(flow: Flow, rows: Tensor, steps: int = 12) -> None:
-    """Maximum-likelihood location and scale of a learned prior, dimension by dimension, on one noise draw.
+    """Fit location and scale of a learned prior by maximum likelihood, for each dimension, on one draw of the noise.
 
     Gaussian: mean and standard deviation. Logistic: Fisher scoring from the moments; with e = (h - loc)/scale and
     t = tanh(e/2), the scores of loc and log scale are E[t]/scale and E[e t] - 1, their informations 1/(3 scale²)

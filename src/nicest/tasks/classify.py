@@ -175,7 +175,9 @@ def reliability(log_p: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nd
     return means[0], means[1], count[held] / len(p)
 
 
-Part = tuple[list[str], int, np.ndarray, np.ndarray | None, int]  # names, first row, images, labels if known, parts done
+Part = tuple[
+    list[str], int, np.ndarray, np.ndarray | None, int
+]  # names, first row, images, labels if known, parts done
 
 
 def _of_files(run: Run, paths: Sequence[Path]) -> Iterator[Part]:

@@ -105,5 +105,5 @@ def draw_mnist(folder: Path, device: str) -> list[str]:
     convolutional, dense = (Run(shipped()[name], device=device) for name in ("mnist-conv", "mnist"))
     samples, filled = folder / "mnist-samples.png", folder / "mnist-inpaint.png"
     save_grid(samples, draw(convolutional, SAMPLES), convolutional.recipe.data)
-    inpaint(dense, mask=("top", "left"), n=5, split="samples", steps=STEPS, out=filled)
+    inpaint(dense, mask=("top", "left"), n=5, split="samples", steps=STEPS, out=[filled])
     return [str(samples), str(filled)]

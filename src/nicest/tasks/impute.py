@@ -52,7 +52,8 @@ def impute(
         str | Path | None, options.out_file("One line per imputed cell: value, interval, probability.", rows=True)
     ] = None,
     draws: Annotated[
-        int, options.integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one.")
+        int,
+        options.integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one."),
     ] = 0,
     interval: options.Interval = 0.9,
     seed: options.Seed = 0,
@@ -179,4 +180,6 @@ def _texts(column: Any, codes: np.ndarray | None, n: int) -> list[str | None]:
     if codes is None:
         return [None] * n
     found = column.decode(np.asarray(codes))
-    return [None if each is None else str(each) for each in (found.to_pylist() if hasattr(found, "to_pylist") else found)]
+    return [
+        None if each is None else str(each) for each in (found.to_pylist() if hasattr(found, "to_pylist") else found)
+    ]

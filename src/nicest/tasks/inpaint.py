@@ -75,7 +75,9 @@ class Inpainting(Result):
         else:
             table = columns("mask", ">start, nats", ">end, nats", ">truth, nats", ">gain, nats", ">above truth")
         for row in self.masks:
-            means = [f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth") if f"mean_{name}_nats" in row]
+            means = [
+                f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth") if f"mean_{name}_nats" in row
+            ]
             if self.draws:
                 last = f"{statistics.fmean(row['acceptance']):.0%}", f"{max(row['r_hat']):.2f}"
             else:
@@ -111,9 +113,7 @@ def inpaint(
         Literal["ours", "authors"],
         options.option(help="The schedule of the ascent: ours, or that of the authors' code."),
     ] = "ours",
-    steps: Annotated[
-        int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")
-    ] = None,
+    steps: Annotated[int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
         Literal["adam", "gradient"] | None,
         options.option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),

@@ -106,7 +106,9 @@ Moved = Annotated[
     str | None,
     option("--data", parser=to_read, help="Where the data of the run is now, if it has moved.", show_default=False),
 ]
-Label = Annotated[int | None, integer(0, 255, "The label, for a model of images given their labels.", show_default=False)]
+Label = Annotated[
+    int | None, integer(0, 255, "The label, for a model of images given their labels.", show_default=False)
+]
 Json = Annotated[bool, option("--json", help="Print one JSON object on standard output.")]
 
 Seed = Annotated[int, integer(0, 10**12, "Random seed.")]

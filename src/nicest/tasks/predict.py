@@ -111,7 +111,9 @@ def predict(
             write([_range(n, some.num_rows), *cells(found, interval, nats)])
             if picture and n < DRAWN:
                 value = columns[0].plain(truth[:, 0])
-                seen = [value, np.where(np.isnan(value), np.nan, found[0].cdf(np.nan_to_num(value)))] if observed else []
+                seen = (
+                    [value, np.where(np.isnan(value), np.nan, found[0].cdf(np.nan_to_num(value)))] if observed else []
+                )
                 drawn.append([found[0].median(), *found[0].interval(interval).T, *seen])
             n += some.num_rows
             bar.update(n)

@@ -8,8 +8,9 @@ import os
 import shlex
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from nicest.data.download import SETS, list_sets
 from nicest.errors import NicestError
@@ -19,9 +20,12 @@ from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.splits import load_splits
 from nicest.runs.folder import LAST
 from nicest.runs.run import Run
+from nicest.runs.runtime import choose_device
+from nicest.tasks import options
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
+from nicest.tasks.results import Result, columns
 from nicest.tasks.sample import sample
 from nicest.train.fit import train
 
@@ -61,46 +65,61 @@ FIGURES = ("mnist-best", "mnist-conv", "cifar10-best", "cifar10-conv", "fer2013"
 PUBLISHED = {"tfd": {"Deep MFA": 5250.0, "GRBM": 2413.0}, "cifar10": {"Deep MFA": 3622.0, "GRBM": 2365.0}}
 
 
-def table(
-    recipes: Sequence[str] = (),
-    *,
-    runs: str | Path = "runs/reproduce",
-    seeds: int = 0,
-    overrides: tuple[str, ...] = (),
-    out: str | Path = "results/table.json",
-    page: str | Path | None = None,
-    device: str = "auto",
-) -> dict[str, Any]:
-    """Train and evaluate every row of the table, and write the results after each row.
+@dataclass(frozen=True, kw_only=True)
+class Reproduction(Result):
+    """The content of the table's file.
 
-    Parameters
-    ----------
-    recipes
-        The rows, by recipe; all rows of `PLAN` by default.
-    runs
-        The folder of the runs. Finished runs are reused, interrupted ones resumed.
-    seeds
-        The number of seeds per row, or 0 for the number in `PLAN`.
-    overrides
-        Settings such as "train.epochs=4", for all rows.
-    out
-        The JSON file of the results. Rows in it that are not in `recipes` are kept.
-    page
-        The results as a Markdown page, or None.
-    device
-        Where to train: "auto", "cpu", "cuda" or "cuda:1".
-
-    Returns
-    -------
-    dict
-        The content of `out`. Rows without data have the reason under `missing`. `failed` maps the recipes that failed
-        to the reason; `unfinished` is present if training was interrupted.
-
-    Raises
-    ------
-    NicestError
-        If `out` exists and holds something else.
+    Rows without data have the reason under `missing`. `failed` maps the recipes that failed to the reason;
+    `unfinished` is present if training was interrupted.
     """
+
+    rows: list[dict[str, Any]]
+    published: dict[str, dict[str, float]]
+    out: str
+    note: str | None = None
+    failed: dict[str, str] | None = None
+    unfinished: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Return 130 if training was interrupted, 1 if a row failed."""
+        return 130 if self.unfinished else int(bool(self.failed))
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the table and the failures."""
+        found = columns("recipe", "settings", ">paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
+        for row in self.rows:
+            paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
+            cells = [why(row), "", "", ""]
+            if "runs" in row:
+                error = row["test_stderr"] if row["test_sd"] is None else row["test_sd"]
+                cells = [f"{row['test_mean_nats']:.1f} ± {error:.1f}", f"{row['bits_per_dim']:.4f}", str(row["seeds"])]
+                cells += [f"{row['train_seconds'] / 60:.1f}"]
+            name = row["recipe"] + (" (augmented)" if row["augmented"] and "runs" in row else "")
+            found.add_row(name, row["reading"], paper, *cells)
+        yield found
+        yield f"results in {self.out}"
+        yield from (f"{name} failed: {reason}" for name, reason in (self.failed or {}).items())
+
+
+def table(
+    *,
+    recipe: Annotated[Sequence[str], options.option(help="A row of the table; repeatable.", show_default="all")] = (),
+    seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
+    runs: options.Runs = "runs/reproduce",
+    overrides: options.Set = (),  # type: ignore[assignment]
+    out: Annotated[str | Path, options.out_file("The results, as JSON.")] = "results/table.json",
+    page: Annotated[str | Path | None, options.out_file("The results as a Markdown page.")] = None,
+    device: options.Device = "auto",
+) -> Reproduction:
+    """Train and evaluate the rows of the paper's tables: as in its text, as in the released code, and our own recipes.
+
+    Finished rows are kept, interrupted ones resume, and rows without data are listed. The results are written after
+    each row.
+
+    Example: nicest reproduce table --recipe mnist-best --page docs/results.md
+    """
+    choose_device(device)  # otherwise every row would fail
     path = Path(out)
     before = known_table(path)
     rows = {row["recipe"]: row for row in before.get("rows", ())}
@@ -108,8 +127,8 @@ def table(
         target.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    for entry in planned(recipes):
-        row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), overrides, device)
+    for entry in planned(recipe):
+        row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), tuple(overrides), device)
         if "failed" in row:
             failed[row["recipe"]] = row["failed"]
         if "runs" in row or "runs" not in rows.get(row["recipe"], {}):  # keep rows measured where the data was
@@ -121,8 +140,13 @@ def table(
         if page:
             write_text(Path(page), results_page(result, Path(page).parent))
         if "unfinished" in row:
-            return result | {"unfinished": row["unfinished"]}
-    return result | ({"failed": failed} if failed else {})
+            return reproduction(result, unfinished=row["unfinished"])
+    return reproduction(result, failed=failed or None)
+
+
+def reproduction(result: dict[str, Any], **more: Any) -> Reproduction:
+    """Return the content of a table's file as a result."""
+    return Reproduction(**{key: result[key] for key in ("rows", "published", "out", "note") if key in result}, **more)
 
 
 def known_table(path: Path) -> dict[str, Any]:
@@ -205,7 +229,8 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
             )
     if (folder / DONE).exists():
         return ""
-    if not train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)["finished"]:
+    ended = train(recipe, folder, overrides=() if resume else settings, resume=resume, device=device)
+    if not ended["finished"]:
         return f"{folder} was interrupted: the same command resumes it"
     keep_metrics(Run(folder, device=device))
     return ""
@@ -213,7 +238,7 @@ def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str)
 
 def keep_metrics(run: Run) -> None:
     """Evaluate a run on its test split, and write the metrics of its table row into its folder."""
-    folder, result, rows = run.path, evaluate(run), run.metrics
+    folder, result, rows = run.path, evaluate(run).to_dict(), run.metrics
     environment = json.loads((folder / "environment.json").read_text())
     kept = ("mean_nats", "stderr_nats", "bits_per_dim", "terms", "baselines", "epoch", "draws", "n")
     metrics = {key: result[key] for key in kept} | {
@@ -227,47 +252,56 @@ def keep_metrics(run: Run) -> None:
     write_text(folder / DONE, to_json(metrics))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Figures(Result):
+    """The files of each recipe, or why there are none."""
+
+    recipes: list[dict[str, Any]]
+    unfinished: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Return 130 if training was interrupted."""
+        return 130 if self.unfinished else 0
+
+    def lines(self) -> Iterator[Any]:
+        """Yield the files."""
+        for row in self.recipes:
+            yield f"{row['recipe']}:"
+            yield from (f"  {each}" for each in row.get("figures", [row.get("missing") or row.get("unfinished")]))
+
+
 def figures(
-    recipes: Sequence[str] = (),
     *,
-    runs: str | Path = "runs/reproduce",
-    overrides: tuple[str, ...] = (),
-    out: str | Path = "results/figures",
-    device: str = "auto",
-) -> dict[str, Any]:
-    """Draw the paper's figures and our own: samples, inpainting, spheres, spectra, interpolations and more.
+    recipe: Annotated[Sequence[str], options.option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
+    runs: options.Runs = "runs/reproduce",
+    overrides: options.Set = (),  # type: ignore[assignment]
+    out: Annotated[str | Path, options.out_folder("The folder for the figures.")] = "results/figures",
+    device: options.Device = "auto",
+) -> Figures:
+    """Draw the figures of the paper (samples, inpainting, spheres, spectra), interpolations, truncations, curves.
 
-    Parameters
-    ----------
-    recipes
-        The recipes; those of `FIGURES` by default. Runs are trained if they are missing.
-    runs, overrides, device
-        As in `table`.
-    out
-        The folder of the figures; each recipe gets a folder in it.
+    Runs are trained if they are missing. Each recipe gets a folder.
 
-    Returns
-    -------
-    dict
-        Under `recipes`, the files of each recipe, or why there are none. `unfinished` is present if training was
-        interrupted.
+    Example: nicest reproduce figures --recipe digits
     """
     made: list[dict[str, Any]] = []
-    for entry in planned(recipes or FIGURES):
-        recipe = load_recipe(entry.recipe)
-        why = absent(recipe)
-        if not why and len(load_splits(recipe).shape) == 1:
-            why = "its rows are not images: `nicest latent spectrum` and `truncate` draw tables"
+    for entry in planned(recipe or FIGURES):
+        loaded = load_recipe(entry.recipe)
+        why = absent(loaded)
+        if not why and len(load_splits(loaded).shape) == 1:
+            why = "its rows are not images"
         if why:
-            made.append({"recipe": recipe.name, "missing": why})
+            made.append({"recipe": loaded.name, "missing": why})
             continue
-        folder, pictures = Path(runs) / f"{recipe.name}-0", Path(out) / recipe.name
+        folder, pictures = Path(runs) / f"{loaded.name}-0", Path(out) / loaded.name
         pictures.mkdir(parents=True, exist_ok=True)
-        if unfinished := ensure(recipe, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
-            return {"recipes": [*made, {"recipe": recipe.name, "unfinished": unfinished}], "unfinished": unfinished}
+        if unfinished := ensure(loaded, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
+            made.append({"recipe": loaded.name, "unfinished": unfinished})
+            return Figures(recipes=made, unfinished=unfinished)
         drawn = draw(Run(folder, device=device), pictures)
-        made.append({"recipe": recipe.name, "figures": [str(path) for path in drawn]})
-    return {"recipes": made}
+        made.append({"recipe": loaded.name, "figures": [str(path) for path in drawn]})
+    return Figures(recipes=made)
 
 
 def draw(run: Run, folder: Path) -> Iterator[Path]:
@@ -282,7 +316,7 @@ def draw(run: Run, folder: Path) -> Iterator[Path]:
     inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"])
     yield from (folder / "inpaint.png", folder / "inpaint.gif")
     if run.recipe.model.blocks:  # draws of a convolutional flow look like images
-        inpaint(run, mask=("bottom", "left"), n=4, chains=3, draws=True, out=folder / "draws.png")
+        inpaint(run, mask=("bottom", "left"), n=4, chains=3, draws=True, out=[folder / "draws.png"])
         yield folder / "draws.png"
     for basis in ("random", "top"):
         sphere(run, basis=basis, out=folder / f"sphere-{basis}.png")

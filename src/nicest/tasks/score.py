@@ -70,9 +70,7 @@ class Scores(Result):
 
 def score(
     run: Run,
-    files: Annotated[
-        Sequence[str | Path], options.given("Tables, arrays, images or folders of images.", place)
-    ],
+    files: Annotated[Sequence[str | Path], options.given("Tables, arrays, images or folders of images.", place)],
     *,
     out: Annotated[str | Path, options.out_file("The scores: .csv or .parquet.", rows=True)] = "scores.csv",
     cells: Annotated[
@@ -112,8 +110,10 @@ def score(
         bar = stack.enter_context(Bar("scoring", len(parts)))
         for done, part in enumerate(parts, 1):
             row = part.first_row
-            for found in _table_scores(run, part, quantiles, cells, counts) if run.kind == "table" else _image_scores(
-                run, part, quantiles, draws, seed
+            for found in (
+                _table_scores(run, part, quantiles, cells, counts)
+                if run.kind == "table"
+                else _image_scores(run, part, quantiles, draws, seed)
             ):
                 nats, n = found[0], len(found[0])
                 names = rows.image_names(part.path, whole=len(paths) > 1) or [rows.plain_name(part.path)] * n
