@@ -118,12 +118,16 @@ def test_cli_page_is_made_from_help():
 
 
 def test_cli_page_has_every_command():
-    from nicest.cli import app
-    from nicest.cli.base import data_app
+    from nicest.cli.commands import app
 
     page = (ROOT / "docs/cli.md").read_text()
-    names = [command.callback.__name__ for command in app.registered_commands]
-    names += [f"data {command.name}" for command in data_app.registered_commands]
+    groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+    names = [
+        prefix + (command.name or command.callback.__name__)
+        for prefix, group in groups
+        for command in group.registered_commands
+    ]
+    assert len(names) > 25
     assert all(f"\n## nicest {name}\n" in page for name in names)
 
 
