@@ -36,9 +36,9 @@ def test_files_come_back_in_one_array(run: Run, images: np.ndarray, tmp_path: Pa
     (tmp_path / "others-idx3-ubyte").write_bytes(idx)
     out = tmp_path / "packed.nicest"
     result = compress_files(run, [tmp_path / "some.npy", tmp_path / "others-idx3-ubyte"], out=out)
-    assert result["rows"] == 5
-    assert result["bytes"] == out.stat().st_size
-    assert result["raw_bytes"] == 5 * 64
+    assert result.rows == 5
+    assert result.bytes == out.stat().st_size
+    assert result.raw_bytes == 5 * 64
     assert str(tmp_path).encode() not in out.read_bytes()
     asked = ["decompress", str(out), "--out", str(tmp_path / "back.npy"), "--json"]
     answer = CliRunner().invoke(app, asked, catch_exceptions=False)

@@ -151,7 +151,7 @@ class TestOfARun:
         run = copy_of(table_run)
         result = calibrate(run, **QUICK)
         kept = json.loads((run.path / "calibration" / "calibration.json").read_text())
-        assert kept["verdict"] == result["verdict"]
+        assert kept["verdict"] == result.verdict
         assert kept["rows"] == len(run.splits.test)
         assert set(kept["columns"]) == {"x", "count", "half", "third"}
         assert [row["level"] for row in kept["coverage"]] == [0.5, 0.8, 0.9, 0.95]
@@ -170,16 +170,16 @@ class TestOfARun:
     def test_images_have_the_joint_pits_alone(self, kind: str, request: pytest.FixtureRequest, tmp_path: Path):
         run = request.getfixturevalue(f"{kind}_run")
         result = calibrate(run, out=tmp_path, **QUICK)
-        assert result["coverage"] == []
-        assert result["columns"] == {}
-        assert result["dim"] == run.recipe.data.dim
+        assert result.coverage == []
+        assert result.columns == {}
+        assert result.dim == run.recipe.data.dim
         assert (tmp_path / "calibration.png").is_file()
 
     def test_on_a_table_rows_that_cannot_count_are_left_out(self, table_run: Run, tmp_path: Path):
         lines = ["5.1,5,low,b"] * 3 + ["5.1,,low,b", "5.1,5,never,b", "5.1,5,low,b"]
         (tmp_path / "new.csv").write_text("\n".join(["x,count,half,third", *lines, ""]))
         result = calibrate(table_run, tmp_path / "new.csv", out=tmp_path, **QUICK)
-        assert (result["rows"], result["missing"], result["unknown"]) == (4, 1, 1)
+        assert (result.rows, result.missing, result.unknown) == (4, 1, 1)
 
     def test_the_training_table_means_its_test_split(
         self, table_run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -188,7 +188,7 @@ class TestOfARun:
         expected = calibrate(table_run, out=tmp_path, **QUICK)
         for path in (table_run.recipe.data.name, moved):
             found = calibrate(table_run, path, out=tmp_path, **QUICK)
-            assert found["log_density"] == expected["log_density"]
+            assert found.log_density == expected.log_density
             assert "is what the run was trained on" in capfd.readouterr().err
 
     def test_an_estimator_finds_the_same(self, correlated: np.ndarray, picture_at: Callable, tmp_path: Path):
@@ -202,8 +202,8 @@ class TestOfARun:
         np.save(tmp_path / "new.npy", correlated[300:])
         run = nicest.open(tmp_path / "run")
         of_run = calibrate(run, tmp_path / "new.npy", out=tmp_path, **QUICK)
-        np.testing.assert_allclose(of_run["log_density"]["ks"], found.density.ks, atol=0.03)  # other samples
-        np.testing.assert_allclose(of_run["columns"]["x2"]["ks"], found.marginals["x2"].ks, atol=0.03)
+        np.testing.assert_allclose(of_run.log_density["ks"], found.density.ks, atol=0.03)  # other samples
+        np.testing.assert_allclose(of_run.columns["x2"]["ks"], found.marginals["x2"].ks, atol=0.03)
 
 
 class TestRefusals:

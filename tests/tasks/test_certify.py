@@ -22,18 +22,18 @@ from nicest.train.fit import train
 def test_a_sound_model_inverts_and_counts_its_volume_to_rounding(any_run: Run, copy_of: Callable[[Run], Run]):
     result = certify(copy_of(any_run), n=40)
     dim = any_run.flow.dim
-    assert result["dtype"] == ["float64", "float32"]
-    assert result["max_roundtrip"][0] < 1e-10
-    assert result["max_logdet_error"][0] < 1e-8 * dim
-    assert result["max_roundtrip"][1] < 1e-3
-    assert result["max_logdet_error"][1] < 1e-3 * dim
+    assert result.dtype == ["float64", "float32"]
+    assert result.max_roundtrip[0] < 1e-10
+    assert result.max_logdet_error[0] < 1e-8 * dim
+    assert result.max_roundtrip[1] < 1e-3
+    assert result.max_logdet_error[1] < 1e-3 * dim
 
 
 def test_single_precision_rounds_more_than_double(digits_run: Run, copy_of: Callable[[Run], Run]):
     result = certify(copy_of(digits_run), n=40)
-    double, single = result["max_roundtrip"]
+    double, single = result.max_roundtrip
     assert 0 < double < 1e-6 * single
-    assert all(0 < mean < 0.5 * worst for mean, worst in zip(result["mean_roundtrip"], (double, single), strict=True))
+    assert all(0 < mean < 0.5 * worst for mean, worst in zip(result.mean_roundtrip, (double, single), strict=True))
 
 
 def test_the_certificate_is_stored_with_the_run(digits_run: Run, copy_of: Callable[[Run], Run]):
@@ -41,7 +41,7 @@ def test_the_certificate_is_stored_with_the_run(digits_run: Run, copy_of: Callab
     result = certify(run, n=20, jacobians=2)
     assert json.loads((run.path / "certificate.json").read_text()) == result
     assert {"dtype", "max_roundtrip", "max_logdet_error", "n"} <= result.keys()
-    assert len(result["dtype"]) == len(result["max_roundtrip"]) == len(result["max_logdet_error"])
+    assert len(result.dtype) == len(result.max_roundtrip) == len(result.max_logdet_error)
 
 
 @pytest.fixture
@@ -57,15 +57,15 @@ def test_a_run_in_bfloat16_is_certified_in_it_too(tmp_path: Path):
     few = ("model.width=16", "model.hidden_layers=1", "train.epochs=1", "train.precision=bfloat16")
     train(load_recipe("digits"), tmp_path / "run", overrides=few, device="cpu")
     result = certify(nicest.open(tmp_path / "run"), n=20, jacobians=2)
-    assert result["dtype"] == ["float64", "float32", "bfloat16"]
+    assert result.dtype == ["float64", "float32", "bfloat16"]
     assert [len(result[key]) for key in ("max_roundtrip", "max_logdet_error")] == [3, 3]
-    assert result["max_roundtrip"][2] < 1e-5  # inside the coupling functions alone: the stream stays float32
+    assert result.max_roundtrip[2] < 1e-5  # inside the coupling functions alone: the stream stays float32
 
 
 @pytest.mark.parametrize("n", [2, 7, 300])
 def test_n_examples_are_used_whatever_the_test_set_has(digits_run: Run, copy_of: Callable[[Run], Run], n: int):
     result = certify(copy_of(digits_run), n=n, jacobians=1)
-    assert result["n"] == n
+    assert result.n == n
 
 
 def test_the_same_seed_gives_the_same_certificate(digits_run: Run, copy_of: Callable[[Run], Run]):
@@ -103,8 +103,8 @@ class TestBrokenModels:
 
         monkeypatch.setattr(DiagonalScaling, "forward", forward)
         result = certify(copy_of(any_run), n=10)
-        assert result["max_logdet_error"][0] == pytest.approx(0.1, abs=1e-8)
-        assert result["max_roundtrip"][0] < 1e-10
+        assert result.max_logdet_error[0] == pytest.approx(0.1, abs=1e-8)
+        assert result.max_roundtrip[0] < 1e-10
 
     def test_a_log_det_that_is_wrong_at_some_points_only(
         self, rows_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
@@ -117,7 +117,7 @@ class TestBrokenModels:
 
         monkeypatch.setattr(DiagonalScaling, "forward", forward)
         result = certify(copy_of(rows_run), n=30, jacobians=16)
-        assert result["max_logdet_error"][0] == pytest.approx(0.1, abs=1e-8)
+        assert result.max_logdet_error[0] == pytest.approx(0.1, abs=1e-8)
 
     def test_an_inverse_that_is_off_by_a_hundredth(
         self, digits_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
@@ -130,8 +130,8 @@ class TestBrokenModels:
 
         monkeypatch.setattr(DiagonalScaling, "inverse", inverse)
         result = certify(copy_of(digits_run), n=10)
-        assert min(result["max_roundtrip"]) > 1e-2
-        assert result["max_logdet_error"][0] < 1e-8
+        assert min(result.max_roundtrip) > 1e-2
+        assert result.max_logdet_error[0] < 1e-8
 
     def test_a_nan_at_one_point_is_not_lost_among_the_others(
         self, digits_run: Run, copy_of: Callable[[Run], Run], monkeypatch: pytest.MonkeyPatch
@@ -139,7 +139,7 @@ class TestBrokenModels:
         errors = iter([0.1, math.nan, 0.2] * 2)
         monkeypatch.setattr("nicest.tasks.certify.log_det_error", lambda flow, x: next(errors))
         result = certify(copy_of(digits_run), n=6, jacobians=3)
-        assert all(math.isnan(error) for error in result["max_logdet_error"])
+        assert all(math.isnan(error) for error in result.max_logdet_error)
 
 
 class TestLogDetError:

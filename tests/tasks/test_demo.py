@@ -99,6 +99,6 @@ def test_it_does_not_go_on_with_a_run_of_other_data(rows_run: Run, copy_of: Call
 def test_the_spectrum_is_the_sorted_inverse_of_the_scaling(any_run: Run, tmp_path: Path, picture_at: Callable):
     result = spectrum(any_run, out=tmp_path / "a.png")
     s = any_run.flow.bijection.layers["scaling"].s.detach().numpy()
-    np.testing.assert_allclose(result["sigma"], np.sort(np.exp(-s))[::-1], rtol=1e-6)
-    assert result["sigma"] == sorted(result["sigma"], reverse=True)
+    np.testing.assert_allclose(result.sigma, np.sort(np.exp(-s))[::-1], rtol=1e-6)
+    assert result.sigma == sorted(result.sigma, reverse=True)
     assert picture_at(tmp_path / "a.png").size == (1170, 468)

@@ -273,7 +273,7 @@ def test_every_recipe_of_the_paper_carries_the_paper_s_figure():
 
 
 def test_baselines_stand_beside_on_request_only(rows_run: Run):
-    with_them = evaluate(rows_run)["baselines"]
+    with_them = evaluate(rows_run).baselines
     assert set(with_them) == {"diagonal_gaussian", "factorial_logistic", "full_gaussian", "zca_logistic"}
     assert plain(rows_run)["baselines"] == {}
 

@@ -100,14 +100,14 @@ def opened(folder: Path, flow: Flow | Mixture, context: int = 0) -> Run:
 
 def test_torch_export_gives_what_the_flow_gives(folder: Path):
     run = nicest.open(folder / "runs" / "demo")
-    out = Path(export(run, "torch-export")["out"])
+    out = Path(export(run, "torch-export").out)
     check(run, out, lambda file, inputs: torch.export.load(out / file).module()(**inputs))
 
 
 @pytest.mark.parametrize("name", ["demo", "table"])
 def test_onnxruntime_gives_what_the_flow_gives(name: str, folder: Path, onnxruntime):
     run = nicest.open(folder / "runs" / name)
-    out = Path(export(run, "onnx")["out"])
+    out = Path(export(run, "onnx").out)
     check(run, out, by_onnxruntime(onnxruntime, out))
 
 
@@ -143,7 +143,7 @@ def test_a_conditional_mixture_has_graphs(tmp_path: Path):
     flow = Mixture([Flow(units, Chain(DiagonalScaling(2), each), prior) for each in shifts])
     flow.initialise(torch.randn(50, 2).round(), torch.randn(50, 1))
     run = opened(tmp_path, flow, context=1)
-    assert list(export(run, "torch-export", tmp_path / "graphs")["graphs"]) == ["score", "sample"]
+    assert list(export(run, "torch-export", tmp_path / "graphs").graphs) == ["score", "sample"]
     score, sample = (torch.export.load(tmp_path / "graphs" / f"{each}.pt2").module() for each in ("score", "sample"))
     e, context, member = torch.randn(9, 2), torch.randn(9, 1), torch.arange(9) % 2
     drawn, noise = sample(e=e, context=context, member=member), torch.rand(9, 2)

@@ -162,25 +162,25 @@ def changed(hub: type[Hub], name: str, content: bytes | None) -> None:
 def test_what_was_pushed_comes_back(hub: type[Hub], digits_run: Run, tmp_path: Path):
     pushed = push(digits_run, "me/digits", about="small digits")
     ((revision, files),) = hub.repos["me/digits"]
-    assert pushed["revision"] == revision
+    assert pushed.revision == revision
     assert {MODEL, "card.json", "README.md", SUMS} <= files.keys()
-    assert hashlib.sha256(files[MODEL]).hexdigest() == pushed["sha256"]
+    assert hashlib.sha256(files[MODEL]).hexdigest() == pushed.sha256
     readme = files["README.md"].decode()
-    assert f"{pushed['test_nats']:.2f} ± {pushed['test_stderr']:.2f} (standard error) | nats per image" in readme
+    assert f"{pushed.test_nats:.2f} ± {pushed.test_stderr:.2f} (standard error) | nats per image" in readme
     assert "of a density of pixels on [0.0, 1.0]" in readme
     assert "180 test images, 8 draws" in readme
     pulled = pull("me/digits")
-    assert pulled["revision"] == revision
-    assert sorted(path.name for path in Path(pulled["out"]).iterdir()) == sorted(files.keys() - {"README.md", SUMS})
+    assert pulled.revision == revision
+    assert sorted(path.name for path in Path(pulled.out).iterdir()) == sorted(files.keys() - {"README.md", SUMS})
     x = digits_run.flow.sample(5)
     some, other = nicest.open("runs/digits", verify=True).flow, digits_run.flow
     assert torch.allclose(some.log_prob(x, noise=False), other.log_prob(x, noise=False), rtol=2e-2)  # of bfloat16
     again = push(nicest.open("runs/digits"), "me/copy")  # as it is, without its data
-    assert again["sha256"] == pushed["sha256"]
+    assert again.sha256 == pushed.sha256
 
 
 def test_a_revision_is_pinned_and_one_that_vanished_is_named(hub: type[Hub], digits_run: Run, refusal: Callable):
-    first = push(digits_run, "me/digits")["revision"]
+    first = push(digits_run, "me/digits").revision
     changed(hub, "card.json", b"{}")
     pull("me/digits", revision=first, out="first")
     assert nicest.open("first", verify=True).flow.dim == 64
@@ -225,7 +225,7 @@ def test_a_download_that_is_cut_off_leaves_nothing(hub: type[Hub], digits_run: R
     assert "the exchange with the hub failed" in refusal(pull, "me/digits")
     assert list(Path("runs").iterdir()) == []
     hub.cut = ""
-    assert pull("me/digits")["test_rows"] == 180
+    assert pull("me/digits").test_rows == 180
     assert "holds a run already" in refusal(pull, "me/digits")
 
 

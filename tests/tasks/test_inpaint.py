@@ -277,15 +277,15 @@ class TestCommand:
         outs = [tmp_path / "deep" / f"a.{end}" for end in ("png", "gif", "npz")]
         result = inpaint(digits_run, n=2, steps=30, chains=2, out=outs)
         assert json.loads(to_json(result)) == result
-        for each in result["masks"]:
+        for each in result.masks:
             truth, end = np.array(each["truth_nats"]), np.array(each["end_nats"])
             assert each["mean_gain_nats"] == pytest.approx((end - each["start_nats"]).mean())
             assert each["mean_truth_nats"] == pytest.approx(truth.mean())
             assert each["images_above_truth"] == (end.max(0) > truth).sum()
-        assert result["out"] == [str(out) for out in outs]
-        assert [each["mask"] for each in result["masks"]] == list(FIGURE)
-        assert [each["images"] for each in result["masks"]] == [[2 * k, 2 * k + 1] for k in range(10)]
-        assert np.shape([each["end_nats"] for each in result["masks"]]) == (10, 2, 2)
+        assert result.out == [str(out) for out in outs]
+        assert [each["mask"] for each in result.masks] == list(FIGURE)
+        assert [each["images"] for each in result.masks] == [[2 * k, 2 * k + 1] for k in range(10)]
+        assert np.shape([each["end_nats"] for each in result.masks]) == (10, 2, 2)
         assert {key: result[key] for key in ("steps", "direction", "gradient_scale", "noise")} == {
             **{"steps": 30, "direction": "adam", "gradient_scale": 1.0, "noise": 0.03}
         }
@@ -300,7 +300,7 @@ class TestCommand:
             seen = ~archive["hidden"]
             assert np.array_equal(archive["result"][:, seen], np.stack([archive["truth"][seen]] * 2))
             assert archive["nats"].shape == (len(archive["looks"]), 2, 20)
-            ends = np.concatenate([each["end_nats"] for each in result["masks"]], axis=1)
+            ends = np.concatenate([each["end_nats"] for each in result.masks], axis=1)
             assert np.array_equal(archive["nats"][-1], ends)
             truth = digits_run.splits.test[:20].reshape(20, 8, 8)
             assert np.array_equal(archive["truth"], truth)
@@ -349,17 +349,17 @@ class TestCommand:
         result = inpaint(colour_run, mask="columns:0-3", n=2, steps=5, out=tmp_path / "a.npz")
         y = (colour_run.rows("test")[:2] + 0.5) / 128 - 1
         expected = colour_run.flow.log_density(y).detach().numpy()
-        np.testing.assert_allclose(result["masks"][0]["truth_nats"], expected, rtol=1e-4)
+        np.testing.assert_allclose(result.masks[0]["truth_nats"], expected, rtol=1e-4)
 
     def test_masks_of_any_kind_on_colour_images(self, colour_run: Run, tmp_path: Path):
         Image.fromarray(np.eye(4, 6, dtype=np.uint8) * 255).save(tmp_path / "mask.png")
         masks = ["channels:1", str(tmp_path / "mask.png"), np.ones((3, 4, 6), bool)]
         result = inpaint(colour_run, mask=masks, n=1, steps=5, out=[tmp_path / "a.png", tmp_path / "a.gif"])
-        assert [each["mask"] for each in result["masks"]] == ["channels:1", "mask.png", "array"]
+        assert [each["mask"] for each in result.masks] == ["channels:1", "mask.png", "array"]
 
     def test_rows_of_numbers_are_filled_in_too(self, rows_run: Run, tmp_path: Path):
         result = inpaint(rows_run, mask="columns:1-3", n=3, out=tmp_path / "a.npz", noise=0)
-        (columns,) = result["masks"]
+        (columns,) = result.masks
         assert (np.array(columns["end_nats"]) > columns["truth_nats"]).all()
         with np.load(tmp_path / "a.npz") as archive:
             assert np.array_equal(archive["result"][0][:, [0, 3, 4]], archive["truth"][:, [0, 3, 4]])
@@ -370,7 +370,7 @@ class TestCommand:
             options = {"n": 8, "steps": 100, "chains": 4, "noise": 0, "seed": seed}
             result = inpaint(table_run, mask="columns:1-4", out=tmp_path / "a.npz", **options)
             with np.load(tmp_path / "a.npz") as archive:
-                found.append((result["masks"][0], archive["result"], archive["truth"]))
+                found.append((result.masks[0], archive["result"], archive["truth"]))
         (first, cells, truth), (again, same, _), (other, _, _) = found
         assert first == again
         assert np.array_equal(cells, same)
@@ -391,7 +391,7 @@ class TestCommand:
     def test_wraps_around_a_small_split(self, colour_run: Run, tmp_path: Path):
         size = len(colour_run.splits.test)
         result = inpaint(colour_run, mask=["top", "bottom"], n=size, steps=1, out=tmp_path / "a.npz")
-        assert result["masks"][0]["images"] == result["masks"][1]["images"] == list(range(size))
+        assert result.masks[0]["images"] == result.masks[1]["images"] == list(range(size))
 
 
 def test_samples_of_the_model_need_no_data(digits_run: Run, copy_of: Callable[[Run], Run], tmp_path: Path):
@@ -400,7 +400,7 @@ def test_samples_of_the_model_need_no_data(digits_run: Run, copy_of: Callable[[R
     assert "splits" not in vars(run)  # which were not read
     truth = np.load(tmp_path / "a.npz")["truth"]
     np.testing.assert_array_equal(truth, draw(run, 3, seed=1))
-    assert result["masks"][0]["images"] == [0, 1, 2]
+    assert result.masks[0]["images"] == [0, 1, 2]
 
 
 def test_draws_differ_and_keep_the_observed(digits_run: Run, tmp_path: Path):
@@ -411,7 +411,7 @@ def test_draws_differ_and_keep_the_observed(digits_run: Run, tmp_path: Path):
     assert drawn.shape == (3, 2, 8, 8)
     assert (np.where(hidden, 0, drawn) == np.where(hidden, 0, found["truth"])).all()
     assert all((drawn[i] != drawn[j]).any() for i, j in itertools.combinations(range(3), 2))
-    (row,) = result["masks"]
+    (row,) = result.masks
     assert (len(row["r_hat"]), len(row["acceptance"])) == (2, 2)
     flow = digits_run.flow
     nats = flow.log_prob(torch.from_numpy(drawn.reshape(6, 64)), noise=False) + flow.units.interval_nats

@@ -158,18 +158,18 @@ def test_a_run_goes_on_to_the_bit_with_warped_images(tmp_path: Path):
 def test_a_certificate_is_of_images_and_samples(labelled: Run, tmp_path: Path):
     own = nicest.open(shutil.copytree(labelled.path, tmp_path / "run"))
     result = certify(own, n=20, jacobians=2)
-    assert result["n"] == 20
-    assert max(result["max_logdet_error"]) < 1e-3
-    assert result["max_roundtrip"][0] < 1e-12
+    assert result.n == 20
+    assert max(result.max_logdet_error) < 1e-3
+    assert result.max_roundtrip[0] < 1e-12
 
 
 def test_what_is_evaluated_is_the_density_given_the_label(labelled: Run):
     result = evaluate(labelled, draws=2)
-    assert (result["dim"], result["baselines"]) == (64, {})
-    assert result["level_nats"] == pytest.approx(result["mean_nats"] - 64 * math.log(17))
+    assert (result.dim, result.baselines) == (64, {})
+    assert result.level_nats == pytest.approx(result.mean_nats - 64 * math.log(17))
     wrong = labelled.splits.test.copy()
     wrong[:, -1] = (wrong[:, -1] + 1) % 10
-    assert labelled.nats(torch.from_numpy(wrong)).mean() < result["mean_nats"] - 10
+    assert labelled.nats(torch.from_numpy(wrong)).mean() < result.mean_nats - 10
 
 
 class TestClassify:
@@ -195,12 +195,12 @@ class TestClassify:
 
     def test_finds_the_labels_of_digits(self, labelled: Run, tmp_path: Path, picture_at: Callable):
         result = classify(labelled, out=tmp_path / "a.png", draws=2)
-        confusion = np.array(result["confusion"])
-        assert result["accuracy"] > 0.95
-        assert result["accuracy"] == pytest.approx(np.trace(confusion) / 180)
+        confusion = np.array(result.confusion)
+        assert result.accuracy > 0.95
+        assert result.accuracy == pytest.approx(np.trace(confusion) / 180)
         assert confusion.sum(1).tolist() == np.bincount(labelled.splits.test[:, -1], minlength=10).tolist()
-        assert 0 < result["nll"] < 0.3
-        assert result["ece"] < 0.05
+        assert 0 < result.nll < 0.3
+        assert result.ece < 0.05
         assert picture_at(tmp_path / "a.png").width > 500
 
     def test_accuracy_nll_and_calibration_by_hand(self):
@@ -219,7 +219,7 @@ class TestClassify:
         np.save(tmp_path / "some.npy", test[:3, :-1].reshape(-1, 8, 8))
         result = classify(labelled, [tmp_path / "some.npy"], out=tmp_path / "some.csv", draws=4)
         assert "accuracy" not in result
-        assert result["n"] == 3
+        assert result.n == 3
         split, some = (lines(tmp_path / f"{name}.csv") for name in ("split", "some"))
         assert [int(line["truth"]) for line in split] == test[:, -1].tolist()
         right = sum(line["truth"] == line["label"] for line in split)
@@ -262,7 +262,7 @@ class TestSample:
 
     def test_grid_has_a_row_for_every_label(self, labelled: Run, tmp_path: Path, picture_at: Callable):
         result = sample(labelled, 25, out=tmp_path / "a.png")
-        assert result["n"] == 30  # three of each
+        assert result.n == 30  # three of each
         picture = picture_at(tmp_path / "a.png")
         assert picture.width * (10 * 9 + 1) == picture.height * (3 * 9 + 1)
 
@@ -283,15 +283,15 @@ class TestOneLabel:
 
     def test_is_inpainted_explored_and_scored(self, folder: Path, tmp_path: Path):
         three, two = (nicest.open(shutil.copytree(folder, tmp_path / str(k)), label=k) for k in (3, 2))
-        assert inpaint(three, mask="top", n=3, steps=5, out=tmp_path / "a.npz")["n"] == 3
-        assert len(spectrum(three, out=tmp_path / "b.png")["sigma"]) == 64
+        assert inpaint(three, mask="top", n=3, steps=5, out=tmp_path / "a.npz").n == 3
+        assert len(spectrum(three, out=tmp_path / "b.png").sigma) == 64
         np.save(tmp_path / "some.npy", three.splits.test.reshape(-1, 8, 8))
         own, other = (score(r, [tmp_path / "some.npy"], out=tmp_path / "a.csv", draws=2) for r in (three, two))
         assert own["mean_nats"] > other["mean_nats"] + 10
         assert (three.path / "training-scores-3.npy").is_file()
         evaluated = evaluate(three, draws=2)
-        assert evaluated["n"] == len(three.splits.test)
-        assert evaluated["baselines"]
+        assert evaluated.n == len(three.splits.test)
+        assert evaluated.baselines
 
 
 class TestRefusals:

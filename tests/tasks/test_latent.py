@@ -13,18 +13,15 @@ from matplotlib.figure import Figure
 from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
+from nicest.tasks.latent_model import rotation, spherical, straight, principal
 from nicest.tasks.latent import (
     BASES,
     WAYS,
-    Model,
     even_points,
     interpolate,
-    rotation,
     spectrum,
     sphere,
     sphere_points,
-    spherical,
-    straight,
     truncate,
 )
 
@@ -115,16 +112,16 @@ class TestSpectrum:
         assert "pca" not in result
 
     def test_says_what_makes_a_standard_deviation_of_it(self, digits_run: Run, learned: tuple[Flow, Run]):
-        assert spectrum(learned[1], pca=False)["deviation"] == 1
+        assert spectrum(learned[1], pca=False).deviation == 1
         draws = digits_run.flow.prior.rsample(9000)
-        assert spectrum(digits_run, pca=False)["deviation"] == pytest.approx(float(draws.std()), rel=0.01)
+        assert spectrum(digits_run, pca=False).deviation == pytest.approx(float(draws.std()), rel=0.01)
 
     def test_draws_standard_deviations_and_beside_them_those_of_the_data(self, digits_run: Run, drawn: Callable):
         said = spectrum(digits_run)
         for ax in drawn(spectrum, digits_run).axes:
             model, data = ax.lines
-            np.testing.assert_allclose(model.get_ydata(), math.pi / math.sqrt(3) * np.array(said["sigma"]), rtol=1e-6)
-            assert np.array_equal(data.get_ydata(), said["pca"])
+            np.testing.assert_allclose(model.get_ydata(), math.pi / math.sqrt(3) * np.array(said.sigma), rtol=1e-6)
+            assert np.array_equal(data.get_ydata(), said.pca)
         assert all(len(ax.lines) == 1 for ax in drawn(spectrum, digits_run, pca=False).axes)
 
     @pytest.mark.parametrize("pca", [True, False])
@@ -151,7 +148,7 @@ class TestSphere:
         assert result["radius"] == result["typical_radius"]
         assert result["radius"] == pytest.approx(float(draws.square().sum(1).mean().sqrt()), rel=0.02)
         np.testing.assert_allclose(np.linalg.norm(kept["h"], axis=-1), result["radius"], rtol=1e-5)
-        top = sphere(digits_run, basis="top", out=tmp_path / "a.npz")["radius"]
+        top = sphere(digits_run, basis="top", out=tmp_path / "a.npz").radius
         assert top == pytest.approx(float(draws[:, :3].square().sum(1).mean().sqrt()), rel=0.05)
 
     def test_of_the_top_moves_the_components_of_largest_sigma_alone(self, digits_run: Run, tmp_path: Path):
@@ -224,9 +221,9 @@ class TestInterpolate:
         assert np.abs(kept["pixels"][0, 2].ravel() - middle).max() <= 0.5
 
     def test_takes_the_first_images_two_by_two_unless_told_otherwise(self, digits_run: Run, colour_run: Run):
-        assert interpolate(digits_run)["pairs"] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+        assert interpolate(digits_run).pairs == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
         assert len(examples(colour_run)) < 10
-        pairs = interpolate(colour_run)["pairs"]
+        pairs = interpolate(colour_run).pairs
         assert 1 <= len(pairs) == len(examples(colour_run)) // 2
 
     def test_is_spherical_around_the_mode_in_units_of_the_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
@@ -309,7 +306,7 @@ class TestTruncate:
                 assert result[f"{name}_errors"][column] == pytest.approx((error**2).mean(), rel=1e-4)
 
     def test_of_pca_falls_as_more_is_kept(self, any_run: Run):
-        errors = truncate(any_run, n=1)["pca_errors"]
+        errors = truncate(any_run, n=1).pca_errors
         assert (np.diff(errors) < 1e-4).all()
 
 

@@ -105,11 +105,11 @@ class TestNumbers:
         codes = torch.from_numpy((new["price"].to_numpy() - off).astype(np.float32))
         np.testing.assert_allclose(found["log_density"], ahead.log_prob(codes), rtol=1e-4, atol=1e-4)
         inside = new["price"].between(found["price_low"], found["price_high"])
-        assert result["targets"]["price"]["coverage"] == pytest.approx(inside.mean())
+        assert result.targets["price"]["coverage"] == pytest.approx(inside.mean())
         rmse = math.sqrt(((found["price_mean"] - new["price"]) ** 2).mean())
-        assert result["targets"]["price"]["rmse"] == pytest.approx(rmse)
-        assert result["mean_nats"] == pytest.approx(found["log_density"].mean())
-        assert (result["rows"], result["unknown"], result["level"]) == (50, 0, 0.8)
+        assert result.targets["price"]["rmse"] == pytest.approx(rmse)
+        assert result.mean_nats == pytest.approx(found["log_density"].mean())
+        assert (result.rows, result.unknown, result.level) == (50, 0, 0.8)
 
     def test_of_integers_have_whole_ends(self, runs: Callable[[str], Run], tmp_path: Path):
         new = houses(40, 1)
@@ -121,7 +121,7 @@ class TestNumbers:
         assert (found["log_density"] < 0).all()  # of probabilities
         assert (found["rooms_mean"] % 1 != 0).any()
         rmse = math.sqrt(((found["rooms_mean"] - new["rooms"]) ** 2).mean())
-        assert result["targets"]["rooms"]["rmse"] == pytest.approx(rmse)
+        assert result.targets["rooms"]["rmse"] == pytest.approx(rmse)
         assert rmse > 5
 
     def test_of_dates_are_dates(self, runs: Callable[[str], Run], tmp_path: Path):
@@ -146,7 +146,7 @@ class TestCategories:
         np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
         assert found[name].tolist() == [values[i] for i in shares.argmax(1)]
         assert set(found[f"{name}_draw1"]) <= set(values)
-        assert result["targets"][name]["accuracy"] == pytest.approx((found[name] == new[name]).mean())
+        assert result.targets[name]["accuracy"] == pytest.approx((found[name] == new[name]).mean())
         places = [values.index(each) for each in new[name]]
         np.testing.assert_allclose(found["log_density"], np.log(shares[np.arange(60), places]), atol=1e-4)
 
@@ -157,8 +157,8 @@ class TestCategories:
         found = read(tmp_path / "p.csv")
         assert np.isneginf(found["log_density"][1:]).all()
         assert np.isnan(found["log_density"][0])
-        assert result["targets"]["kind"] == {"accuracy": 0.0}
-        assert (result["mean_nats"], result["unknown"]) == (None, 9)
+        assert result.targets["kind"] == {"accuracy": 0.0}
+        assert (result.mean_nats, result.unknown) == (None, 9)
 
 
 class TestSeveral:
@@ -173,8 +173,8 @@ class TestSeveral:
         assert found["rooms_median"].tolist() == found["rooms_median"].round().tolist()
         np.testing.assert_allclose(found[["kind=flat", "kind=house", "kind=villa"]].sum(axis=1), 1)
         assert found["log_density"].notna().all()
-        assert set(result["targets"]) == {"price", "rooms", "kind"}
-        assert set(result["targets"]["kind"]) == {"accuracy"}
+        assert set(result.targets) == {"price", "rooms", "kind"}
+        assert set(result.targets["kind"]) == {"accuracy"}
         predict(run, path, out=tmp_path / "q.parquet", draws=300)
         pd.testing.assert_frame_equal(read(tmp_path / "q.parquet"), found)  # the density has noise, of the seed
         predict(run, path, out=tmp_path / "q.parquet", draws=300, seed=1)
@@ -199,8 +199,8 @@ class TestSeveral:
         path = write(tmp_path / "new.csv", houses(5, 1).drop(columns="kind"))
         result = predict(runs("several"), path, out=tmp_path / "p.csv")
         assert "log_density" not in read(tmp_path / "p.csv")
-        assert result["mean_nats"] is None
-        assert result["targets"] == {"price": {}, "kind": {}, "rooms": {}}
+        assert result.mean_nats is None
+        assert result.targets == {"price": {}, "kind": {}, "rooms": {}}
 
 
 class TestGiven:
@@ -234,7 +234,7 @@ class TestGiven:
         found = read(tmp_path / "p.csv")
         assert found["log_density"].isna().tolist() == [True] * 5 + [False] * 15
         off = found["price_mean"][5:] - new["price"][5:]
-        assert result["targets"]["price"]["rmse"] == pytest.approx(math.sqrt((off**2).mean()))
+        assert result.targets["price"]["rmse"] == pytest.approx(math.sqrt((off**2).mean()))
 
     def test_columns_in_another_order_and_more_of_them(self, runs: Callable[[str], Run], tmp_path: Path):
         new, found = houses(20, 1), []
@@ -282,7 +282,7 @@ class TestFiles:
         new = houses(30, 1)
         new.loc[:4, "price"] = np.nan
         path, picture = write(tmp_path / "new.csv", new), tmp_path / "p.png"
-        assert predict(runs("price"), path, out=tmp_path / "p.csv", picture=picture)["picture"] == str(picture)
+        assert predict(runs("price"), path, out=tmp_path / "p.csv", picture=picture).picture == str(picture)
         assert picture.read_bytes().startswith(b"\x89PNG")
         path = write(tmp_path / "new.csv", new.drop(columns="price"))
         predict(runs("price"), path, out=tmp_path / "p.csv", picture=tmp_path / "q.png")

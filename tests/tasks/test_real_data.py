@@ -115,12 +115,12 @@ def test_mnist_goes_all_the_way_from_its_recipe_to_a_certificate(
     run = nicest.open(tmp_path / "run")
 
     evaluation = evaluate(run, draws=1, with_baselines=False)
-    assert (evaluation["n"], evaluation["dim"], evaluation["paper_nats"]) == (1000, 784, 1980.5)
-    assert evaluation["non_finite"] == 0
-    assert evaluation["bits_per_dim"] == pytest.approx(8 - evaluation["mean_nats"] / (784 * math.log(2)), abs=1e-5)
+    assert (evaluation.n, evaluation.dim, evaluation.paper_nats) == (1000, 784, 1980.5)
+    assert evaluation.non_finite == 0
+    assert evaluation.bits_per_dim == pytest.approx(8 - evaluation.mean_nats / (784 * math.log(2)), abs=1e-5)
     first, second = run.metrics
     assert second["valid_nats"] > first["valid_nats"] + 10
-    assert evaluation["mean_nats"] == pytest.approx(second["valid_nats"], abs=30)
+    assert evaluation.mean_nats == pytest.approx(second["valid_nats"], abs=30)
 
     sample(run, 16, out=tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as grid:
@@ -129,7 +129,7 @@ def test_mnist_goes_all_the_way_from_its_recipe_to_a_certificate(
         assert len(np.unique(np.asarray(grid))) > 50
 
     certificate = certify(run, n=50, jacobians=2)
-    assert certificate["dtype"] == ["float64", "float32"]
-    assert certificate["max_roundtrip"][0] < 1e-10
-    assert certificate["max_roundtrip"][1] < 1e-5
-    assert certificate["max_logdet_error"][0] < 1e-8 * 784
+    assert certificate.dtype == ["float64", "float32"]
+    assert certificate.max_roundtrip[0] < 1e-10
+    assert certificate.max_roundtrip[1] < 1e-5
+    assert certificate.max_logdet_error[0] < 1e-8 * 784

@@ -43,7 +43,7 @@ def row(folder: Path, recipe: str = "digits") -> dict:
 
 def test_a_row_is_the_mean_of_its_seeds_as_evaluate_gives_them(made: Path):
     digits = row(made)
-    scores = [evaluate(nicest.open(made / "runs" / f"digits-{seed}"))["mean_nats"] for seed in (0, 1)]
+    scores = [evaluate(nicest.open(made / "runs" / f"digits-{seed}")).mean_nats for seed in (0, 1)]
     assert [each["mean_nats"] for each in digits["runs"]] == pytest.approx(scores)
     assert digits["test_mean_nats"] == pytest.approx(sum(scores) / 2)
     assert digits["test_sd"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
@@ -69,12 +69,12 @@ def test_data_that_is_not_here_is_named_and_the_rest_is_made(
     monkeypatch.setenv("NICEST_DATA", str(tmp_path / "empty"))
     asked = {"runs": made / "runs", "seeds": 1, "overrides": QUICK, "device": "cpu"}
     result = table(["tfd", "digits"], out=tmp_path / "table.json", **asked)
-    tfd, digits = result["rows"]
+    tfd, digits = result.rows
     assert "ask the University of Toronto" in tfd["missing"]
     assert str(tmp_path) not in tfd["missing"]
     assert digits["test_mean_nats"]
     drawn = figures(["svhn"], runs=tmp_path / "runs", out=tmp_path / "figures", device="cpu")
-    assert "nicest data get svhn" in drawn["recipes"][0]["missing"]
+    assert "nicest data get svhn" in drawn.recipes[0]["missing"]
 
 
 def test_what_was_measured_where_the_data_was_stays(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -82,7 +82,7 @@ def test_what_was_measured_where_the_data_was_stays(made: Path, tmp_path: Path, 
     (tmp_path / "table.json").write_text(json.dumps({"rows": [measured]}))
     monkeypatch.setenv("NICEST_DATA", str(tmp_path / "empty"))
     result = table(["mnist"], runs=tmp_path / "runs", out=tmp_path / "table.json", device="cpu")
-    assert result["rows"] == [measured]
+    assert result.rows == [measured]
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,15 +100,15 @@ def test_an_interrupted_training_is_gone_on_with(tmp_path: Path, monkeypatch: py
     interrupt_at(30, monkeypatch)
     asked = {"runs": tmp_path / "runs", "seeds": 1, "overrides": QUICK, "out": tmp_path / "table.json", "device": "cpu"}
     first = table(["digits", "svhn"], **asked)
-    assert [each["recipe"] for each in first["rows"]] == ["digits"]  # what follows waits
-    assert "resumes it" in first["unfinished"]
-    assert "resumes it" in first["rows"][0]["unfinished"]
+    assert [each["recipe"] for each in first.rows] == ["digits"]  # what follows waits
+    assert "resumes it" in first.unfinished
+    assert "resumes it" in first.rows[0]["unfinished"]
     before = (tmp_path / "runs" / "digits-0" / "metrics.jsonl").read_text()
     assert before.count("epoch") == 1
     monkeypatch.undo()
     second = table(["digits"], **asked)
-    assert second["rows"][0]["epochs"] == 4
-    assert "unfinished" not in second["rows"][0]
+    assert second.rows[0]["epochs"] == 4
+    assert "unfinished" not in second.rows[0]
     after = (tmp_path / "runs" / "digits-0" / "metrics.jsonl").read_text()
     assert after.startswith(before)  # its seconds, too: it was not begun anew
 
@@ -131,7 +131,7 @@ def test_an_interrupted_command_exits_as_train_does(
 def test_a_run_with_other_settings_is_not_taken_for_this_one(made: Path, tmp_path: Path):
     shutil.copytree(made / "runs", tmp_path / "runs")
     result = table(["digits"], runs=tmp_path / "runs", seeds=1, out=tmp_path / "table.json", device="cpu")
-    assert "other settings than asked for" in result["rows"][0]["failed"]
+    assert "other settings than asked for" in result.rows[0]["failed"]
     with pytest.raises(NicestError, match="other settings"):
         figures(["digits"], runs=tmp_path / "runs", out=tmp_path / "figures", device="cpu")
 
@@ -141,7 +141,7 @@ def test_the_plans_own_changes_reach_the_training(tmp_path: Path, monkeypatch: p
     table(["digits"], runs=tmp_path / "runs", overrides=QUICK, out=tmp_path / "table.json", device="cpu")
     assert "patience = 7" in (tmp_path / "runs" / "digits-0" / "recipe.toml").read_text()
     drawn = figures(["digits"], runs=tmp_path / "runs", overrides=QUICK, out=tmp_path / "figures", device="cpu")
-    assert drawn["recipes"][0]["figures"]  # from the same run
+    assert drawn.recipes[0]["figures"]  # from the same run
 
 
 def test_a_row_that_fails_says_so_and_the_rest_is_made(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,7 +153,7 @@ def test_a_row_that_fails_says_so_and_the_rest_is_made(made: Path, tmp_path: Pat
     (tmp_path / "own.toml").write_text('title = "own"\n[data]\nname = "digits"\n')
     asked = {"runs": tmp_path / "runs", "seeds": 1, "overrides": QUICK, "out": tmp_path / "t.json", "device": "cpu"}
     result = table([str(tmp_path / "own.toml"), "digits"], **asked)
-    rows = {each["recipe"]: each for each in result["rows"]}
+    rows = {each["recipe"]: each for each in result.rows}
     assert rows["own"]["failed"] == "non-finite loss at step 3"
     assert rows["digits"]["test_mean_nats"]
 
@@ -170,7 +170,7 @@ def test_rows_of_numbers_are_refused_before_they_are_trained(tmp_path: Path):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(60, 6)))
     (tmp_path / "own.toml").write_text(f'title = "own"\n[data]\nname = "{tmp_path}/rows.npy"\n')
     drawn = figures([str(tmp_path / "own.toml")], runs=tmp_path / "runs", out=tmp_path / "figures", device="cpu")
-    assert "not images" in drawn["recipes"][0]["missing"]
+    assert "not images" in drawn.recipes[0]["missing"]
     assert not (tmp_path / "runs").exists()
 
 
@@ -210,7 +210,7 @@ def test_links_lead_from_the_page_to_the_figures(folder: str, tmp_path: Path, mo
 
 
 def test_every_figure_is_drawn(made: Path, tmp_path: Path):
-    (drawn,) = figures(["digits"], runs=made / "runs", overrides=QUICK, out=tmp_path, device="cpu")["recipes"]
+    (drawn,) = figures(["digits"], runs=made / "runs", overrides=QUICK, out=tmp_path, device="cpu").recipes
     names = {Path(path).name for path in drawn["figures"]}
     stills = ("likelihood", "samples", "inpaint", "sphere-random", "sphere-top", "spectrum", "interpolate", "truncate")
     assert names == {*(f"{name}.png" for name in stills), "inpaint.gif"}

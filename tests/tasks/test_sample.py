@@ -198,15 +198,15 @@ class TestWhere:
         assert set(rows["half"]) == {"low"}
         assert set(rows["third"]) <= {"a", "b"}
         assert (rows["x"] > 4.5).all()
-        assert (result["where"], result["n"]) == (text, 700)
-        assert 0 < result["share"] < 0.5
-        assert result["mixed"] == (result["r_hat"] < 1.1)
+        assert (result.where, result.n) == (text, 700)
+        assert 0 < result.share < 0.5
+        assert result.mixed == (result.r_hat < 1.1)
 
     def test_a_number_that_is_given_comes_back_as_it_was_written(self, table_run: Run, tmp_path: Path):
         result = sample(table_run, 50, where="x = 0.1", out=tmp_path / "rows.csv")
         cells = [line.split(",")[0] for line in (tmp_path / "rows.csv").read_text().splitlines()[1:]]
         assert cells == ["0.1"] * 50
-        assert result["share"] is None
+        assert result.share is None
 
     def test_the_share_is_that_of_plain_samples(self, table_run: Run, tmp_path: Path):
         """A condition that is common, and one that is rare enough for chains."""
@@ -220,7 +220,7 @@ class TestWhere:
         ):
             result = sample(table_run, 200, where=text, out=tmp_path / "rows.csv")
             assert met.sum() > 50
-            assert result["share"] == pytest.approx(met.mean(), rel=0.4)
+            assert result.share == pytest.approx(met.mean(), rel=0.4)
 
     @pytest.mark.parametrize(
         ("options", "says"),

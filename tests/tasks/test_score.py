@@ -113,9 +113,9 @@ def test_continuous_rows_have_the_density_of_the_flow(plain_run: Run, in_tmp: Pa
     assert list(got) == ["row", "log_density", "outlier_score"]
     assert got["row"] == list(range(N))
     np.testing.assert_allclose(got["log_density"], expected, atol=2e-4)
-    assert result["mean_nats"] == pytest.approx(expected.mean(), abs=1e-4)
-    assert (result["rows"], result["missing"], result["unknown"], result["draws"]) == (N, 0, 0, 1)
-    assert result["caveat"] == CAVEAT
+    assert result.mean_nats == pytest.approx(expected.mean(), abs=1e-4)
+    assert (result.rows, result.missing, result.unknown, result.draws) == (N, 0, 0, 1)
+    assert result.caveat == CAVEAT
 
 
 def test_the_outlier_score_is_the_share_of_training_rows_that_are_denser(plain_run: Run, in_tmp: Path) -> None:
@@ -139,7 +139,7 @@ def test_rows_that_are_absurd_have_no_density(plain_run: Run, in_tmp: Path) -> N
     write_table(in_tmp / "t.arrow", continuous_table(5).set_column(1, "b", pa.array(values)))
     result = score(plain_run, ["t.arrow"], out="s.csv")
     got = scores(in_tmp / "s.csv")
-    assert result["missing"] == 0
+    assert result.missing == 0
     assert all(each < -1e6 for each in got["log_density"])
     assert got["outlier_score"] == [1.0] * 5
 
@@ -153,7 +153,7 @@ def test_missing_cells_and_unknown_values(mixed_run: Run, in_tmp: Path) -> None:
         write_table(in_tmp / name, table)
         for out in ("s.csv", "s.parquet"):
             result = score(mixed_run, [name], out=out)
-            assert (result["rows"], result["missing"], result["unknown"]) == (6, 3, 1)
+            assert (result.rows, result.missing, result.unknown) == (6, 3, 1)
             got = scores(in_tmp / out)
             assert [each is None for each in got["log_density"]] == [False, True, False, True, True, False]
             assert got["log_density"][2] == -math.inf
@@ -167,9 +167,9 @@ def test_a_table_without_one_whole_row(mixed_run: Run, in_tmp: Path) -> None:
     nothing = pa.table({name: pa.nulls(3) for name in mixed_table(1).column_names})
     write_table(in_tmp / "t.arrow", nothing)
     result = score(mixed_run, ["t.arrow"])
-    assert (result["rows"], result["missing"], result["mean_nats"]) == (3, 3, None)
+    assert (result.rows, result.missing, result.mean_nats) == (3, 3, None)
     write_table(in_tmp / "t.parquet", mixed_table().slice(0, 0))
-    assert score(mixed_run, ["t.parquet"])["rows"] == 0
+    assert score(mixed_run, ["t.parquet"]).rows == 0
     assert (in_tmp / "scores.csv").read_text() == "row,log_density,outlier_score\n"
 
 
@@ -282,7 +282,7 @@ def test_a_run_that_may_only_be_read(plain_run: Run, in_tmp: Path, capfd: Any, m
     real = module.replacing
     monkeypatch.setattr(module, "replacing", lambda path: refused(path) if path.parent == run.path else real(path))
     write_table(in_tmp / "t.csv", continuous_table(5))
-    assert score(run, ["t.csv"], out="s.csv")["rows"] == 5
+    assert score(run, ["t.csv"], out="s.csv").rows == 5
     assert "the training scores are not kept: cannot write" in capfd.readouterr().err
     assert None not in scores(in_tmp / "s.csv")["outlier_score"]
 
@@ -388,7 +388,7 @@ def test_images_of_an_image_model(colour_run: Run, colour_images: np.ndarray, in
     score(colour_run, ["x.npy"], out="b.csv")
     assert scores(in_tmp / "a.csv") == {"file": ["0.png", "1.png", "2.png"], **scores(in_tmp / "b.csv")}
     result = score(colour_run, ["folder/1.png", "folder/0.png"], out="c.csv", draws=64)
-    assert (result["rows"], result["draws"]) == (2, 64)
+    assert (result.rows, result.draws) == (2, 64)
     flow = colour_run.flow_in(torch.float64)
     planar = torch.from_numpy(colour_images[[1, 0]].transpose(0, 3, 1, 2).reshape(2, -1).copy())
     expected = torch.stack([flow.log_prob(planar) for _ in range(64)]).mean(0).detach().numpy()
@@ -404,7 +404,7 @@ def test_images_of_an_image_model(colour_run: Run, colour_images: np.ndarray, in
 def test_levels_beyond_those_of_training(digits_run: Run, in_tmp: Path, refusal: Refusal) -> None:
     rows = load("digits").test.reshape(-1, 8, 8)
     np.save("x.npy", rows[:5])
-    assert score(digits_run, ["x.npy"])["rows"] == 5
+    assert score(digits_run, ["x.npy"]).rows == 5
     np.save("x.npy", np.full((2, 8, 8), 17, np.uint8))
     assert "expected levels 0..16, got 17" in refusal(score, digits_run, ["x.npy"])
 
@@ -483,13 +483,13 @@ def test_shares_are_all_parts_once(mixed_run: Run, in_tmp: Path, monkeypatch: py
             monkeypatch.setenv("RANK", str(rank))
             monkeypatch.setenv("WORLD_SIZE", str(size))
             result = score(mixed_run, ["a.parquet"], out=out)
-            assert result["out"] == f"s-{rank:05d}-of-00005{Path(out).suffix}"
-            part = scores(in_tmp / result["out"])
+            assert result.out == f"s-{rank:05d}-of-00005{Path(out).suffix}"
+            part = scores(in_tmp / result.out)
             rows += list(zip(*part.values(), strict=True))
             assert list(part) == ["row", "log_density", "outlier_score"]
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
-        assert score(mixed_run, ["a.parquet"], out=out)["out"] == out
+        assert score(mixed_run, ["a.parquet"], out=out).out == out
         monkeypatch.delenv("RANK")
         monkeypatch.delenv("WORLD_SIZE")
         assert rows == list(zip(*whole.values(), strict=True))
@@ -511,7 +511,7 @@ def test_a_table_is_opened_once(plain_run: Path, in_tmp: Path, monkeypatch: pyte
 
     monkeypatch.setattr(TableFile, "__init__", lambda self, path: tables.append(path) or init(self, path))
     monkeypatch.setattr(parquet, "ParquetFile", counted)
-    assert score(plain_run, ["t.parquet"], out="s.csv")["rows"] == 60
+    assert score(plain_run, ["t.parquet"], out="s.csv").rows == 60
     assert tables == [Path("t.parquet")]
     assert footers == [Path("t.parquet")]
 
@@ -604,15 +604,15 @@ def test_a_table_larger_than_memory_is_streamed(tmp_path: Path) -> None:
 
 def test_evaluate_certify_and_sample(mixed_run: Run, in_tmp: Path) -> None:
     result = evaluate(mixed_run, draws=2)
-    assert sum(result["terms"].values()) == pytest.approx(result["mean_nats"])
-    assert result["level_nats"] == pytest.approx(result["mean_nats"], abs=1e-4)
-    assert result["terms"]["columns"] == 0
-    assert result["non_finite"] == 0
-    assert all(math.isfinite(each) for each in result["baselines"].values()), result["baselines"]
+    assert sum(result.terms.values()) == pytest.approx(result.mean_nats)
+    assert result.level_nats == pytest.approx(result.mean_nats, abs=1e-4)
+    assert result.terms["columns"] == 0
+    assert result.non_finite == 0
+    assert all(math.isfinite(each) for each in result.baselines.values()), result.baselines
     run = copied(mixed_run, in_tmp)
     certificate = certify(run, n=20, jacobians=2)
-    assert certificate["max_roundtrip"][0] < 1e-8
-    assert certificate["max_logdet_error"][0] < 1e-8
+    assert certificate.max_roundtrip[0] < 1e-8
+    assert certificate.max_logdet_error[0] < 1e-8
     table = mixed_table()
     for name in ("s.parquet", "s.csv", "s.feather"):
         sample(mixed_run, 200, out=name)
@@ -623,4 +623,4 @@ def test_evaluate_certify_and_sample(mixed_run: Run, in_tmp: Path) -> None:
     assert set(drawn["same"].to_pylist()) == {"one"}
     assert set(np.array(drawn["count"]) % 5) == {0}
     assert [column.name for column in scan(in_tmp / "s.csv", ["day"])] == ["x", "count", "kind", "is", "same"]
-    assert score(mixed_run, ["s.parquet"])["unknown"] == 0
+    assert score(mixed_run, ["s.parquet"]).unknown == 0

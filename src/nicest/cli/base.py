@@ -6,7 +6,6 @@ import ast
 import collections.abc
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import re
@@ -80,7 +79,8 @@ def command(group: typer.Typer, name: str, *more: str) -> Callable[[Callable[...
             emit(result, as_json=as_json)
             raise typer.Exit(result.exit_code)
 
-        call.__doc__ = function.__doc__
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        call.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
         parameters = [each.replace(kind=BY_NAME, annotation=_plain(each.annotation)) for each in own.values()]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -92,10 +92,10 @@ def command(group: typer.Typer, name: str, *more: str) -> Callable[[Callable[...
 
 def _outline(module: str, function: str) -> Callable[..., Any]:
     """Return a function with the signature and the docstring of a task, and no body."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    body = ast.parse(Path(spec.origin).read_text("utf-8")).body
-    node = next(each for each in body if isinstance(each, ast.FunctionDef) and each.name == function)
+    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    sources = path.read_text("utf-8").split("\n\n\n")  # one definition each: parsing all of them takes a while
+    node = ast.parse(next(each for each in sources if each.startswith(f"def {function}("))).body[0]
+    assert isinstance(node, ast.FunctionDef)
     node.body, node.returns = node.body[:1], None
     scope = dict(SCOPE)
     exec(compile(ast.Module([node], []), module, "exec", dont_inherit=True), scope)
@@ -111,12 +111,12 @@ def _plain(kind: Any) -> Any:
         return Annotated[(_plain(inner), *more)]
     if typing.get_origin(kind) is collections.abc.Sequence:
         (each,) = typing.get_args(kind)
-        return list[str if each is Any else _plain(each)]  # type: ignore[misc]
+        return list[_plain(each)]  # type: ignore[misc]
     if isinstance(kind, types.UnionType):
         among = typing.get_args(kind)
         one = Path if Path in among else next(each for each in among if each is not type(None))
         return one | None if type(None) in among else one
-    return kind
+    return str if kind is Any else kind
 
 
 def opened(

@@ -30,6 +30,7 @@ from nicest.runs.sinks import Saved
 
 if TYPE_CHECKING:
     from nicest.data.columns import Schema
+    from nicest.tables.table import Table
 
 DRAWS = 8  # draws of the dequantisation noise that a log-likelihood is averaged over
 
@@ -104,6 +105,15 @@ class Run:
     @functools.cached_property
     def engine(self) -> Engine:
         return Engine(self.flow)
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """The model of a table with its columns, which answers all questions about rows."""
+        from nicest.tables.table import Table  # not needed for images
+
+        if self.schema is None:
+            raise NicestError(f"{self.path} is not a model of a table: train one with `nicest train FILE.csv`")
+        return Table(self.schema, self.flow)
 
     @functools.cached_property
     def splits(self) -> Splits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ Interval = tuple[float, float]
 NODES, WEIGHTS = (torch.from_numpy(each / 2) for each in np.polynomial.legendre.leggauss(16))
 NODES = NODES + 0.5  # quadrature of [0, 1]
 BISECTIONS = 60
+PARAMETERS = ("log_atoms", "log_weights", "loc", "log_scale")  # of Numbers, which differ between rows
 
 
 def log_mass(low: Tensor, high: Tensor) -> Tensor:
@@ -67,6 +68,20 @@ class Numbers:
     bounded: bool
     stepped: bool
 
+    def rows(self, which: Tensor | slice) -> Numbers:
+        """Return the distributions of some rows."""
+        return replace(self, **{name: getattr(self, name)[which] for name in PARAMETERS})
+
+    def exact(self) -> Numbers:
+        """Return the distributions in float64 on the CPU."""
+        tensors = {name: value.cpu().double() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+    @staticmethod
+    def joined(parts: Sequence[Numbers]) -> Numbers:
+        """Concatenate the rows of several."""
+        return replace(parts[0], **{name: torch.cat([getattr(each, name) for each in parts]) for name in PARAMETERS})
+
     def log_prob(self, x: Tensor) -> Tensor:
         """Return log-densities of values x (..., n); log-probabilities on grids and at atoms."""
         z = self._standard(x)
@@ -90,8 +105,11 @@ class Numbers:
             smooth = torch.where((x >= self.low) & (x <= self.high), smooth, -math.inf)
         return smooth
 
-    def cdf(self, x: Tensor) -> Tensor:
-        """Return P(X <= x) for x of shape (..., n)."""
+    def cdf(self, x: Tensor, *, strict: bool = False) -> Tensor:
+        """Return P(X <= x), or with `strict` P(X < x), for x of shape (..., n)."""
+        if strict:
+            at_atoms = torch.where(self.atoms == x[..., None], torch.exp(self.log_atoms), 0.0).sum(-1)
+            return self.cdf(x - self.step) - torch.where(self.step > 0, 0.0, at_atoms)
         top = torch.minimum(torch.maximum(x, self.low), self.high) + self.step / 2
         share = torch.exp(log_mass(self._lowest(), self._standard(top)) - self._log_total())
         share = torch.where((x >= self.low)[..., None], share, 0.0)
@@ -129,7 +147,7 @@ class Numbers:
 
     def quantile(self, share: Tensor) -> Tensor:
         """Return the smallest x with P(X <= x) >= share, for shares of shape (..., n)."""
-        nodes = self._nodes()
+        nodes = self._nodes().flatten(-2)
         low, high = nodes.min(-1).values, nodes.max(-1).values
         width = high - low
         low, high = low - 50 * width - 1, high + 50 * width + 1
@@ -227,6 +245,19 @@ class Categories:
     """Distributions over categories 0 to C - 1; `log_probs` has shape (..., C)."""
 
     log_probs: Tensor
+
+    def rows(self, which: Tensor | slice) -> Categories:
+        """Return the distributions of some rows."""
+        return Categories(self.log_probs[which])
+
+    def exact(self) -> Categories:
+        """Return the distributions in float64 on the CPU, normalised anew."""
+        return Categories(self.log_probs.cpu().double().log_softmax(-1))
+
+    @staticmethod
+    def joined(parts: Sequence[Categories]) -> Categories:
+        """Concatenate the rows of several."""
+        return Categories(torch.cat([each.log_probs for each in parts]))
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return log-probabilities of categories x (...); -inf for a category that is none."""

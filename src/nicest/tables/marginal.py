@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -94,6 +93,13 @@ class Marginal:
             return (self._weights * (self.values <= x[:, None])).sum(-1)
         return _by_rows(self._numbers(), lambda head, code: head.cdf(code), self._codes(x))
 
+    def cdf_of(self, codes: np.ndarray, *, strict: bool = False) -> np.ndarray:
+        """Return P(X <= x), or with `strict` P(X < x), of encoded cells, (N,)."""
+        if self._weights is not None:
+            below = np.arange(self._weights.shape[1]) <= codes[:, None] - strict
+            return (self._weights * below).sum(-1)
+        return _by_rows(self._numbers(), lambda head, code: head.cdf(code, strict=strict), codes.astype(np.float32))
+
     def log_prob(self, x: Any) -> np.ndarray:
         """Return log-densities, or log-probabilities of discrete values, of one value or one for each row, (N,)."""
         codes = self.column.encode(np.broadcast_to(np.asarray(x), len(self)))
@@ -154,13 +160,7 @@ def _by_rows(head: Numbers, function: Any, cells: np.ndarray | None = None) -> n
     found = []
     for start in range(0, len(head.loc), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
-        part = rows_of(head, rows)
+        part = head.rows(rows)
         more = () if cells is None else (torch.from_numpy(cells[rows, None]).double(),)
         found.append(function(part, *more).reshape(-1))
     return torch.cat(found).double().numpy() if found else np.empty(0)
-
-
-def rows_of(head: Numbers, rows: slice) -> Numbers:
-    """Return the distributions of some rows."""
-    each = {name: getattr(head, name)[rows] for name in ("log_atoms", "log_weights", "loc", "log_scale")}
-    return dataclasses.replace(head, **each)

@@ -52,8 +52,6 @@ class TableModel(Density):
         Columns that training favours.
     """
 
-    cells: Tensor
-
     def __init__(self, heads: Sequence[Head], settings: Settings, targets: Sequence[int] = ()) -> None:
         super().__init__()
         self.heads, self.dim, self.targets = tuple(heads), len(heads), tuple(targets)
@@ -89,12 +87,16 @@ class TableModel(Density):
 
         Of the P observed cells of a row a random set of k is seen, k uniform from 0 to P - 1. P / (P - k) times the
         sum of log p(x_i | seen) over the other cells has the expectation of log p over a random order (chain rule).
+        Each row trains one member: the first rows the first, and so on.
         """
-        shape = (batch_size(len(x)), self.network.members, self.dim)
-        draws = select(torch.rand(shape, device=x.device)).transpose(0, 1)
-        counts = select(torch.rand(shape[:2], device=x.device)).T
-        favoured = select(torch.rand(shape[:2], device=x.device)).T < self.favour
-        return self._estimate(x, draws, counts, favoured, mean=False)
+        members, n = self.network.members, len(x)
+        draws = select(torch.rand(batch_size(n), self.dim + 2, device=x.device))
+        missing = -n % members  # rows that are repeated so that all members have the same number
+        if missing:
+            x, draws = (torch.cat((each, each[:missing])) for each in (x, draws))
+        x, draws = (each.unflatten(0, (members, -1)) for each in (x, draws))
+        favoured = draws[..., -2] < self.favour
+        return self._estimate(x, draws[..., :-2], draws[..., -1], favoured).flatten()[:n]
 
     @torch.no_grad()
     def validation_log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -102,14 +104,18 @@ class TableModel(Density):
         generator = torch.Generator(x.device).manual_seed(0)
         total = torch.zeros(len(x), device=x.device, dtype=x.dtype)
         for j in range(VALIDATION_MASKS):
-            draws = torch.rand(1, len(x), self.dim, generator=generator, device=x.device)
-            counts = (torch.rand(1, len(x), generator=generator, device=x.device) + j) / VALIDATION_MASKS
+            draws = torch.rand(1, len(x), self.dim + 1, generator=generator, device=x.device)
+            counts = (draws[..., -1] + j) / VALIDATION_MASKS
             favoured = torch.full_like(counts, (j + 0.5) / VALIDATION_MASKS) < self.favour
-            total += self._estimate(x, draws, counts, favoured, mean=True)
+            total += self._estimate(x[None], draws[..., :-1], counts, favoured)[0]
         return total / VALIDATION_MASKS
 
-    def _estimate(self, x: Tensor, draws: Tensor, counts: Tensor, favoured: Tensor, *, mean: bool) -> Tensor:
-        """Return the objective for masks made of uniform numbers: `draws` (M, B, D) order cells, `counts` (M, B)."""
+    def _estimate(self, x: Tensor, draws: Tensor, counts: Tensor, favoured: Tensor) -> Tensor:
+        """Return the objective, (L, B), for masks made of uniform numbers: `draws` (L, B, D) order cells, `counts`
+        (L, B) say how many are seen, and rows that are `favoured` hide the targets alone.
+
+        With L = 1 the members' probabilities are averaged.
+        """
         known = ~x.isnan()
         present = known.sum(-1)
         rank = torch.where(known, draws, 2.0).argsort(-1).argsort(-1)
@@ -121,24 +127,24 @@ class TableModel(Density):
             seen = torch.where(favoured[..., None], known & ~hidden, seen)
             weight = torch.where(favoured, 1.0, weight)
         nats = self.conditionals(x, seen.to(x))
-        if mean:
+        if len(x) < len(nats):
             nats = torch.logsumexp(nats, 0, keepdim=True) - math.log(len(nats))
-        return (weight * torch.where(known & ~seen, nats, 0.0).sum(-1)).mean(0)
+        return weight * torch.where(known & ~seen, nats, 0.0).sum(-1)
 
     def conditionals(self, x: Tensor, observed: Tensor) -> Tensor:
         """Return log p(x_i | the observed cells) of every cell by every member, (M, B, D).
 
-        `observed`, (M or 1, B, D), is 1 for cells that are seen. The value of a hidden or missing cell is not read by
-        the network, only scored.
+        Cells x and `observed`, which is 1 for cells that are seen, are (M, B, D), or (1, B, D) for all members. The
+        network does not read the value of a hidden or missing cell.
         """
         filled = torch.nan_to_num(x, nan=0.0)
-        hidden, centre, log_deviation = self.network(filled.expand(len(observed), -1, -1), observed)
+        hidden, centre, log_deviation = self.network(filled, observed)
         raw = self.network.leave(hidden)
         found = filled.new_zeros(*raw.shape[:-1], self.dim)
         if count := len(self.network.numbers):
             parameters = raw[..., : count * self.network.size].unflatten(-1, (count, -1))
             numbers = self._numbers(parameters, centre, log_deviation)
-            found[..., self.network.numbers] = numbers.log_prob(filled[..., self.network.numbers].float().to(x))
+            found[..., self.network.numbers] = numbers.log_prob(filled[..., self.network.numbers])
         for count, (columns, where) in self.network.by_count.items():
             logits = raw[..., where].unflatten(-1, (len(columns), count))
             found[..., columns] = Categories(logits.log_softmax(-1)).log_prob(filled[..., columns])
@@ -214,7 +220,7 @@ class TableModel(Density):
         seen, total = torch.zeros_like(filled), filled.new_zeros(len(x))
         for i in order:
             if bool(known[:, i].any()):
-                nats = self.conditional(filled, seen, i).log_prob(self._cell(filled, i)).view(-1)
+                nats = self.conditional(filled, seen, i).log_prob(self.cells(filled, i)).view(-1)
                 total = total + torch.where(known[:, i], nats, 0.0)
                 seen = seen.clone()
                 seen[:, i] = known[:, i].to(seen)
@@ -243,8 +249,8 @@ class TableModel(Density):
             found[i] = Numbers(log_atoms, *side_by_side, *(getattr(members, name) for name in constants))
         return found
 
-    def _cell(self, x: Tensor, column: int) -> Tensor:
-        """Return the cells of one column as its distribution reads them: (B, 1) of numbers, (B,) of categories."""
+    def cells(self, x: Tensor, column: int) -> Tensor:
+        """Return the cells of one column as its distribution takes them: (B, 1) of numbers, (B,) of categories."""
         return x[:, column] if self.heads[column].categories else x[:, column : column + 1]
 
     @torch.no_grad()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nicest.data.columns import Schema
-from nicest.data.where import where as parsed
 from nicest.errors import NicestError
 from nicest.messages import shown
 from nicest.tables.heads import Categories, Interval, Numbers
@@ -43,7 +42,7 @@ class Table:
 
     def __init__(self, schema: Schema, model: TableModel) -> None:
         self.schema, self.model = schema, model.eval()
-        self.device = model.device
+        self.device = model.low.device
 
     def encode(self, data: Any, source: str | Path = "X", *, unseen: str = "inf") -> np.ndarray:
         """Encode a data frame, an Arrow table or an array as rows; see `Schema.encode`."""
@@ -72,6 +71,7 @@ class Table:
 
         return self._batched(of, rows)
 
+    @torch.no_grad()
     def marginals(self, rows: np.ndarray, columns: Sequence[int]) -> list[Marginal]:
         """Return p(x_i | the observed cells outside `columns`) for each of these columns, by one pass."""
 
@@ -99,6 +99,7 @@ class Table:
             filled[missing, i] = marginal.best()
         return filled
 
+    @torch.no_grad()
     def missing(self, rows: np.ndarray) -> list[tuple[int, Marginal, np.ndarray]]:
         """Return, for each column with missing cells, its number, their distributions, and the mask of their rows.
 
@@ -113,10 +114,9 @@ class Table:
                 continue
             x = torch.from_numpy(rows[some][incomplete]).to(self.device)
             columns = np.flatnonzero(holes[some].any(0)).tolist()
-            with torch.no_grad():
-                heads = self.model.heads_of(x, (~x.isnan()).to(x), columns)
+            heads = self.model.heads_of(x, (~x.isnan()).to(x), columns)
             for i in columns:
-                found.setdefault(i, []).append(heads[i].exact(x[:, i].isnan()))
+                found.setdefault(i, []).append(heads[i].rows(x[:, i].isnan()).exact())
         return [
             (i, Marginal(self.schema[i], type(found[i][0]).joined(found[i])), holes[:, i]) for i in sorted(found)
         ]
@@ -150,6 +150,8 @@ class Table:
 
     def conditions(self, where: str) -> tuple[dict[int, float], dict[int, Sequence[Interval]]]:
         """Return the exact values and the ranges, by column, of a condition such as 'age >= 30 and sex = "F"'."""
+        from nicest.data.where import where as parsed
+
         observed, ranges = dict[int, float](), dict[int, Sequence[Interval]]()
         for i, intervals in parsed(where, self.schema).items():
             if len(intervals) == 1 and intervals[0][0] == intervals[0][1]:

@@ -70,7 +70,7 @@ def calibrate(
         str | Path | None,
         options.option(
             "--data",
-            parser=lambda text: place(options.to_read(str(text))),
+            parser=lambda text: options.place(options.to_read(str(text))),
             metavar="<path>",
             help="A table with rows that training has not seen.",
             show_default="the test split of the run",

@@ -60,7 +60,7 @@ class Exported(Result):
 def export(
     run: Run,
     *,
-    to: Annotated[To, options.option(help="For onnxruntime, or for torch.")] = "onnx",
+    to: Annotated[Literal["onnx", "torch-export"], options.option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
         str | Path | None,
         options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export"),
