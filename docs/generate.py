@@ -16,20 +16,20 @@ COMMANDS = [
     ["models"],
     ["train"],
     ["evaluate"],
-    ["sample"],
-    ["classify"],
     ["score"],
-    ["compress"],
-    ["decompress"],
     ["impute"],
     ["predict"],
+    ["sample"],
     ["calibrate"],
+    ["classify"],
     ["inpaint"],
     ["certify"],
+    ["compress"],
+    ["decompress"],
+    ["export"],
     ["pack"],
     ["push"],
     ["pull"],
-    ["export"],
     ["latent"],
     ["latent", "spectrum"],
     ["latent", "sphere"],
@@ -66,9 +66,14 @@ def page() -> str:
         "",
     ]
     for command, text in zip(COMMANDS, help_texts(), strict=True):
-        lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+        lines = "\n".join(unboxed(line) for line in text.strip().splitlines() if not line.startswith("╰"))
         parts += [f"## nicest {' '.join(command)}".rstrip(), "", "```text", lines, "```", ""]
     return "\n".join(parts)
+
+
+def unboxed(line: str) -> str:
+    """Return a line of help without the box that rich draws around lists."""
+    return line.replace("─", "").replace("╮", ":").replace("╭ ", "").replace("│", "").rstrip().replace(" :", ":")
 
 
 def help_texts() -> list[str]:
