@@ -235,7 +235,7 @@ class TableModel(Density):
         hidden, centre, log_deviation = self.network(torch.nan_to_num(x, nan=0.0)[None], seen[None])
         log_m, found = math.log(len(hidden)), dict[int, Numbers | Categories]()
         for i in columns:
-            raw = self.network.parameters_of(hidden, i)
+            raw = self.network.leave(hidden, self.network.slices[i])
             if self.heads[i].categories:
                 found[i] = Categories(torch.logsumexp(raw.log_softmax(-1), 0) - log_m)
                 continue
@@ -256,7 +256,7 @@ class TableModel(Density):
     @torch.no_grad()
     def sample(self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n rows (n, D): an equal share by the chain in each of the model's orders, in random places."""
-        empty = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.network.enter.bias.dtype)
+        empty = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.dtype)
         parts = [
             self.complete(part, order, generator=generator)
             for part, order in zip(empty.tensor_split(len(self.orders)), self.orders.tolist(), strict=True)
@@ -299,7 +299,7 @@ class TableModel(Density):
         effective_size : float
             Smallest effective number of rows at a resampling.
         """
-        x = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.network.enter.bias.dtype)
+        x = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.dtype)
         for i, value in observed.items():
             x[:, i] = value
         log_p, effective = 0.0, float(n)

@@ -72,12 +72,18 @@ class MemberLinear(nn.Module):
         super().__init__()
         scale = 1 / math.sqrt(max(n_in, 1)) if scale is None else scale
         self.weight = nn.Parameter(torch.randn(members, n_in, n_out) * scale)
-        self.bias = nn.Parameter(torch.zeros(members, n_out))
+        self.flat_bias = nn.Parameter(torch.zeros(members * n_out))  # a vector, which weight decay leaves alone
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def bias(self) -> Tensor:
+        """The biases, (M, n_out)."""
+        return self.flat_bias.view(len(self.weight), -1)
+
+    def forward(self, x: Tensor, where: slice = slice(None)) -> Tensor:
+        """Return outputs `where` of the maps."""
         if len(self.weight) == 1:
-            return functional.linear(x, self.weight[0].mT, self.bias[0])
-        return torch.baddbmm(self.bias[:, None], x, self.weight)
+            return functional.linear(x, self.weight[0, :, where].mT, self.bias[0, where])
+        return torch.baddbmm(self.bias[:, None, where], x, self.weight[..., where])
 
 
 class Block(nn.Module):
@@ -183,8 +189,3 @@ class Network(nn.Module):
         hidden = self.blocks(self.enter(inputs.expand(self.members, -1, -1)))
         hidden = functional.layer_norm(hidden, (self.width,))
         return hidden, mean[..., :n] * scale + offset, (deviation[..., :n] * scale).log()
-
-    def parameters_of(self, hidden: Tensor, column: int) -> Tensor:
-        """Return the raw parameters of one column, (M, B, size)."""
-        where = self.slices[column]
-        return torch.baddbmm(self.leave.bias[:, None, where], hidden, self.leave.weight[..., where])
