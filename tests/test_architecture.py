@@ -84,8 +84,8 @@ def sources(under: str = "") -> Iterator[tuple[str, str]]:
 
 def test_the_layer_classes_are_those_of_flows():
     classes = layer_classes()
-    assert {"Chain", "Coupling", "ZCA", "Affine", "Gaussian", "Logistic", "MLP", "ConvNet", "Standardiser"} <= classes
-    assert classes.isdisjoint({"Density", "Flow", "Mixture", "VAE", "Units", "MixedUnits"})
+    assert {"Chain", "Coupling", "ZCA", "Affine", "Gaussian", "Logistic", "MLP", "ConvNet", "Features"} <= classes
+    assert classes.isdisjoint({"Density", "Flow", "Mixture", "VAE", "Units"})
 
 
 def test_other_packages_do_not_check_the_classes_of_layers():

@@ -22,7 +22,6 @@ from published import (
 from sklearn.datasets import load_digits
 
 from nicest.data import Splits, download, load
-from nicest.data.splits import in_memory
 
 Refusal = Callable[..., str]
 PARTS = ("train", "valid", "test")
@@ -135,15 +134,6 @@ def test_cifar10_archive_in_a_home_that_cannot_be_written(
     (home / "cifar10" / "cifar-10-batches-bin").write_text("a file where the folder belongs")
     assert f"cannot write in {home / 'cifar10'}" in refusal(load, "cifar10")
     assert len(list((home / "cifar10").iterdir())) == 2
-
-
-def test_the_digest_of_incomplete_rows_stays_what_stored_runs_have() -> None:
-    rows = np.arange(240, dtype=np.float32).reshape(60, 4) ** 0.5
-    rows[::3, 1], rows[::5, 2] = np.nan, np.nan
-    splits = in_memory("rows", rows, seed=0, valid=0.1)
-    assert splits.incomplete is not None
-    assert len(splits.incomplete) == 28
-    assert splits.digest() == "31e697115e8847e2"
 
 
 def test_svhn_validation_is_the_last_tenth_and_not_trained_on(home: Path) -> None:

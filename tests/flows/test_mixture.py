@@ -18,13 +18,10 @@ from nicest.flows import (
     Chain,
     DiagonalScaling,
     Elementwise,
-    FeatureNetwork,
-    Features,
     Flow,
     Gaussian,
     Logistic,
     Mixture,
-    Standardiser,
     Units,
     members,
 )
@@ -42,14 +39,13 @@ def plain() -> Mixture:
 
 
 def conditional() -> Mixture:
-    """A mixture of p(x | c), c a number and a category of three."""
+    """A mixture of p(x | c), c two numbers."""
     law = AffineSpline(bins=4)
-    units, embedding = Units.continuous(1), Standardiser([0, 3])
+    units, embedding = Units.continuous(1), nn.Tanh()
     units.fit(torch.tensor([1.0]), torch.tensor([0.25]))
-    embedding.fit(torch.tensor([[1.0, 0.0], [5.0, 1.0]]))
 
     def chain() -> Chain:
-        network = FeatureNetwork(Features([0, 3]), lambda inputs: MLP(inputs, law.size, (8, 8), dropout=0.5))
+        network = MLP(2, law.size, (8, 8), dropout=0.5)
         return Chain(randomised(Elementwise(law, 1, network), std=0.1), randomised(DiagonalScaling(1)))
 
     return Mixture([Flow(units, chain(), Logistic(1), embedding) for _ in range(3)], WEIGHTS).double().eval()
@@ -62,7 +58,7 @@ def separate() -> Mixture:
     return Mixture(flows, (0.25, 0.75)).double().eval()
 
 
-CONTEXTS = torch.tensor([[0.5, 0.0], [-4.0, 2.0], [math.nan, 1.0], [3.0, math.nan]], dtype=torch.float64)
+CONTEXTS = torch.tensor([[0.5, 0.0], [-4.0, 2.0], [0.1, 1.0], [3.0, -1.0]], dtype=torch.float64)
 KINDS = {"plain": plain, "conditional": conditional, "separate units": separate}
 kinds = pytest.mark.parametrize("kind", KINDS)
 lowered_too = pytest.mark.parametrize("lowered", [False, True])
@@ -186,22 +182,29 @@ class TestDraws:
         with pytest.raises(ValueError, match="expected 3 features, got 2"):
             mixture.decode(latent[:, :2])
 
+    @pytest.mark.parametrize("kind", ["plain", "conditional"])
     @torch.no_grad()
-    def test_an_inferred_latent_is_that_of_a_member_with_its_posterior_probability(self):
-        mixture, n = plain(), 4000
-        y = mixture.invert(mixture.sample_latent(1)).expand(n, -1)
-        latent = mixture.infer_latent(y, torch.Generator().manual_seed(0))
-        torch.testing.assert_close(mixture.invert(latent), y)
-        h = torch.stack([one.bijection(y[:1])[0][0] for one in members(mixture)])
-        of = ((latent[:, None, :2] - h).abs().amax(-1) < 1e-9).double().mean(0)
-        own = torch.cat([one.log_density(y[:1]) for one in members(mixture)]) + mixture.weights.log()
+    def test_an_inferred_latent_is_that_of_a_member_with_its_posterior_probability(self, kind: str):
+        (mixture, _, context), n = example(kind), 4000
+        if kind == "conditional":
+            prior = Logistic(1).double()
+            for each in members(mixture):
+                each.prior = prior  # a mixture has latents if its members share the prior
+            context = context[:1]
+        y = mixture.invert(mixture.sample_latent(1), context).expand(n, -1)
+        many = None if context is None else context.expand(n, -1)
+        latent = mixture.infer_latent(y, many, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(mixture.invert(latent, many), y)
+        h = torch.stack([one.bijection(y[:1], one.embed(context))[0][0] for one in members(mixture)])
+        of = ((latent[:, None, :-1] - h).abs().amax(-1) < 1e-9).double().mean(0)
+        own = torch.cat([one.log_density(y[:1], context) for one in members(mixture)]) + mixture.weights.log()
         torch.testing.assert_close(of, own.softmax(0), rtol=0, atol=0.035)
 
     @torch.no_grad()
     def test_latents_inferred_from_draws_have_the_law_of_latents(self):
         mixture = plain()
         y = mixture.invert(mixture.sample_latent(4000, generator=torch.Generator().manual_seed(1)))
-        latent = mixture.infer_latent(y, torch.Generator().manual_seed(2))
+        latent = mixture.infer_latent(y, generator=torch.Generator().manual_seed(2))
         for each in latent.T:
             assert stats.kstest(each.numpy(), stats.norm.cdf).pvalue > 0.005
 

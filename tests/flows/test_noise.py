@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nicest.fast.lower import FastMLP
-from nicest.flows import MLP, Features, Units
+from nicest.flows import MLP, Units
 from nicest.flows.noise import batch_size, dropout, select
 from nicest.inference.engine import Share
 from nicest.recipes.recipe import AugmentSettings
@@ -16,13 +16,11 @@ from nicest.train.augment import Warp
 
 ROWS = torch.randint(17, (7, 64), generator=torch.Generator().manual_seed(0))
 NETWORK = MLP(64, 64, (16, 16), dropout=0.3)
-FEATURES = Features([0, 17, 0])
 WARP = Warp((8, 8), 17, AugmentSettings(share=0.3, rotation=0.3, elastic=0.5))
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": Units.pixels(64, 17).enter,
     "dropout": lambda rows: NETWORK(rows.float()),
     "dropout in place": lambda rows: FastMLP(NETWORK, torch.float32).read(rows.float(), None)[1],
-    "hidden cells": lambda rows: FEATURES(rows[:, :3].float()),
     "warps": WARP,
 }
 

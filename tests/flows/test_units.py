@@ -389,15 +389,3 @@ class TestBox:
         assert (lower.tolist(), upper.tolist()) == ([[-1.0] * 3], [[1.0] * 3])
         lower, upper = fitted(Units.continuous(3)).box()
         assert (lower.tolist(), upper.tolist()) == ([[-math.inf] * 3], [[math.inf] * 3])
-
-    def test_bounds_are_in_units_of_the_data(self):
-        units = fitted(Units.columns([0.0, 1.0, 0.0]))
-        low = torch.tensor([0.0, -math.inf, -2.0])
-        lower, upper = units.box((low, 9.0))
-        torch.testing.assert_close(lower[0], (low.double() - units.loc) / units.scale)
-        torch.testing.assert_close(upper[0], (9 - units.loc) / units.scale)
-
-    @pytest.mark.parametrize("bounds", [(3.0, 2.0), (2.0, 2.0), (math.nan, 1.0)], ids=str)
-    def test_bounds_without_room_are_refused(self, bounds: tuple[float, float]):
-        with pytest.raises(ValueError, match="lower bound"):
-            Units.continuous(2).box(bounds)

@@ -28,8 +28,6 @@ from nicest.flows import (
     Coupling,
     DiagonalScaling,
     Elementwise,
-    FeatureNetwork,
-    Features,
     Law,
     Logit,
     Mixing,
@@ -100,14 +98,6 @@ def residual(dim: int) -> Coupling:
     partition = odd_even(dim)
     network = ResidualMLP(len(partition.i1), 2 * len(partition.i2), 16, dropout=0.1)
     return randomised(Coupling(partition, Affine(), network)).eval()
-
-
-def features(dim: int, make: Callable[[int, int], nn.Module]) -> Coupling:
-    """A coupling layer whose network reads numbers and, in every other column, categories."""
-    part, law = halves(dim), AffineSpline(bins=4)
-    columns = Features([3 * (i % 2) for i in range(len(part.i1))])
-    network = FeatureNetwork(columns, lambda inputs: make(inputs, law.size * len(part.i2)))
-    return randomised(Coupling(part, law, network), std=0.1).eval()
 
 
 def image(dim: int) -> tuple[int, int, int]:
@@ -198,8 +188,6 @@ ZOO: dict[str, Callable[[int], Bijection]] = {
     "affine-bound": lambda dim: coupling(halves(dim), Affine(bound=5.0)),
     "spline-bins": lambda dim: coupling(halves(dim), Spline(bins=3, bound=1.5)),
     "residual": residual,
-    "features": lambda dim: features(dim, lambda inputs, outputs: MLP(inputs, outputs, (16, 16), dropout=0.1)),
-    "features-residual": lambda dim: features(dim, lambda inputs, outputs: ResidualMLP(inputs, outputs, 16, 1)),
     "squeeze": lambda dim: Squeeze((1, 2, 3), (1, 3)) if dim == 6 else Squeeze((dim, 1, 1), (1, 1)),
     "channel-mixing": lambda dim: randomised(ChannelMixing(image(dim))),
     "convolution": lambda dim: convolution(image(dim), Affine()),

@@ -161,7 +161,8 @@ class TestAgainstTheTruth:
         flow.units.fit(torch.zeros(3), torch.full((3,), 4.0))  # N(0, 2²)
         low, high = torch.tensor([0.0, -math.inf, -2]).double(), torch.tensor([math.inf, 1, 2]).double()
         x, hidden = torch.zeros(60, 3).double(), torch.ones(60, 3, dtype=torch.bool)
-        found = impute_rows(flow, x, hidden, bounds=(low, high), **LONG)
+        flow.units.box = lambda: (low[None] / 2, high[None] / 2)
+        found = impute_rows(flow, x, hidden, **LONG)
         assert ((found.draws >= low) & (found.draws <= high)).all()
         assert found.mode.abs().max() < 0.05
         for k in range(3):
@@ -172,7 +173,8 @@ class TestAgainstTheTruth:
     def test_a_mode_may_lie_on_a_bound(self):
         flow = real(Chain(DiagonalScaling(2)), 2)
         x = torch.tensor([[math.nan, 0.3]]).double()
-        found = impute_rows(flow, x, x.isnan(), bounds=(torch.tensor([1.0, -9]), 2.0), **FAST)
+        flow.units.box = lambda: (torch.tensor([[1.0, -9]]).double(), torch.full((1, 2), 2.0).double())
+        found = impute_rows(flow, x, x.isnan(), **FAST)
         assert float(found.mode[0, 0]) == 1
 
     def test_intervals_hold_what_the_model_itself_drew(self):
@@ -191,7 +193,7 @@ class TestAgainstTheTruth:
     def test_each_move_alone_leaves_the_model_as_it_is(self, move: str):
         """Chains that start at exact draws stay exact draws, however wrong the step and the Gaussian are."""
         flow = bent(3)
-        walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
+        walk = Walk(flow, 1, 4, 8, 1, torch.Generator().manual_seed(0))
         n = 20_000
         walk.place(torch.zeros(n, 3).double(), torch.ones(n, 3, dtype=torch.bool))
         y = flow.units.enter(flow.sample(n))
@@ -212,7 +214,7 @@ class TestAgainstTheTruth:
 
     def test_a_line_moves_one_hidden_coordinate_in_turn_and_often(self):
         flow, _, _ = gaussian_flow(3)
-        walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
+        walk = Walk(flow, 1, 4, 8, 1, torch.Generator().manual_seed(0))
         n = 20_000
         walk.place(flow.sample(1).repeat(n, 1), torch.tensor([[True, False, True]]).repeat(n, 1))
         at = walk.at(walk.noise())
@@ -227,7 +229,7 @@ class TestAgainstTheTruth:
     def test_a_line_goes_from_any_of_its_points_to_another_by_the_law(self):
         """Detailed balance: as many go from one part of the line to another as come back, in shares that are p's."""
         flow = two_hills()
-        walk = Walk(flow, None, 1, 4, 8, 1, torch.Generator().manual_seed(0))
+        walk = Walk(flow, 1, 4, 8, 1, torch.Generator().manual_seed(0))
         n = 40_000
         x = torch.tensor([[0.0, -3.0]]).double().repeat(n, 1)
         walk.place(x, torch.tensor([[True, False]]).repeat(n, 1))
@@ -410,7 +412,8 @@ class TestDiscrete:
         mean, covariance = torch.tensor([2.0, 1.5]).double(), torch.tensor([[3.0, 1.5], [1.5, 2.0]]).double()
         flow = self.flow((1.0, 1.0), mean, covariance)
         x = torch.full((60, 2), math.nan).double()
-        found = impute_rows(flow, x, x.isnan(), bounds=(0.0, 4 - 1e-6), **LONG)
+        flow.units.box = lambda: tuple(flow.units.place(torch.full((1, 2), end).double()) for end in (0, 4 - 1e-6))
+        found = impute_rows(flow, x, x.isnan(), **LONG)
         assert sorted(found.draws.unique().tolist()) == [0, 1, 2, 3]
         assert set(found.mode.unique().tolist()) <= {0, 1, 2, 3}
         assert (found.low >= 0).all()
@@ -439,7 +442,7 @@ class TestDiscrete:
 class TestParts:
     def test_a_chain_starts_at_the_part_of_a_sample_that_is_likeliest_among_the_most_alike(self):
         flow = two_hills()
-        walk = Walk(flow, None, 2, 4, 8, 1, torch.Generator().manual_seed(0))
+        walk = Walk(flow, 2, 4, 8, 1, torch.Generator().manual_seed(0))
         y, hidden = torch.tensor([[0.0, -1.0], [0.0, 1.5]]).double(), torch.tensor([[True, False]]).expand(2, 2)
         walk.place(y, hidden)
         at = walk.patched(16)
@@ -507,7 +510,6 @@ class TestRefusals:
             ({"steps": 50}, "50 steps"),
             ({"warmup": 0}, "0 of warm-up"),
             ({"interval": 1.0}, "between 0 and 1"),
-            ({"bounds": (3.0, 2.0)}, "lower bound"),
         ],
     )
     def test_of_options(self, refusal: Callable[..., str], options: dict, says: str):
@@ -529,7 +531,7 @@ class TestRounds:
         flow = bent(4)
         flow.units = Units.columns([0.0, 1.0, 0.0, 0.0]).double()
         hidden = torch.tensor([[True, False, False, True], [False, False, True, False], [True] * 4])
-        walk = Walk(flow, None, 2, 4, 40, 5, torch.Generator().manual_seed(0))
+        walk = Walk(flow, 2, 4, 40, 5, torch.Generator().manual_seed(0))
         for i, at in walk.walk(torch.zeros(3, 4).double(), hidden, warmup=20, steps=40):
             if i == 10:
                 before, steps, taken = at, walk.log_step, walk.taken
@@ -567,7 +569,7 @@ class TestRounds:
 def test_no_chain_starts_where_the_model_has_hardly_any_density(monkeypatch: pytest.MonkeyPatch):
     """A wide Gaussian of a narrow model: of draws that are mostly far out, the likeliest is taken."""
     flow, x = real(Chain(), 2), torch.full((200, 2), math.nan).double()
-    walk = Walk(flow, None, 4, 4, 40, 5, torch.Generator().manual_seed(0))
+    walk = Walk(flow, 4, 4, 40, 5, torch.Generator().manual_seed(0))
     walk.precision = walk.precision / 100  # ten times as wide
     walk.place(torch.zeros_like(x), x.isnan())
     far = [float((walk.start().y.norm(dim=-1) > 10).double().mean())]

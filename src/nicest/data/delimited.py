@@ -7,7 +7,7 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ BLOCK = 1 << 23
 SEPARATORS = ",;\t|"
 PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .xls files begin
 NOT_TEXT = re.compile(rb"[\0-\x08\x0e-\x1f\x7f\x81\x8d\x8f\x90\x9d]")  # bytes that no Latin-1 text has
-THOUSANDS, DECIMALS = r"^\s*([+-]?\d{1,3})\.(\d{3}(?:\.\d{3})*,\d+)\s*$", r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
+THOUSANDS, DECIMALS = r"^\s*([+-]?\d+)\.(\d{3}(?:\.\d{3})*,\d+)\s*$", r"^\s*([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)\s*$"
 NO_VALUE = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "#N/A", "#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?")
 
 
@@ -94,7 +94,7 @@ def with_points(cells: Any) -> Any:
     return compute.replace_substring_regex(cells, DECIMALS, r"\1.\2")
 
 
-def sheet_rows(path: Path) -> Iterator[list[str | None]]:
+def sheet_rows(path: Path) -> Generator[list[str | None]]:
     """Yield the rows of the first sheet of an Excel file as texts, None for empty cells; names come first."""
     with needing("excel"):
         import openpyxl

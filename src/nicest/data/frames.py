@@ -16,6 +16,11 @@ from nicest.messages import brief, listed
 Back = Callable[[Any], Any]
 
 
+def is_frame(X: Any) -> bool:
+    """Return whether X is a data frame, of any library, and not an array."""
+    return any(hasattr(X, each) for each in ("columns", "to_arrow", "__arrow_c_stream__"))
+
+
 def as_table(X: Any) -> tuple[list[str], Any, Back]:
     """Convert a data frame or an array to what a `Schema` encodes.
 
@@ -35,7 +40,7 @@ def as_table(X: Any) -> tuple[list[str], Any, Back]:
         Converts a table like this one, such as decoded rows, to the library of X.
     """
     library = type(X).__module__.partition(".")[0]
-    if not any(hasattr(X, each) for each in ("columns", "to_arrow", "__arrow_c_stream__")):
+    if not is_frame(X):
         return _of_array(X)
     if not has_pyarrow():
         if library != "pandas":

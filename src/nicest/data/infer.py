@@ -7,24 +7,13 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from nicest.data.cells import as_moments, as_numbers, entries, family, in_one
-from nicest.data.columns import (
-    INTEGERS,
-    OFF_GRID,
-    Category,
-    Column,
-    Integer,
-    Moment,
-    Number,
-    Real,
-    Schema,
-    leave_out,
-    with_bounds,
-)
+from nicest.data.cells import MOMENT, as_cells, as_moments, as_numbers, entries, family, in_one
+from nicest.data.columns import Category, Column, Integer, Moment, Number, Real, Schema, leave_out, with_bounds
+from nicest.data.kinds import INTEGERS, OFF_GRID
 from nicest.errors import NicestError
 from nicest.messages import brief, listed, shown
 
@@ -49,14 +38,23 @@ class LeftOut(Exception):
     """A column that no model is made of, and why."""
 
 
-class Inferred(NamedTuple):
-    """A schema, and what the user should know about it, a line each."""
+def schema_of(table: Any, **options: Any) -> Schema:
+    """Infer the columns of a table; warn about those that are left out or look odd.
 
-    schema: Schema
-    notes: list[str]
+    Parameters
+    ----------
+    table : pyarrow.Table or numpy.ndarray
+        Table, or array (N, D) of numbers, whose columns are named x0, x1, ...
+    **options
+        See `infer`.
+    """
+    schema, notes = infer(table, **options)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return schema
 
 
-def schema_of(
+def infer(
     table: Any,
     *,
     drop: Sequence[str] = (),
@@ -64,13 +62,13 @@ def schema_of(
     bounds: Mapping[str, tuple[float, float | None]] | None = None,
     strict: bool = False,
     source: Path | str = "the table",
-) -> Schema:
-    """Infer the columns of a table; warn about those that are left out or look odd.
+) -> tuple[Schema, list[str]]:
+    """Infer the columns of a table, and what the user should know about them, a line each.
 
     Parameters
     ----------
-    table : pyarrow.Table or numpy.ndarray
-        Table, or array (N, D) of numbers, whose columns are named x0, x1, ...
+    table
+        See `schema_of`.
     drop : sequence of str
         Columns to leave out.
     discrete : {"values", "types"}
@@ -83,60 +81,73 @@ def schema_of(
     source : Path or str
         Name of the table in messages.
     """
-    found = infer(table, drop=drop, discrete=discrete, bounds=bounds, strict=strict, source=source)
-    for note in found.notes:
-        warnings.warn(note, stacklevel=2)
-    return found.schema
-
-
-def infer(
-    table: Any,
-    *,
-    drop: Sequence[str] = (),
-    discrete: Discrete = "values",
-    bounds: Mapping[str, tuple[float, float | None]] | None = None,
-    strict: bool = False,
-    source: Path | str = "the table",
-    types: Mapping[str, Any] | None = None,
-) -> Inferred:
-    """Infer the columns of a table, as `schema_of` does, and return notes instead of warnings.
-
-    `types` are Arrow types to return cells in, where they differ from those of the table.
-    """
     if isinstance(table, np.ndarray):
         if table.ndim != 2:
             raise NicestError(f"{source}: expected an array (rows, columns), got one of shape {table.shape}")
-        names = [f"x{i}" for i in range(table.shape[1])]
-        columns: Any = dict(zip(names, table.T, strict=True))
+        columns: Any = {f"x{i}": cells for i, cells in enumerate(table.T)}
     else:
-        names = table.schema.names
-        columns = {name: table.column(name) for name in names if name not in set(drop)}
-    if absent := sorted(set(drop) - set(names)):
-        raise NicestError(f"{source}: found no column {listed(absent)} to drop; it has {listed(names)}")
-    if len(table) < 2:
-        got = "1" if len(table) else f"only the names of {len(names)} columns"
-        raise NicestError(f"{source}: expected rows, at least 3 to train, validate and test on, got {got}")
-    found: list[Column] = []
-    out: dict[str, str] = {}
-    notes: list[str] = []
-    for name in (name for name in names if name not in set(drop)):
-        try:
-            found.append(_column(name, columns[name], discrete == "types", notes, (types or {}).get(name)))
-        except LeftOut as left_out:
-            out[name] = str(left_out)
-        except NicestError as error:
-            raise NicestError(f"{source}: {error}") from error
-    if out and (strict or not found):
-        name, reason = next(iter(out.items()))
-        raise NicestError(f"{source}: no model is made of column {shown(name)}: {reason}; {leave_out(name)}")
-    if not found:
-        raise NicestError(f"{source}: expected columns, got an empty table")
-    if out:
-        told = [f"{shown(name)} ({reason})" for name, reason in out.items()]
+        columns = dict(zip(table.schema.names, table.columns, strict=True))
+    found = Inference(list(columns), drop, discrete, source)
+    found.add({name: columns[name] for name in found.names}, len(table))
+    return found.finish(bounds or {}, strict=strict)
+
+
+class Inference:
+    """What is known of the columns of a table, all of whose rows are given for some columns at a time.
+
+    Parameters
+    ----------
+    names : list of str
+        All columns of the table.
+    drop, discrete, source
+        See `infer`.
+
+    Attributes
+    ----------
+    names : list of str
+        Columns that are not dropped.
+    """
+
+    def __init__(self, names: list[str], drop: Sequence[str], discrete: Discrete, source: Path | str) -> None:
+        if absent := sorted(set(drop) - set(names)):
+            raise NicestError(f"{source}: found no column {listed(absent)} to drop; it has {listed(names)}")
+        self.names = [name for name in names if name not in set(drop)]
+        self.by_type, self.source = discrete == "types", source
+        self.columns: list[Column] = []
+        self.left_out: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def add(self, columns: Mapping[str, Any], n: int, types: Mapping[str, Any] | None = None) -> Schema:
+        """Infer some columns, of n cells each; `types` are Arrow types to return them in, by default their own."""
+        if n < 2:
+            got = "1" if n else f"only the names of {len(self.names)} columns"
+            raise NicestError(f"{self.source}: expected rows, at least 3 to train, validate and test on, got {got}")
+        found = []
+        for name, cells in columns.items():
+            try:
+                found.append(_column(name, cells, self.by_type, self.notes, (types or {}).get(name)))
+            except LeftOut as reason:
+                self.left_out[name] = str(reason)
+            except NicestError as error:
+                raise NicestError(f"{self.source}: {error}") from error
+        self.columns += found
+        return Schema(found)
+
+    def finish(
+        self, bounds: Mapping[str, tuple[float, float | None]], *, strict: bool = False
+    ) -> tuple[Schema, list[str]]:
+        """Return all columns, and the notes."""
+        told = [f"{shown(name)} ({reason})" for name, reason in self.left_out.items()]
+        if told and (strict or not self.columns):
+            raise NicestError(
+                f"{self.source}: no model is made of column {told[0]}; {leave_out(next(iter(self.left_out)))}"
+            )
+        if not self.columns:
+            raise NicestError(f"{self.source}: expected columns, got an empty table")
         more = f" and {len(told) - 5} more" if len(told) > 5 else ""
-        notes.insert(0, f"left out {len(told)} of {len(names)} columns: {', '.join(told[:5])}{more}")
-    schema = with_bounds(found, bounds or {}, source)
-    return Inferred(schema, [f"{source}: {note}" for note in notes])
+        first = [f"left out {len(told)} of {len(self.names)} columns: {', '.join(told[:5])}{more}"] if told else []
+        notes = [f"{self.source}: {note}" for note in first + self.notes]
+        return with_bounds(self.columns, bounds, self.source), notes
 
 
 def _column(name: str, cells: Any, by_type: bool, notes: list[str], type: Any = None) -> Column:
@@ -152,7 +163,7 @@ def _column(name: str, cells: Any, by_type: bool, notes: list[str], type: Any = 
     if not family(cells.type):
         raise LeftOut(f"expected numbers or strings, got {brief(cells.type, 60)}")
     kind = str(type or cells.type)
-    cells = in_one(cells.drop_null())
+    cells = in_one(cells).drop_null()
     if kind in ("bool", "null"):
         values = tuple(sorted(cells.unique().to_pylist()))
         if not values:
@@ -172,14 +183,15 @@ def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str])
     distinct, counts = distinct.take(used), counts[used]
     numbers, words = as_numbers(distinct)
     seen, n_words = counts[words].sum() + counts[~np.isnan(numbers)].sum(), counts[words].sum()
-    if 0 < n_words < seen / 2:
+    texts = [each for each in distinct.to_pylist() if each is not None]
+    most = min(MOST_VALUES, max(FEW, seen / 2))
+    named = len(texts) <= most and any(LEADING_ZERO.match(text) for text in texts)
+    if 0 < n_words < seen / 2 and not named:
         raise NicestError(
             f"expected numbers in column {shown(name)}, got {brief(repr(distinct[int(words.argmax())].as_py()), 60)}"
             f" among them; correct the cell, or {leave_out(name)}"
         )
-    texts = [each for each in distinct.to_pylist() if each is not None]
-    most = min(MOST_VALUES, max(FEW, seen / 2))
-    if not n_words and not (len(texts) <= most and any(LEADING_ZERO.match(text) for text in texts)):
+    if not n_words and not named:
         values, counts = _counted(numbers, counts)
         whole = bool(len(values)) and (values == np.floor(values)).all() and np.abs(values).max() < 2.0**63
         return _of_numbers(name, "int64" if whole else "double", values, counts, by_type, notes)
@@ -188,7 +200,7 @@ def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str])
         if moment:
             return _of_numbers(name, moment, *_counted(moments, counts), by_type, notes)
     example = f"{len(texts)} different texts such as {brief(repr(texts[0]), 60)}"
-    numbered = len(texts) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in texts) > len(texts) / 2
+    numbered = not named and len(texts) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in texts) > len(texts) / 2
     advice = "write numbers as 1234.5, without units, and dates as 2026-01-31" if numbered else ""
     if max(map(len, texts)) > LONGEST:
         raise LeftOut(f"free text: texts of more than {LONGEST} characters")
@@ -213,9 +225,11 @@ def _of_numbers(
     name: str, kind: str, values: np.ndarray, counts: np.ndarray, by_type: bool, notes: list[str]
 ) -> Column:
     """Infer a column from its distinct numbers, increasing, and how often each comes."""
-    n, moment = int(counts.sum()), any(each in kind for each in ("date", "time", "duration"))
+    n, moment = int(counts.sum()), bool(MOMENT.search(kind))
     if not n:
         raise LeftOut("missing in all rows")
+    if moment and "<value out of range" in str(as_cells(values[[0, -1]], np.zeros(2, bool), kind).cast("string")):
+        raise LeftOut("dates outside the years that can be written")
     if not np.isfinite(values[[0, -1]]).all():
         bad = values[0] if np.isinf(values[0]) else values[-1]
         raise NicestError(
@@ -237,8 +251,8 @@ def _of_numbers(
 
 def _step(values: np.ndarray, n: int, whole: bool) -> float:
     """Return the width of the grid on which increasing numbers lie, 0.0 if there is none or it is too fine."""
-    reach = values[-1] - values[0]
-    if len(values) < 2 or not (whole or n >= REPEATED * len(values)):
+    reach = float(values[-1]) - float(values[0])
+    if len(values) < 2 or not math.isfinite(reach) or not (whole or n >= REPEATED * len(values)):
         return 0.0
     decimals = 0 if whole else _decimals(values, "double")
     if decimals is not None and max(-values[0], values[-1]) * 10.0**decimals < INTEGERS:
@@ -246,7 +260,7 @@ def _step(values: np.ndarray, n: int, whole: bool) -> float:
         divisor = int(np.gcd.reduce(counted - counted[0]))
         if (counted[-1] - counted[0]) // divisor <= (FINEST if whole else GRID):
             return divisor / 10.0**decimals
-    if whole or not math.isfinite(reach) or reach / np.diff(values).min() > GRID:
+    if whole or reach / np.diff(values).min() > GRID:
         return 0.0
     step = float(reach / round(reach / np.diff(values).min()))  # as of integers that were shifted and rounded
     counts = (values - values[0]) / step
@@ -279,8 +293,8 @@ def _number(
 ) -> Number:
     """Describe a column of numbers: scale, decimals, knots, and unless it is `plain`, spikes and bounds."""
     n, low, high = int(counts.sum()), float(values[0]), float(values[-1])
-    offset, scale = _standard(values, counts)
-    if not math.isfinite(high - low) or not np.finfo(float).tiny <= scale < math.inf:
+    offset, scale = _standard(values, counts) if math.isfinite(high - low) else (0.0, 0.0)
+    if scale < np.finfo(float).tiny:
         raise NicestError(
             f"column {shown(name)} has numbers from {low:g} to {high:g}, a range too small or too large for float64;"
             f" give it another unit, or {leave_out(name)}"

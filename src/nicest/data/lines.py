@@ -1,4 +1,4 @@
-"""A CSV file as lines that follow from the values in them, by how the cells of each column are written."""
+"""A CSV file as lines that follow from their values and from the notation of each column."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nicest.data.columns import Column
+from nicest.data.kinds import Category, Column
 from nicest.data.reading import read_bytes
 from nicest.errors import NicestError
 from nicest.messages import listed
@@ -33,7 +33,7 @@ class Written:
 
     @property
     def known(self) -> bool:
-        """Whether it is one that `CsvLines` gives."""
+        """Return True if it is one that `CsvLines` gives."""
         forms = ("", "i", "r", *map(str, range(MOST_DECIMALS + 1)))
         return self.form in forms and self.missing in NULLS and isinstance(self.quoted, bool)
 
@@ -83,7 +83,7 @@ class CsvLines:
 
 
 def _split(line: bytes, end: str, encoding: str = "utf-8") -> list[tuple[str, bool]] | None:
-    """The texts of a line, and which were in quotes; None where it has no such."""
+    """Return the texts of a line, and which were in quotes; None if it does not parse."""
     try:
         text = line.decode(encoding)
     except UnicodeDecodeError:
@@ -103,8 +103,13 @@ def _split(line: bytes, end: str, encoding: str = "utf-8") -> list[tuple[str, bo
 
 
 def _nulls(column: Column) -> frozenset[str]:
-    """Texts that stand for a missing cell."""
-    return NULLS - frozenset(value for value in column.values if isinstance(value, str))
+    """Return the texts that stand for a missing cell."""
+    return NULLS - frozenset(_texts(column))
+
+
+def _texts(column: Column) -> list[str]:
+    """Return the categories of a column that are texts."""
+    return [each for each in column.values if isinstance(each, str)] if isinstance(column, Category) else []
 
 
 def _known(text: str, quoted: bool, nulls: frozenset[str]) -> str | None:
@@ -112,13 +117,13 @@ def _known(text: str, quoted: bool, nulls: frozenset[str]) -> str | None:
 
 
 def _form(cells: Sequence[tuple[str, bool]], column: Column) -> Written:
-    """How most cells of a column are written."""
+    """Find how most cells of a column are written."""
     own = _nulls(column)
     nulls = Counter(text for text, quoted in cells if _known(text, quoted, own) is None)
     known = [(text, quoted) for text, quoted in cells if _known(text, quoted, own) is not None]
     always = 2 * sum(quoted for _, quoted in known) > len(known)
     form = ""
-    if not (column.values and isinstance(column.values[0], str)):
+    if not _texts(column):
         decimals = Counter(len(text.partition(".")[2]) for text, _ in known if "." in text)
         forms = ["i", "r", *(str(min(most, MOST_DECIMALS)) for most, _ in decimals.most_common(3))]
         numbers = list(_numbers(text for text, _ in known))
@@ -133,7 +138,7 @@ def _numbers(texts: Iterator[str]) -> Iterator[tuple[str, float]]:
 
 
 def as_float(text: str) -> float | None:
-    """The finite number that a text is."""
+    """Return the finite number of a text, or None."""
     try:
         number = float(text)
     except ValueError:

@@ -18,7 +18,7 @@ from nicest.data.cells import NUMBER, has_pyarrow
 from nicest.data.columns import Schema, parsed_bounds
 from nicest.data.delimited import form_of, sheet_rows, with_points
 from nicest.data.guards import messages, require_modest_ipc, require_modest_parquet
-from nicest.data.infer import Discrete, infer
+from nicest.data.infer import Discrete, Inference
 from nicest.data.reading import reading
 from nicest.errors import NicestError
 from nicest.files import replacing
@@ -73,26 +73,23 @@ def read_table(
     notes : list of str
         What the user should know, a line each.
     """
-    file, limits, notes = TableFile(path), parsed_bounds(bounds), []
-    if absent := sorted(set(drop) - set(file.names)):
-        raise NicestError(f"{path}: found no column {listed(absent)} to drop; it has {listed(file.names)}")
+    file = TableFile(path)
+    inference = Inference(file.names, drop, discrete, path)
     if file.suffix in TEXTS and all(re.match(NUMBER, name.strip(), re.IGNORECASE) for name in file.names):
-        notes.append(
-            f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"
+        inference.notes.append(
+            "the first line gives the names of the columns, and all of them are numbers, such as"
             f" {shown(file.names[0])}: if it is a row, put a line of names before it"
         )
-    found = [(Schema(), np.empty((0, 0), np.float32))]
-    kept = [name for name in file.names if name not in set(drop)]
-    for part in np.array_split(np.array(kept, dtype=object), 1 + file.bytes // AT_ONCE):
-        names = part.tolist()
-        own = {name: pair for name, pair in limits.items() if name in names or name not in file.names}
-        table = file.table(names)
-        types = {name: file.schema.field(name).type for name in names}
-        inferred = infer(table, discrete=discrete, bounds=own, strict=strict, source=path, types=types)
-        notes += inferred.notes
-        found.append((inferred.schema, inferred.schema.encode(table, path)))
-    rows = np.concatenate([rows for _, rows in found[1:]], axis=1)
-    return Schema(c for schema, _ in found for c in schema), rows[~np.isnan(rows).all(1)], notes
+    rows = []
+    parts = max(1, min(len(inference.names), 1 + file.bytes // AT_ONCE))
+    for part in np.array_split(np.array(inference.names, dtype=object), parts):
+        table = file.table(part.tolist())
+        types = {name: file.schema.field(name).type for name in table.column_names}
+        columns = inference.add(dict(zip(table.column_names, table.columns, strict=True)), len(table), types)
+        rows.append(columns.encode(table, path))
+    schema, notes = inference.finish(parsed_bounds(bounds), strict=strict)
+    encoded = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+    return schema, encoded[~np.isnan(encoded).all(1)], notes
 
 
 class TableFile:

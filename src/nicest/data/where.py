@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nicest.data.cells import NUMBER
 from nicest.data.columns import Category, Column, Number, Schema
 from nicest.errors import NicestError
 from nicest.messages import shown
@@ -19,7 +20,6 @@ TOKEN = re.compile(
 )
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "==", "in")
 EXACT = ("=", "!=", "in")
-ULPS = 2  # float32 steps by which an open end of an interval lies inside: decoding may round by one
 
 Interval = tuple[float, float]
 EVERYWHERE: tuple[Interval, ...] = ((-math.inf, math.inf),)
@@ -176,12 +176,10 @@ End = tuple[float, bool]  # a code, and whether it belongs to the interval
 
 
 def _code(token: Token, column: Column) -> float:
-    if isinstance(column, Category) and isinstance(column.values[0], str) and token.kind == "word":
-        if token.text not in column.values and re.fullmatch(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", token.text, re.IGNORECASE):
-            raise NicestError(
-                f"where: expected a text for column {shown(column.name)}, got the number {token.text}: if it is a text,"
-                " quote it"
-            )
+    known = column.values if isinstance(column, Category) and isinstance(column.values[0], str) else ()
+    if known and token.kind == "word" and token.text not in known and re.match(NUMBER, token.text):
+        got = f"the number {token.text}: if it is a text, quote it"
+        raise NicestError(f"where: expected a text for column {shown(column.name)}, got {got}")
     try:
         return column.parse(token.plain)
     except ValueError as error:
@@ -229,17 +227,19 @@ def _inside(end: End, column: Number, inward: int) -> float:
     code, included = end
     if math.isinf(code):
         return code
-    if column.decimals is not None:
-        scaled = (code * column.scale + column.offset) * 10.0**column.decimals
-        whole = round(scaled)
-        if abs(scaled - whole) > 1e-6 + 1e-12 * abs(scaled):
-            whole = math.ceil(scaled) if inward > 0 else math.floor(scaled)
-        elif not included:
-            whole += inward
-        return float(column.code(whole / 10.0**column.decimals))
-    for _ in range(0 if included else ULPS):
-        code = float(np.nextafter(np.float32(code), np.float32(inward * math.inf)))
-    return code
+    number = code * column.scale + column.offset
+    if column.decimals is None:
+        slack = 4 * np.spacing(abs(number)) * (1 if included else -1)
+        while inward * (float(column.plain(np.array([code], np.float32))[0]) - number) + slack < 0:
+            code = float(np.nextafter(np.float32(code), np.float32(inward * math.inf)))
+        return code
+    scaled = number * 10.0**column.decimals
+    whole = round(scaled)
+    if abs(scaled - whole) > 1e-6 + 1e-12 * abs(scaled):
+        whole = math.ceil(scaled) if inward > 0 else math.floor(scaled)
+    elif not included:
+        whole += inward
+    return float(column.code(whole / 10.0**column.decimals))
 
 
 def _meet(some: Iterable[Interval], others: Sequence[Interval]) -> tuple[Interval, ...]:

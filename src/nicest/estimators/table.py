@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nicest.data.columns import Category, Column, Schema
-from nicest.data.frames import as_table
+from nicest.data.frames import as_table, is_frame
 from nicest.data.infer import schema_of
 from nicest.data.splits import in_memory
 from nicest.errors import NicestError
@@ -49,15 +49,11 @@ class TableEstimator(BaseEstimator):
 
     def _read(self, X: Any, *, reset: bool = False) -> Any:
         """Return a data frame as an Arrow table, anything else as a checked array; `reset` in `fit`."""
-        frame = as_table(X)
-        if frame is None:
+        if not is_frame(X):
             checks: dict[str, Any] = {"dtype": "numeric", "ensure_all_finite": "allow-nan"}
             return validate_data(self, X, reset=reset, ensure_min_samples=1 + reset, **checks)
-        if reset:
-            self.feature_names_in_ = np.asarray(frame.names, dtype=object)
-            self.n_features_in_ = len(frame.names)
-            self._back = frame.back
-        return frame.table
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        return as_table(X)[1]
 
     def _schema(self, X: Any) -> Schema:
         """Infer the columns; warn about those that are left out."""
@@ -108,6 +104,7 @@ class TableEstimator(BaseEstimator):
         return {"names": list(getattr(self, "feature_names_in_", [])), "n_features": self.n_features_in_}
 
     def _restore(self, kept: dict[str, Any]) -> None:
+        self._like = None
         self.n_features_in_ = int(kept.get("n_features", len(self.schema_)))
         if kept.get("names"):
             self.feature_names_in_ = np.asarray(kept["names"], dtype=object)
@@ -181,6 +178,7 @@ class NICETable(DensityMixin, TableEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the density to the rows of X; y is ignored."""
         data = self._read(X, reset=True)
+        self._like = X[:0] if is_frame(X) else np.empty((0, data.shape[1]))  # for samples of the same kind
         schema = self._schema(data)
         given = () if self.target is None else self.target
         targets = [given] if isinstance(given, str | int) else list(given)
@@ -248,23 +246,25 @@ class NICETable(DensityMixin, TableEstimator):
         """Draw rows, as data of the kind that was fitted; see `Table.sample` for conditions and their probability."""
         check_is_fitted(self)
         drawn = self.table_.sample(n_samples, where, seed=_seed(random_state)).rows
-        return self._returned(self.schema_.plausible(drawn))
+        rows = self.schema_.decode(self.schema_.plausible(drawn))
+        return rows if self._like is None else as_table(self._like)[2](rows)
 
     def calibration(self, X: Any, *, random_state: Seed = 0) -> dict[str, Any]:
         """Hide a fifth of the cells and compare their distributions with the truth; see `Table.calibration`."""
         return self.table_.calibration(self._rows(X), seed=_seed(random_state))
 
     def _rows(self, X: Any, without: int | None = None) -> np.ndarray:
-        """Return encoded rows; cells of the column `without` are missing."""
+        """Return encoded rows; cells of the column `without` are missing, and a frame may lack it."""
         check_is_fitted(self)
-        data = self._read(X)
         if without is None:
-            return self.schema_.encode(data, "X")
-        name = self.schema_[without].name
-        if not isinstance(data, np.ndarray) and name not in data.schema.names:
-            rest = Schema(column for column in self.schema_ if column.name != name)
-            return np.insert(rest.encode(data, "X", unseen="missing"), without, np.nan, axis=1)
-        return self.schema_.encode(data, "X", unseen="missing")
+            return self.schema_.encode(self._read(X), "X")
+        name, schema = self.schema_[without].name, self.schema_
+        if is_frame(X) and name not in X.columns and name not in getattr(X, "column_names", ()):
+            schema = Schema(column for column in schema if column.name != name)
+            return np.insert(schema.encode(as_table(X)[1], "X", unseen="missing"), without, np.nan, axis=1)
+        rows = schema.encode(self._read(X), "X", unseen="missing")
+        rows[:, without] = np.nan
+        return rows
 
     def _column(self, column: Any) -> int:
         check_is_fitted(self)
@@ -272,23 +272,10 @@ class NICETable(DensityMixin, TableEstimator):
             column = self.target if isinstance(self.target, str | int) else self.schema_[-1].name
         return self.schema_.index(self._name(column))
 
-    def _returned(self, rows: np.ndarray) -> Any:
-        """Return decoded rows as data of the kind that was fitted."""
-        if (back := getattr(self, "_back", None)) is not None:
-            return back(self.schema_.decode(rows))
-        return np.column_stack([column.plain(rows[:, i]) for i, column in enumerate(self.schema_)]).astype(float)
-
     def _filled(self, X: Any, rows: np.ndarray, filled: np.ndarray) -> Any:
-        """Return X with the cells that were missing in its encoded rows taken from `filled`."""
-        frame = as_table(X)
-        if frame is not None:
-            return frame.back(self.schema_.filled(frame.table, rows, filled))
-        found = np.array(self._read(X), dtype=np.float64)
-        for i, column in enumerate(self.schema_):
-            missing = np.isnan(rows[:, i])
-            place = i if len(self.schema_) == found.shape[1] else int(column.name[1:])
-            found[missing, place] = column.plain(filled[missing, i])
-        return found
+        """Return X with the cells that are missing in its encoded rows taken from `filled`."""
+        _, table, back = as_table(X)
+        return back(self.schema_.fill(table, rows, filled))
 
 
 class Predictor(TableEstimator):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nicest.data.columns import Schema
+from nicest.data.where import where as parsed
 from nicest.errors import NicestError
 from nicest.messages import shown
 from nicest.tables.heads import Categories, Interval, Numbers
@@ -150,8 +151,6 @@ class Table:
 
     def conditions(self, where: str) -> tuple[dict[int, float], dict[int, Sequence[Interval]]]:
         """Return the exact values and the ranges, by column, of a condition such as 'age >= 30 and sex = "F"'."""
-        from nicest.data.where import where as parsed
-
         observed, ranges = dict[int, float](), dict[int, Sequence[Interval]]()
         for i, intervals in parsed(where, self.schema).items():
             if len(intervals) == 1 and intervals[0][0] == intervals[0][1]:

@@ -329,7 +329,7 @@ def enough_threads(flow: Density, batch: int) -> Iterator[None]:
     the other programs that keep the cores busy."""
     shapes = [local(p).shape for p in flow.parameters()]
     largest = max((batch * shape.numel() for shape in shapes if len(shape) > 1), default=0)
-    if flow.device.type != "cpu" or largest >= SHARED or max(map(len, shapes), default=0) > 2:
+    if flow.device.type != "cpu" or largest >= SHARED or max(map(len, shapes), default=0) > 3:  # convolutions
         yield
         return
     with _Threads.lock:
