@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from nicest.data.columns import Category, Column, Moment
+from nicest.data.columns import Category, Column, Integer, Moment
 from nicest.data.tables import append_columns, writing
 from nicest.errors import NicestError
 from nicest.messages import shown
@@ -263,9 +263,13 @@ def cells(found: Sequence[Marginal], level: float, nats: np.ndarray | None) -> l
     for marginal in found:
         column = marginal.column
         if marginal.numeric:
-            numbers = [marginal.mean(), marginal.median(), *marginal.interval(level).T]
-            moment = isinstance(column, Moment)
-            arrays += [column.decode(column.code(each)) if moment else pa.array(each) for each in numbers]
+            mean, *ends = marginal.mean(), marginal.median(), *marginal.interval(level).T
+            if isinstance(column, Moment):
+                arrays += [column.decode(column.code(each)) for each in (mean, *ends)]
+            else:
+                if isinstance(column, Integer):  # grid points exactly
+                    ends = [column.plain(column.code(each)) for each in ends]
+                arrays += map(pa.array, (mean, *ends))
         else:
             arrays.append(column.decode(marginal.best()))
         if isinstance(column, Category):
