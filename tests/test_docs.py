@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -131,17 +132,41 @@ def test_cli_page_has_every_command():
     assert all(f"\n## nicest {name}\n" in page for name in names)
 
 
+def python_of(page: Path) -> list[str]:
+    """Return the Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.S | re.M)
+
+
 def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(code) == 2
+    table, flow = python_of(ROOT / "README.md")
     scope: dict = {}
-    exec(code[0], scope)
-    assert scope["rows"].shape == (100, 13)
-    assert set(scope["labels"]) <= {-1, 1}
-    exec(code[1], scope)
-    assert scope["samples"].shape == (100, 13)
+    exec(table, scope)
+    assert scope["odd"].shape == (178, 14)
+    assert not scope["whole"].isna().any(axis=None)
+    assert np.allclose(scope["chances"].sum(1), 1, atol=1e-4)
+    assert (scope["strong"]["alcohol"] > 14).all()
+    assert (scope["strong"]["target"] == 0).all()
+    exec(flow, scope)
+    assert scope["samples"].shape == (100, 4)
     assert scope["log_p"].isfinite().all()
+
+
+def test_the_questions_of_the_page_of_tables_have_answers():
+    scope: dict = {}
+    asked, classified = python_of(ROOT / "docs" / "tables.md")
+    exec(asked, scope)
+    known, holes = scope["known"], scope["holes"]
+    assert not scope["whole"].isna().any(axis=None)
+    assert len(scope["draws"]) == 20
+    assert scope["whole"].where(holes.notna()).equals(holes)  # observed cells stay
+    assert (np.diff(scope["low_high"]) > 0).all()
+    error = scope["alcohol"] - scope["new"]["alcohol"]
+    assert float((error**2).mean()) < 0.6 * float(known["alcohol"].var())
+    assert set(scope["strong"]["cultivar"]) == {"Barolo"}
+    assert (scope["strong"]["alcohol"] > 13.5).all()
+    exec(classified, scope)
+    assert (scope["classifier"].predict(scope["new"][scope["X"].columns]) == scope["new"]["cultivar"]).mean() > 0.9
 
 
 PAGES = [
