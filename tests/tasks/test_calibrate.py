@@ -41,9 +41,7 @@ def test_the_test_split_is_taken_by_default(table_run: Run, tmp_path: Path):
     assert result.rows == len(table_run.splits.test)
 
 
-@pytest.mark.parametrize(
-    ("scale", "verdict"), [(1.0, "calibrated"), (1.9, "overconfident"), (0.5, "underconfident")]
-)
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "calibrated"), (1.9, "overconfident"), (0.5, "underconfident")])
 def test_the_verdict(scale: float, verdict: str):
     """Truths that are normal, of this standard deviation, against a standard normal."""
     from scipy.stats import norm
@@ -62,7 +60,7 @@ def test_ks_distance_is_scipys():
     assert ks_distance(pit) == pytest.approx(kstest(pit, "uniform").statistic)
 
 
-def test_the_data_may_be_gone(table_run: Run, tmp_path: Path, refusal):  # noqa: ANN001
+def test_the_data_may_be_gone(table_run: Run, tmp_path: Path, refusal):
     run = nicest.open(table_run.path, data=str(tmp_path / "gone.csv"))
     assert "name a table by --data" in refusal(calibrate, run, out=tmp_path / "c")
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
-from nicest.tasks.latent_model import rotation, spherical, straight, principal
 from nicest.tasks.latent import (
     BASES,
     WAYS,
@@ -24,6 +23,7 @@ from nicest.tasks.latent import (
     sphere_points,
     truncate,
 )
+from nicest.tasks.latent_model import rotation, spherical, straight
 
 LOOKS = [spectrum, sphere, interpolate, truncate]
 
@@ -198,7 +198,6 @@ class TestSphere:
 class TestInterpolate:
     @pytest.mark.parametrize("way", WAYS)
     def test_begins_and_ends_with_the_images_themselves(self, any_run: Run, tmp_path: Path, way: str):
-        pairs = [(3, 1), (0, 2), (1, 1)]
         result, kept = arrays(interpolate, any_run, tmp_path, start=[3, 0, 1], end=[1, 2, 1], steps=4, way=way)
         shape = any_run.recipe.data.shape
         x = examples(any_run).reshape(-1, *shape)
@@ -308,40 +307,6 @@ class TestTruncate:
     def test_of_pca_falls_as_more_is_kept(self, any_run: Run):
         errors = truncate(any_run, n=1).pca_errors
         assert (np.diff(errors) < 1e-4).all()
-
-
-class TestDiscreteColumns:
-    """Integer and categorical columns, at the middle of their intervals: no noise."""
-
-    def test_are_encoded_alike_every_time(self, table_run: Run):
-        assert [column.discrete for column in table_run.columns] == [False, True, True, True]
-        model, x = Model(table_run), table_run.rows("test")
-        first, again = model.encode(x), model.encode(x)
-        assert torch.equal(first, again)
-        np.testing.assert_allclose(first, codes(table_run, x.numpy()), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(model.units.leave(model.middle(x)), x, rtol=1e-4, atol=1e-4)
-
-    def test_have_one_spectrum(self, table_run: Run, tmp_path: Path):
-        first, again = (arrays(spectrum, table_run, tmp_path)[1] for _ in range(2))
-        assert np.array_equal(first["pca"], again["pca"])
-        train = table_run.flow.units.enter(table_run.rows("train")).double().numpy()
-        expected = np.sqrt(np.linalg.eigvalsh(np.cov(train.T, bias=True))[::-1])
-        np.testing.assert_allclose(first["pca"], expected, rtol=0.1)
-
-    def test_come_back_when_all_components_are_kept(self, table_run: Run, tmp_path: Path):
-        (said, first), (_, again) = (arrays(truncate, table_run, tmp_path, n=20) for _ in range(2))
-        for name in ("nice", "pca"):
-            assert np.array_equal(first[name], again[name])
-            assert np.array_equal(first[name][:, -1, 1:], first["truth"][:, 1:])
-            np.testing.assert_allclose(first[name][:, -1, 0], first["truth"][:, 0], rtol=1e-4, atol=1e-4)
-            assert said[f"{name}_errors"][-1] < 1e-6 < said[f"{name}_errors"][0] < 2
-
-    def test_are_whole_on_every_way(self, table_run: Run, tmp_path: Path):
-        kept = arrays(interpolate, table_run, tmp_path, start=[0], end=[1], steps=4)[1]
-        x = examples(table_run)[[0, 1]]
-        for name in ("images", "pixels"):
-            assert np.array_equal(kept[name][..., 1:], kept[name][..., 1:].round())
-            np.testing.assert_allclose(kept[name][0, [0, -1]], x, rtol=1e-4, atol=1e-4)
 
 
 class TestFigures:

@@ -73,9 +73,7 @@ def test_numbers_with_few_values_have_both(table_run: Run, people: Path, tmp_pat
     assert {"rmse", "mae", "crps", "coverage", "accuracy", "log_loss"} == result.targets["count"].keys()
 
 
-def test_several_targets_are_hidden_together_and_judged_by_the_chain_rule(
-    table_run: Run, people: Path, tmp_path: Path
-):
+def test_several_targets_are_hidden_together_and_judged_by_the_chain_rule(table_run: Run, people: Path, tmp_path: Path):
     predict(table_run, people, target=["third"], out=tmp_path / "one.csv")
     result = predict(table_run, people, target=["third", "count"], out=tmp_path / "two.csv")
     one, two = (pd.read_csv(tmp_path / name) for name in ("one.csv", "two.csv"))

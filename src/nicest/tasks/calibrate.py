@@ -13,7 +13,6 @@ import numpy as np
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
-from nicest.remote import place
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks import options, rows

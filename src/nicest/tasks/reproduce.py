@@ -103,8 +103,8 @@ class Reproduction(Result):
 
 
 def table(
-    *,
     recipe: Annotated[Sequence[str], options.option(help="A row of the table; repeatable.", show_default="all")] = (),
+    *,
     seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
     runs: options.Runs = "runs/reproduce",
     overrides: options.Set = (),  # type: ignore[assignment]
@@ -272,8 +272,8 @@ class Figures(Result):
 
 
 def figures(
-    *,
     recipe: Annotated[Sequence[str], options.option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
+    *,
     runs: options.Runs = "runs/reproduce",
     overrides: options.Set = (),  # type: ignore[assignment]
     out: Annotated[str | Path, options.out_folder("The folder for the figures.")] = "results/figures",
