@@ -70,12 +70,7 @@ def in_one(cells: Any) -> Any:
 
 
 def entries(cells: Any) -> tuple[Any, np.ndarray]:
-    """Return the distinct cells of an Arrow array, and the index of each cell among them, (N,); -1 where missing.
-
-    Cells that are not a dictionary are returned as they are.
-    """
-    if not hasattr(cells.type, "index_type"):
-        return cells, np.arange(len(cells))
+    """Return the distinct cells of a dictionary, and the index of each cell among them, (N,); -1 where missing."""
     return cells.dictionary, cells.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
 
 
@@ -84,8 +79,10 @@ def as_numbers(cells: Any, kind: Any = None) -> tuple[np.ndarray, np.ndarray]:
 
     Cells are first cast to `kind`, if one is given. Entries of a dictionary are converted once.
     """
+    if not hasattr(cells.type, "index_type"):
+        return _plain_numbers(cells.cast(kind) if kind else cells)
     distinct, index = entries(cells)
-    numbers, words = _plain_numbers(distinct.cast(kind) if kind else distinct)
+    numbers, words = as_numbers(distinct, kind)
     return np.append(numbers, np.nan)[index], np.append(words, False)[index]
 
 
@@ -170,14 +167,15 @@ def as_places(cells: Any, values: Sequence[str | bool]) -> np.ndarray:
         return np.full(len(cells), np.nan)
     if not (found == "text" or (found == "bool" and not texts)):
         raise Unfit("texts" if texts else "booleans", brief(cells.type, 60))
-    distinct, index = entries(cells)
+    if hasattr(cells.type, "index_type"):
+        distinct, index = entries(cells)
+        return np.append(as_places(distinct, values), np.nan)[index]
     try:
-        distinct = distinct.cast(pa.large_string() if texts else pa.bool_())
+        cells = cells.cast(pa.large_string() if texts else pa.bool_())
     except pa.ArrowException as error:
         raise Unfit("booleans", brief(cells.type, 60)) from error
-    places = _floats(compute.index_in(distinct, value_set=pa.array(values, distinct.type)))
-    places = np.where(np.isnan(places) & ~distinct.is_null().to_numpy(zero_copy_only=False), np.inf, places)
-    return np.append(places, np.nan)[index]
+    places = _floats(compute.index_in(cells, value_set=pa.array(values, cells.type)))
+    return np.where(np.isnan(places) & ~cells.is_null().to_numpy(zero_copy_only=False), np.inf, places)
 
 
 def as_cells(values: np.ndarray, missing: np.ndarray, kind: str) -> Any:
