@@ -84,11 +84,9 @@ class Reproduction(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if training was interrupted, 1 if a row failed."""
         return 130 if self.unfinished else int(bool(self.failed))
 
     def lines(self) -> Iterator[Any]:
-        """Yield the table and the failures."""
         found = columns("recipe", "settings", ">paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
         for row in self.rows:
             paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
@@ -103,7 +101,6 @@ class Reproduction(Result):
         yield f"results in {self.out}"
 
     def show(self) -> None:
-        """Print the table, and the failures on standard error."""
         super().show()
         for name, reason in (self.failed or {}).items():
             print(f"{name} failed: {printable(reason)}", file=sys.stderr)
@@ -268,11 +265,9 @@ class Figures(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if training was interrupted."""
         return 130 if self.unfinished else 0
 
     def lines(self) -> Iterator[Any]:
-        """Yield the files."""
         for row in self.recipes:
             yield f"{row['recipe']}:"
             yield from (f"  {each}" for each in row.get("figures", [row.get("missing") or row.get("unfinished")]))
