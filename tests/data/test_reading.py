@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from nicest.data import images, load
-from nicest.data.scan import read_table
-from nicest.data.tables import TableFile
+from nicest.data.tables import TableFile, read_table
 
 Refusal = Callable[..., str]
 READERS: dict[str, Callable[[Path], Any]] = {

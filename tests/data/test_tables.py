@@ -439,7 +439,7 @@ def test_what_read_table_refuses_and_notes(tmp_path: Path, refusal: Refusal) -> 
     write_table(path, people())
     assert "found no column 'z' to drop; it has 'age', 'height'" in refusal(read_table, path, drop=["z"])
     assert "found no column 'size' to bound" in refusal(read_table, path, bounds=["0 <= size"])
-    assert "no model is made of column 'name'" in refusal(read_table, path, strict=True)
+    assert "no model is made of column 'name' (" in refusal(read_table, path, strict=True)
     path.write_text("1.5,2\n1.7,3\n1.2,5\n")
     assert "all of them are numbers, such as '1.5'" in read_table(path)[2][0]
     path.write_text("x,y\n,\n,\n,\n")

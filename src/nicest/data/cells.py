@@ -16,6 +16,7 @@ from nicest.messages import brief
 
 MILLISECONDS = 86_400_000  # of a day
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(nan|inf|infinity)$"
+FIRST = 16  # cells that are parsed before all others, since Arrow takes its time to fail
 MOMENT = re.compile("date|time|duration")  # in Arrow's names of the types of dates and times
 
 
@@ -70,12 +71,7 @@ def in_one(cells: Any) -> Any:
 
 
 def entries(cells: Any) -> tuple[Any, np.ndarray]:
-    """Return the distinct cells of an Arrow array, and the index of each cell among them, (N,); -1 where missing.
-
-    Cells that are not a dictionary are returned as they are.
-    """
-    if not hasattr(cells.type, "index_type"):
-        return cells, np.arange(len(cells))
+    """Return the distinct cells of a dictionary, and the index of each cell among them, (N,); -1 where missing."""
     return cells.dictionary, cells.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
 
 
@@ -84,8 +80,10 @@ def as_numbers(cells: Any, kind: Any = None) -> tuple[np.ndarray, np.ndarray]:
 
     Cells are first cast to `kind`, if one is given. Entries of a dictionary are converted once.
     """
+    if not hasattr(cells.type, "index_type"):
+        return _plain_numbers(cells.cast(kind) if kind else cells)
     distinct, index = entries(cells)
-    numbers, words = _plain_numbers(distinct.cast(kind) if kind else distinct)
+    numbers, words = as_numbers(distinct, kind)
     return np.append(numbers, np.nan)[index], np.append(words, False)[index]
 
 
@@ -100,6 +98,7 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     elif family(kind) == "text":
         cells = compute.utf8_trim_whitespace(cells.cast(pa.large_string()))
         try:
+            _floats(cells[:FIRST])
             return _floats(cells), words
         except pa.ArrowInvalid:
             fits = compute.match_substring_regex(cells, NUMBER, ignore_case=True)
@@ -121,6 +120,7 @@ def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     stamps = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
     for kind in (pa.date32(), *stamps):
         try:
+            cells[:FIRST].cast(kind)
             return as_numbers(cells, kind)[0], str(kind)
         except pa.ArrowInvalid:
             continue
@@ -170,14 +170,15 @@ def as_places(cells: Any, values: Sequence[str | bool]) -> np.ndarray:
         return np.full(len(cells), np.nan)
     if not (found == "text" or (found == "bool" and not texts)):
         raise Unfit("texts" if texts else "booleans", brief(cells.type, 60))
-    distinct, index = entries(cells)
+    if hasattr(cells.type, "index_type"):
+        distinct, index = entries(cells)
+        return np.append(as_places(distinct, values), np.nan)[index]
     try:
-        distinct = distinct.cast(pa.large_string() if texts else pa.bool_())
+        cells = cells.cast(pa.large_string() if texts else pa.bool_())
     except pa.ArrowException as error:
         raise Unfit("booleans", brief(cells.type, 60)) from error
-    places = _floats(compute.index_in(distinct, value_set=pa.array(values, distinct.type)))
-    places = np.where(np.isnan(places) & ~distinct.is_null().to_numpy(zero_copy_only=False), np.inf, places)
-    return np.append(places, np.nan)[index]
+    places = _floats(compute.index_in(cells, value_set=pa.array(values, cells.type)))
+    return np.where(np.isnan(places) & ~cells.is_null().to_numpy(zero_copy_only=False), np.inf, places)
 
 
 def as_cells(values: np.ndarray, missing: np.ndarray, kind: str) -> Any:

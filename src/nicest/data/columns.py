@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,9 +23,6 @@ KINDS: dict[str, type[Column]] = {"real": Real, "integer": Integer, "category": 
 
 class Schema(tuple[Column, ...]):
     """The columns of a table, in order."""
-
-    def __new__(cls, columns: Iterable[Column] = ()) -> Self:
-        return super().__new__(cls, columns)
 
     @cached_property
     def names(self) -> list[str]:
@@ -69,10 +66,8 @@ class Schema(tuple[Column, ...]):
                 with np.errstate(over="ignore"):
                     rows[:, i] = column.encode(each)
             except Unfit as error:
-                raise NicestError(
-                    f"{source}: expected {error.expected} in column {shown(column.name)}, as in training,"
-                    f" got {error.found}"
-                ) from error
+                what = f"expected {error.expected} in column {shown(column.name)}, as in training, got {error.found}"
+                raise NicestError(f"{source}: {what}") from error
         return np.where(np.isinf(rows), np.float32(np.nan), rows) if unseen == "missing" else rows
 
     def _cells(self, table: Any, source: Path | str) -> list[Any]:
@@ -89,11 +84,8 @@ class Schema(tuple[Column, ...]):
     def require_in(self, names: Sequence[str], source: Path | str) -> list[str]:
         """Refuse a table that lacks a column, and return the names of its additional columns."""
         have, known = set(names), set(self.names)
-        missing, extra = (
-            [name for name in self.names if name not in have],
-            [name for name in names if name not in known],
-        )
-        if missing:
+        extra = [name for name in names if name not in known]
+        if missing := [name for name in self.names if name not in have]:
             more = f", and has {listed(extra)}, which it had not" if extra else ""
             raise NicestError(f"{source}: lacks {listed(missing)}, which training had{more}")
         return extra
@@ -132,23 +124,18 @@ class Schema(tuple[Column, ...]):
 
     def plausible(self, rows: np.ndarray) -> np.ndarray:
         """Clip drawn rows (N, D) to what training holds: see `Number.plausible`."""
-        parts = [
-            column.plausible(rows[:, i]) if isinstance(column, Number) else rows[:, i] for i, column in enumerate(self)
-        ]
-        return np.stack(parts, axis=1) if parts else rows
+        rows = rows.copy()
+        for i, column in enumerate(self):
+            if isinstance(column, Number):
+                rows[:, i] = column.plausible(rows[:, i])
+        return rows
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain dictionaries for a JSON file."""
         kinds = {kind: name for name, kind in KINDS.items()}
-        rows = [{"kind": kinds[type(column)]} | asdict(column) for column in self]
-        return [
-            {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in row.items()
-                if value not in ((), None)
-            }
-            for row in rows
-        ]
+        rows = [{"kind": kinds[type(column)]} | vars(column) for column in self]
+        plain = [{name: list(each) if isinstance(each, tuple) else each for name, each in row.items()} for row in rows]
+        return [{name: each for name, each in row.items() if each not in ([], None)} for row in plain]
 
     @classmethod
     def from_json(cls, rows: Any, source: Path | str) -> Schema:
@@ -157,10 +144,9 @@ class Schema(tuple[Column, ...]):
             columns = [_column(dict(row)) for row in rows]
             if len({column.name for column in columns}) < len(columns) or not isinstance(rows, list):
                 raise ValueError("a name comes twice")
-        except (TypeError, ValueError, KeyError, LookupError, AttributeError, OverflowError) as error:
-            raise NicestError(
-                f"{source}: expected the columns of a table, got something else ({brief(error)})"
-            ) from error
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+            what = f"expected the columns of a table, got something else ({brief(error)})"
+            raise NicestError(f"{source}: {what}") from error
         return cls(columns)
 
 

@@ -40,21 +40,6 @@ def require_modest_ipc(path: Path, most: int | None = None) -> int:
     return unpacked
 
 
-def from_stream(data: bytes, schema: Any) -> Any:
-    """Read the table in an Arrow stream of plain buffers, and validate it."""
-    import pyarrow as pa
-
-    found = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
-    unpacked = sum(_unpacked(message, len(schema)) for message in found if message.type != "schema")
-    if unpacked > 64 * len(data):
-        raise ValueError("its buffers are packed")
-    table = pa.ipc.open_stream(data).read_all()
-    table.validate(full=True)
-    if table.schema != schema:
-        raise ValueError("its columns are others")
-    return table
-
-
 def messages(path: Path) -> Any:
     """Open the stream in an Arrow file, or a file that is a stream; refuse one whose end was cut off."""
     import pyarrow as pa

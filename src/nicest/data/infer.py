@@ -62,13 +62,14 @@ def infer(
     bounds: Mapping[str, tuple[float, float | None]] | None = None,
     strict: bool = False,
     source: Path | str = "the table",
+    types: Mapping[str, Any] | None = None,
 ) -> tuple[Schema, list[str]]:
     """Infer the columns of a table, and what the user should know about them, a line each.
 
     Parameters
     ----------
-    table
-        See `schema_of`.
+    table : pyarrow.Table, numpy.ndarray or mapping
+        See `schema_of`; or the cells of each column by its name, each of which is looked up once.
     drop : sequence of str
         Columns to leave out.
     discrete : {"values", "types"}
@@ -80,74 +81,41 @@ def infer(
         Refuse columns of which no model is made, instead of leaving them out.
     source : Path or str
         Name of the table in messages.
+    types : mapping of str to pyarrow.DataType, optional
+        Types in which cells come back, where they differ from those of the table.
     """
     if isinstance(table, np.ndarray):
         if table.ndim != 2:
             raise NicestError(f"{source}: expected an array (rows, columns), got one of shape {table.shape}")
-        columns: Any = {f"x{i}": cells for i, cells in enumerate(table.T)}
-    else:
-        columns = dict(zip(table.schema.names, table.columns, strict=True))
-    found = Inference(list(columns), drop, discrete, source)
-    found.add({name: columns[name] for name in found.names}, len(table))
-    return found.finish(bounds or {}, strict=strict)
-
-
-class Inference:
-    """What is known of the columns of a table, all of whose rows are given for some columns at a time.
-
-    Parameters
-    ----------
-    names : list of str
-        All columns of the table.
-    drop, discrete, source
-        See `infer`.
-
-    Attributes
-    ----------
-    names : list of str
-        Columns that are not dropped.
-    """
-
-    def __init__(self, names: list[str], drop: Sequence[str], discrete: Discrete, source: Path | str) -> None:
-        if absent := sorted(set(drop) - set(names)):
-            raise NicestError(f"{source}: found no column {listed(absent)} to drop; it has {listed(names)}")
-        self.names = [name for name in names if name not in set(drop)]
-        self.by_type, self.source = discrete == "types", source
-        self.columns: list[Column] = []
-        self.left_out: dict[str, str] = {}
-        self.notes: list[str] = []
-
-    def add(self, columns: Mapping[str, Any], n: int, types: Mapping[str, Any] | None = None) -> Schema:
-        """Infer some columns, of n cells each; `types` are Arrow types to return them in, by default their own."""
-        if n < 2:
-            got = "1" if n else f"only the names of {len(self.names)} columns"
-            raise NicestError(f"{self.source}: expected rows, at least 3 to train, validate and test on, got {got}")
-        found = []
-        for name, cells in columns.items():
-            try:
-                found.append(_column(name, cells, self.by_type, self.notes, (types or {}).get(name)))
-            except LeftOut as reason:
-                self.left_out[name] = str(reason)
-            except NicestError as error:
-                raise NicestError(f"{self.source}: {error}") from error
-        self.columns += found
-        return Schema(found)
-
-    def finish(
-        self, bounds: Mapping[str, tuple[float, float | None]], *, strict: bool = False
-    ) -> tuple[Schema, list[str]]:
-        """Return all columns, and the notes."""
-        told = [f"{shown(name)} ({reason})" for name, reason in self.left_out.items()]
-        if told and (strict or not self.columns):
-            raise NicestError(
-                f"{self.source}: no model is made of column {told[0]}; {leave_out(next(iter(self.left_out)))}"
-            )
-        if not self.columns:
-            raise NicestError(f"{self.source}: expected columns, got an empty table")
-        more = f" and {len(told) - 5} more" if len(told) > 5 else ""
-        first = [f"left out {len(told)} of {len(self.names)} columns: {', '.join(told[:5])}{more}"] if told else []
-        notes = [f"{self.source}: {note}" for note in first + self.notes]
-        return with_bounds(self.columns, bounds, self.source), notes
+        table = {f"x{i}": cells for i, cells in enumerate(table.T)}
+    elif not isinstance(table, Mapping):
+        table = dict(zip(table.schema.names, table.columns, strict=True))
+    if absent := sorted(set(drop) - set(table)):
+        raise NicestError(f"{source}: found no column {listed(absent)} to drop; it has {listed(list(table))}")
+    found: list[Column] = []
+    left_out: dict[str, str] = {}
+    notes: list[str] = []
+    for name in table:
+        if name in drop:
+            continue
+        if (n := len(cells := table[name])) < 2:
+            got = "1" if n else f"only the names of {len(table)} columns"
+            raise NicestError(f"{source}: expected rows, at least 3 to train, validate and test on, got {got}")
+        try:
+            found.append(_column(name, cells, discrete == "types", notes, (types or {}).get(name)))
+        except LeftOut as reason:
+            left_out[name] = f"{shown(name)} ({reason})"
+        except NicestError as error:
+            raise NicestError(f"{source}: {error}") from error
+    if left_out and (strict or not found):
+        name, told = next(iter(left_out.items()))
+        raise NicestError(f"{source}: no model is made of column {told}; {leave_out(name)}")
+    if not found:
+        raise NicestError(f"{source}: expected columns, got an empty table")
+    if left_out:
+        most = ", ".join(list(left_out.values())[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
+        notes.insert(0, f"left out {len(left_out)} of {len(table)} columns: {most}")
+    return with_bounds(found, bounds or {}, source), [f"{source}: {note}" for note in notes]
 
 
 def _column(name: str, cells: Any, by_type: bool, notes: list[str], type: Any = None) -> Column:
@@ -179,13 +147,13 @@ def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str])
     """Infer a column of texts, all of whose cells may be numbers or dates."""
     distinct, index = entries(cells if hasattr(cells.type, "index_type") else cells.dictionary_encode())
     counts = np.bincount(index[index >= 0], minlength=len(distinct))
-    used = np.flatnonzero(counts)
+    used = np.flatnonzero((counts > 0) & distinct.is_valid().to_numpy(zero_copy_only=False))
     distinct, counts = distinct.take(used), counts[used]
     numbers, words = as_numbers(distinct)
     seen, n_words = counts[words].sum() + counts[~np.isnan(numbers)].sum(), counts[words].sum()
-    texts = [each for each in distinct.to_pylist() if each is not None]
-    most = min(MOST_VALUES, max(FEW, seen / 2))
-    named = len(texts) <= most and any(LEADING_ZERO.match(text) for text in texts)
+    few = len(distinct) <= min(MOST_VALUES, max(FEW, seen / 2))
+    some = distinct[:MOST_VALUES].to_pylist()
+    named = few and any(map(LEADING_ZERO.match, some))
     if 0 < n_words < seen / 2 and not named:
         raise NicestError(
             f"expected numbers in column {shown(name)}, got {brief(repr(distinct[int(words.argmax())].as_py()), 60)}"
@@ -199,19 +167,19 @@ def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str])
         moments, moment = as_moments(distinct)
         if moment:
             return _of_numbers(name, moment, *_counted(moments, counts), by_type, notes)
-    example = f"{len(texts)} different texts such as {brief(repr(texts[0]), 60)}"
-    numbered = not named and len(texts) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in texts) > len(texts) / 2
+    example = f"{len(distinct)} different texts such as {brief(repr(some[0]), 60)}"
+    numbered = not named and len(some) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in some) > len(some) / 2
     advice = "write numbers as 1234.5, without units, and dates as 2026-01-31" if numbered else ""
-    if max(map(len, texts)) > LONGEST:
+    if max(map(len, some)) > LONGEST:
         raise LeftOut(f"free text: texts of more than {LONGEST} characters")
-    if len(texts) > most:
+    if not few:
         raise LeftOut(f"free text or identifiers: {example}{advice and '; '}{advice}")
     if numbered:
         notes.append(
             f"column {shown(name)} holds {example}: they are treated as unordered categories; {advice}, or"
             f" {leave_out(name)} if that is wrong"
         )
-    return Category(name, kind, tuple(sorted(texts)))
+    return Category(name, kind, tuple(sorted(some)))
 
 
 def _counted(numbers: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

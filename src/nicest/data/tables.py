@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from nicest.data.cells import NUMBER, has_pyarrow
 from nicest.data.columns import Schema, parsed_bounds
 from nicest.data.delimited import form_of, sheet_rows, with_points
 from nicest.data.guards import messages, require_modest_ipc, require_modest_parquet
-from nicest.data.infer import Discrete, Inference
+from nicest.data.infer import Discrete, infer
 from nicest.data.reading import reading
 from nicest.errors import NicestError
 from nicest.files import replacing
@@ -74,22 +74,46 @@ def read_table(
         What the user should know, a line each.
     """
     file = TableFile(path)
-    inference = Inference(file.names, drop, discrete, path)
+    columns = _Columns(file, [name for name in file.names if name not in set(drop)])
+    types = {field.name: field.type for field in file.schema}
+    limits = parsed_bounds(bounds)
+    schema, notes = infer(columns, drop=drop, discrete=discrete, bounds=limits, strict=strict, source=path, types=types)
     if file.suffix in TEXTS and all(re.match(NUMBER, name.strip(), re.IGNORECASE) for name in file.names):
-        inference.notes.append(
-            "the first line gives the names of the columns, and all of them are numbers, such as"
+        notes.append(
+            f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"
             f" {shown(file.names[0])}: if it is a row, put a line of names before it"
         )
-    rows = []
-    parts = max(1, min(len(inference.names), 1 + file.bytes // AT_ONCE))
-    for part in np.array_split(np.array(inference.names, dtype=object), parts):
-        table = file.table(part.tolist())
-        types = {name: file.schema.field(name).type for name in table.column_names}
-        columns = inference.add(dict(zip(table.column_names, table.columns, strict=True)), len(table), types)
-        rows.append(columns.encode(table, path))
-    schema, notes = inference.finish(parsed_bounds(bounds), strict=strict)
-    encoded = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
-    return schema, encoded[~np.isnan(encoded).all(1)], notes
+    rows = np.concatenate([schema.encode(batch, path) for batch in columns.batches(schema.names)])
+    return schema, rows[~np.isnan(rows).all(1)], notes
+
+
+class _Columns(Mapping[str, Any]):
+    """Cells of the columns of a file, which is read when they are looked up, as many columns at once as fit."""
+
+    def __init__(self, file: TableFile, names: list[str]) -> None:
+        parts = 1 + file.bytes // AT_ONCE
+        self.file, self.part = file, {name: i * parts // len(names) for i, name in enumerate(names)}
+        self.table: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.table:
+            names = [each for each, part in self.part.items() if part == self.part[name]]
+            self.table = dict(zip(names, self.file.table(names).columns, strict=True))
+        return self.table[name]
+
+    def batches(self, names: Sequence[str]) -> Iterable[Any]:
+        """Return the rows of some columns; the file is read again if not all columns are in memory."""
+        if self.table.keys() < self.part.keys():
+            return self.file.batches(names)
+        import pyarrow as pa
+
+        return [pa.table(self.table)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.file.names)
+
+    def __len__(self) -> int:
+        return len(self.file.names)
 
 
 class TableFile:

@@ -37,9 +37,7 @@ class RecipeList(Result):
 
 
 def recipes(
-    name: Annotated[
-        str | None, options.argument(help="Print this recipe with every setting and its meaning.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, options.given("Print this recipe with every setting and its meaning.", str)] = None,
 ) -> RecipeList:
     """List the recipes and the log-likelihood to expect from each.
 
@@ -48,7 +46,7 @@ def recipes(
     from nicest.recipes import load_recipe, names
 
     if name:
-        recipe = load_recipe(options.to_read(name))
+        recipe = load_recipe(name)
         return RecipeList(name=recipe.name, toml=recipe.to_toml())
     keys = ("name", "title", "reading", "paper_nats", "expected_nats")
     return RecipeList(recipes=[{key: getattr(load_recipe(each), key) for key in keys} for each in names()])

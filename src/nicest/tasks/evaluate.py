@@ -179,6 +179,7 @@ def _evaluate_table(run: Run, told: dict[str, Any], *, baselines: bool) -> Evalu
 def _summary(nats: np.ndarray, dim: int, draws: int) -> dict[str, Any]:
     """Return the metrics of log-densities (N,) in the data's own space."""
     n, mean = len(nats), float(nats.mean())
-    error = float(nats.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    with np.errstate(invalid="ignore"):  # of a model without finite densities
+        error = float(nats.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
     found = {"n": n, "dim": dim, "draws": draws, "level_nats": mean, "stderr_nats": error}
     return found | {"bits_per_dim": bits_per_dim(mean, dim)}

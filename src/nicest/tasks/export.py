@@ -48,7 +48,6 @@ class Exported(Result):
     members: int
     shares: list[float] | None = None
     graphs: dict[str, dict[str, Any]]
-    columns: list[Any]
 
     def lines(self) -> Iterator[Any]:
         """Yield a line for each graph."""
@@ -59,7 +58,6 @@ class Exported(Result):
 
 def export(
     run: Run,
-    *,
     to: Annotated[Literal["onnx", "torch-export"], options.option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
         str | Path | None,
@@ -107,7 +105,6 @@ def export(
         members=len(members(flow)),
         shares=flow.weights.tolist() if isinstance(flow, Mixture) else None,
         graphs=found,
-        columns=[],
     )
     write_text(folder / CARD, to_json(card.to_dict()))
     return replace(card, out=str(folder))

@@ -73,7 +73,7 @@ def impute(
     if len({str(each.resolve()) for each in outputs}) < len(outputs):
         raise NicestError(f"expected two files for the table and for its cells, got {target} for both")
     if cells and draws:
-        raise NicestError("--cells describes the best values: leave out --cells or --draws")
+        raise NicestError("cells describe the best values, not draws: leave out one of them")
     if not 0 < interval < 1:
         raise NicestError(f"expected a probability between 0 and 1 for the interval, got {interval:g}")
     for each in outputs:

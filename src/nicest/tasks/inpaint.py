@@ -130,12 +130,12 @@ def inpaint(
     ] = "test",
     seed: options.Seed = 0,
     out: Annotated[
-        Sequence[str | Path],
+        str | Path | Sequence[str | Path],
         options.out_file(
             "The figure (.png, .svg, .pdf), an animation (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
-    ] = ("inpaint.png",),
+    ] = "inpaint.png",
 ) -> Inpainting:
     """Hide part of each image and fill it in, by maximising the log-likelihood (NICE §5.2) or by draws.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from nicest.data.columns import Category, Column, Moment
+from nicest.data.columns import Category, Column, Integer, Moment
 from nicest.data.tables import append_columns, writing
 from nicest.errors import NicestError
 from nicest.messages import shown
@@ -152,7 +152,7 @@ def chosen(run: Run, target: Sequence[str]) -> list[int]:
     """Return the indices of the target columns: those that are named, or those that training favoured."""
     names = list(target) or list(run.recipe.table.targets)
     if not names:
-        raise NicestError(f"{run.path} favours no column: name one to predict by --target COLUMN")
+        raise NicestError(f"{run.path} favours no column: name a target to predict")
     if len(set(names)) < len(names):
         raise NicestError(f"expected every target once, got {', '.join(map(shown, names))}")
     return [run.schema.index(name) for name in names]
@@ -263,9 +263,13 @@ def cells(found: Sequence[Marginal], level: float, nats: np.ndarray | None) -> l
     for marginal in found:
         column = marginal.column
         if marginal.numeric:
-            numbers = [marginal.mean(), marginal.median(), *marginal.interval(level).T]
-            moment = isinstance(column, Moment)
-            arrays += [column.decode(column.code(each)) if moment else pa.array(each) for each in numbers]
+            mean, *ends = marginal.mean(), marginal.median(), *marginal.interval(level).T
+            if isinstance(column, Moment):
+                arrays += [column.decode(column.code(each)) for each in (mean, *ends)]
+            else:
+                if isinstance(column, Integer):  # grid points exactly
+                    ends = [column.plain(column.code(each)) for each in ends]
+                arrays += map(pa.array, (mean, *ends))
         else:
             arrays.append(column.decode(marginal.best()))
         if isinstance(column, Category):

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 from nicest.data.download import SETS, list_sets
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
+from nicest.messages import printable
 from nicest.plots import likelihood_figure, save_figure
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.splits import load_splits
@@ -99,12 +101,17 @@ class Reproduction(Result):
             found.add_row(name, row["reading"], paper, *cells)
         yield found
         yield f"results in {self.out}"
-        yield from (f"{name} failed: {reason}" for name, reason in (self.failed or {}).items())
+
+    def show(self) -> None:
+        """Print the table, and the failures on standard error."""
+        super().show()
+        for name, reason in (self.failed or {}).items():
+            print(f"{name} failed: {printable(reason)}", file=sys.stderr)
 
 
 def table(
-    *,
     recipe: Annotated[Sequence[str], options.option(help="A row of the table; repeatable.", show_default="all")] = (),
+    *,
     seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
     runs: options.Runs = "runs/reproduce",
     overrides: options.Set = (),  # type: ignore[assignment]
@@ -272,8 +279,8 @@ class Figures(Result):
 
 
 def figures(
-    *,
     recipe: Annotated[Sequence[str], options.option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
+    *,
     runs: options.Runs = "runs/reproduce",
     overrides: options.Set = (),  # type: ignore[assignment]
     out: Annotated[str | Path, options.out_folder("The folder for the figures.")] = "results/figures",

@@ -85,10 +85,11 @@ def sample(
     data, kind = run.recipe.data, path.suffix.lower()
     if kind not in SUFFIXES:
         raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
-    if kind in TABLES and run.kind != "table":
-        raise NicestError(f"the model is not of a table: write samples.npy instead of {str(path)!r}")
+    if (kind in TABLES) != (run.kind == "table"):
+        what, example = ("of a table", "samples.csv") if run.kind == "table" else ("not of a table", "samples.npy")
+        raise NicestError(f"the model is {what}: write {example} instead of {str(path)!r}")
     if kind == ".png" and run.kind != "images":
-        raise NicestError(f"rows of {data.dim} numbers are not images: write samples.npy, or .csv for a table")
+        raise NicestError(f"rows of {data.dim} numbers are not images: write samples.npy")
     require_own_file(path, run.recipe)
     told: dict[str, Any] = {"temperature": temperature, "seed": seed, "shape": list(data.shape), "dataset": data.name}
     if run.kind == "table":
@@ -103,29 +104,20 @@ def sample(
     drawn = draw(run, n, temperature=temperature, seed=seed, labels=labels)
     if kind == ".png":
         save_grid(path, drawn, data, columns=columns)
-    else:
-        _save(path, drawn, **({} if labels is None else {"labels": labels}))
-    return Samples(out=str(path), n=len(drawn), **told)
-
-
-def _save(path: Path, samples: np.ndarray, **more: np.ndarray) -> None:
-    if path.suffix.lower() == ".npz":
-        save_arrays(path, samples=samples, **more)
+    elif kind == ".npz":
+        save_arrays(path, samples=drawn, **({} if labels is None else {"labels": labels}))
     else:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, samples)
+            np.save(file, drawn)
+    return Samples(out=str(path), n=len(drawn), **told)
 
 
 def sample_table(run: Run, n: int, where: str, seed: int, path: Path) -> dict[str, Any]:
     """Write n rows of a table, those that meet conditions if there are any; return their probability."""
-    if where or path.suffix.lower() not in TABLES:
+    if where:
         drawn = run.table.sample(n, where=where, seed=seed)
-        if path.suffix.lower() in TABLES:
-            write_table(path, run.schema.decode(drawn.rows))
-        else:
-            _save(path, np.asarray(drawn.rows))
-        found = {"probability": float(drawn.probability), "effective_size": float(drawn.effective_size)}
-        return {"where": where, **found} if where else {}
+        write_table(path, run.schema.decode(drawn.rows))
+        return {"where": where, "probability": drawn.probability, "effective_size": drawn.effective_size}
     require_pyarrow()
     with Bar("sampling", n) as bar, writing(path, empty_table(run).schema) as write:
         for first in range(0, n, ROWS):

@@ -70,7 +70,7 @@ class Scores(Result):
 
 def score(
     run: Run,
-    files: Annotated[Sequence[str | Path], options.given("Tables, arrays, images or folders of images.", options.place)],
+    files: Annotated[Sequence[str | Path], options.given("Tables, arrays, images, or folders of them.", options.place)],
     *,
     out: Annotated[str | Path, options.out_file("The scores: .csv or .parquet.", rows=True)] = "scores.csv",
     cells: Annotated[
