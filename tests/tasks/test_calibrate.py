@@ -62,5 +62,5 @@ def test_ks_distance_is_scipys():
 
 def test_the_data_may_be_gone(table_run: Run, tmp_path: Path, refusal):
     run = nicest.open(table_run.path, data=str(tmp_path / "gone.csv"))
-    assert "name a table by --data" in refusal(calibrate, run, out=tmp_path / "c")
+    assert "name a table as data" in refusal(calibrate, run, out=tmp_path / "c")
     assert list(tmp_path.iterdir()) == []

@@ -86,7 +86,7 @@ def test_a_seed_decides_the_draws(table_run: Run, holes: Path, tmp_path: Path):
         ("x,count,half,third\n,2,low,b\n", {"interval": 1.0}, "between 0 and 1"),
         ("x,count,half,third\n,2,low,b\n", {"out": "whole.txt"}, "expected a table"),
         ("x,count,half,third\n,2,low,b\n", {"cells": "w.csv"}, "two files"),
-        ("x,count,half,third\n,2,low,b\n", {"cells": "c.csv", "draws": 2}, "leave out --cells or --draws"),
+        ("x,count,half,third\n,2,low,b\n", {"cells": "c.csv", "draws": 2}, "leave out one of them"),
     ],
 )
 def test_refusals_leave_nothing_behind(

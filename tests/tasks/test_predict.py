@@ -106,7 +106,7 @@ def test_values_that_training_never_saw(table_run: Run, tmp_path: Path):
     ("options", "says"),
     [
         ({"target": ["y"]}, "found no column 'y'"),
-        ({}, "by --target COLUMN"),
+        ({}, "name a target"),
         ({"target": ["x", "x"]}, "every target once"),
         ({"target": ["x"], "interval": 0.0}, "between 0 and 1"),
         ({"target": ["x"], "out": "p.txt"}, "expected a table"),
