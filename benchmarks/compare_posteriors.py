@@ -34,6 +34,7 @@ class Simulations(NamedTuple):
 
 
 def simulated(task: Task, rng: np.random.Generator) -> Simulations:
+    """Draw parameters and data of a task."""
     return Simulations(np.concatenate(task.draw(SIMULATIONS, rng), axis=1), task)
 
 
@@ -77,19 +78,22 @@ def c2st(real: np.ndarray, drawn: np.ndarray) -> float:
 
 
 def nice(prior: Distribution) -> Any:
+    """Return the estimator of nicest."""
     from nicest.sbi import NICEPosterior
 
     return NICEPosterior(prior)
 
 
 def of_sbi(kind: str, prior: Distribution) -> str:
+    """Return an estimator of sbi by its name."""
     return kind
 
 
 METHODS: dict[str, Method] = {"NICE": nice, "NSF": partial(of_sbi, "nsf"), "MAF": partial(of_sbi, "maf")}
 
 
-def posteriors() -> Comparison:
+def comparison() -> Comparison:
+    """Return the comparison."""
     if find_spec("sbi") is None:
         raise NicestError("sbi is not installed, which trains the estimators: pip install 'nicest[sbi]'")
     files("two_moons")  # raises an error if sbibm is missing

@@ -1,15 +1,62 @@
-"""How results are printed and drawn: Markdown tables, which can be copied into the documentation, and figures."""
+"""Results of benchmarks: where they were made, as JSON, and as Markdown tables that fit into the documentation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from nicest.plots import ACCENT, INK, QUIET
+import torch
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nicest.files import to_json, write_text
+from nicest.inference.workers import cores
+from nicest.runs.runtime import environment
+from nicest.tasks.results import Result
+
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Result):
+    """What a benchmark found, and how to print it."""
+
+    found: Found
+    text: Callable[[Found], str]
+
+    @property
+    def exit_code(self) -> int:
+        return 130 if "unfinished" in self.found else int("failed" in self.found)
+
+    def lines(self) -> Iterator[Any]:
+        yield self.text(self.found)
+        yield from (self.found[key] for key in ("caveat", "unfinished") if key in self.found)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.found)
+
+
+def report(found: Found, text: Callable[[Found], str], out: Path | None) -> Report:
+    """Return a report, written as JSON to `out` if there is one."""
+    if out is not None:
+        write_text(out, to_json(found))
+    return Report(found=found, text=text)
+
+
+def origin(device: torch.device) -> dict[str, Any]:
+    """Describe the command, the commit, the date, the machine and the versions."""
+    command = f"python -m benchmarks {shlex.join(sys.argv[1:])}" if sys.argv[0].endswith("__main__.py") else None
+    return environment(device) | {"command": command, "cores": cores(), "cpu": processor()}
+
+
+def processor() -> str | None:
+    """Return the name of the processor, where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((each.partition(":")[2].strip() for each in lines if each.startswith("model name")), None)
 
 
 def line(cells: Iterable[object]) -> str:
@@ -17,133 +64,66 @@ def line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def header(cells: Sequence[object]) -> list[str]:
-    """Return the header of a Markdown table and the rule below it."""
-    return [line(cells), "|---" * len(cells) + "|"]
+def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table and an empty line."""
+    return "\n".join([line(columns), "|---" * len(columns) + "|", *map(line, rows), ""])
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a Markdown table and an empty line."""
-    print(*header(columns), *map(line, rows), "", sep="\n")
-
-
-def show_bench(result: Mapping[str, Any]) -> None:
-    """Print the measurements of `bench`."""
-    print(f"{result['device']}, {result['precision']}, torch {result['versions']['torch']}\n")
+def bench_text(found: Found) -> str:
+    """Return the measurements of `bench` as text."""
     keys = ("net", "batch", "what", "lib")
-    rows = [
-        [row[k] for k in keys] + [f"{row['microseconds']:,.0f}", f"{row['floor_ratio']:.2f}"] for row in result["rows"]
-    ]
-    print_table(["net", "batch", "what", "library", "microseconds", "times the floor"], rows)
-    starts = [[row["net"], row["batch"], row["lib"], f"{row['seconds']:.2f}"] for row in result["startup"]]
-    print_table(["net", "batch", "library", "seconds to the first step"], starts)
-    print(f"`import nicest` adds {result['import_ms']:.1f} ms to importing torch")
-    show_out(result)
+    rows = [[*(row[k] for k in keys), f"{row['microseconds']:,.0f}", f"{row['floor_ratio']:.2f}"] for row in found["rows"]]
+    starts = [[row["net"], row["batch"], row["lib"], f"{row['seconds']:.2f}"] for row in found["startup"]]
+    return "\n".join(
+        [
+            f"{found['device']}, {found['precision']}, torch {found['versions']['torch']}\n",
+            table(["net", "batch", "what", "library", "microseconds", "times the floor"], rows),
+            table(["net", "batch", "library", "seconds to the first step"], starts),
+            f"`import nicest` adds {found['import_ms']:.1f} ms to importing torch",
+        ]
+    )
 
 
-def show_cost(result: Mapping[str, Any]) -> None:
-    """Print the measurements of `cost`."""
-    print(f"{result['device']}, large products at {result['peak_flops'] / 1e12:.3g} TFLOP/s\n")
+def cost_text(found: Found) -> str:
+    """Return the measurements of `cost` as text."""
     steps = [
         [row["axis"], f"{row['value']:,}", f"{row['microseconds']:,.0f}", f"{row['utilisation']:.1%}"]
-        for row in result["steps"]
+        for row in found["steps"]
     ]
-    print_table(["size", "value", "microseconds a step", "of the device's speed"], steps)
     rows = [
-        [
-            row["what"],
-            f"{row['n']:,}",
-            f"{row['seconds']:.4f}",
-            f"{row['bytes'] / 2**20:,.0f}" if "bytes" in row else "–",
-        ]
-        for row in result["rows"]
+        [row["what"], f"{row['n']:,}", f"{row['seconds']:.4f}", f"{row.get('bytes', math.nan) / 2**20:,.0f}"]
+        for row in found["rows"]
     ]
-    print_table(["what", "rows", "seconds", "additional MiB"], rows)
     trainings = [
         [row["recipe"], f"{row['steps']:,}", f"{row['microseconds']:,.0f}", f"{row['hours']:.2f}"]
-        for row in result["trainings"]
+        for row in found["trainings"]
     ]
-    print_table(["the paper's training", "steps", "microseconds a step", "hours"], trainings)
-    show_out(result)
-
-
-def show_vae(result: Mapping[str, Any]) -> None:
-    """Print the bounds of the VAEs."""
-    rows = [
+    return "\n".join(
         [
-            row["model"],
-            f"{row['parameters']:,}",
-            with_deviation(row["test_nats"], row["test_sd"], ".1f"),
-            "–" if row["model"] == "plain" else with_deviation(row["gain_nats"], row["gain_sd"], "+.1f"),
-            f"{row['seconds']:.0f}",
+            f"{found['device']}, large products at {found['peak_flops'] / 1e12:.3g} TFLOP/s\n",
+            table(["size", "value", "microseconds a step", "of the device's speed"], steps),
+            table(["what", "rows", "seconds", "additional MiB"], rows),
+            table(["the paper's training", "steps", "microseconds a step", "hours"], trainings),
         ]
-        for row in result["rows"]
+    )
+
+
+def vae_text(found: Found) -> str:
+    """Return the bounds of the VAEs as text."""
+
+    def mean(row: Found, name: str, form: str) -> str:
+        sd = "" if row[f"{name}_sd"] is None else f" ± {row[f'{name}_sd']:.1f}"
+        return "–" if row[f"{name}_nats"] is None else f"{row[f'{name}_nats']:{form}}{sd}"
+
+    rows = [
+        [row["model"], f"{row['parameters']:,}", mean(row, "test", ".1f"), mean(row, "gain", "+.1f"), f"{row['seconds']:.0f}"]
+        for row in found["rows"]
     ]
-    print_table(["model", "parameters", "test bound, nats", "gain over plain", "seconds"], rows)
-    show_out(result)
+    return table(["model", "parameters", "test bound, nats", "gain over plain", "seconds"], rows)
 
 
-def with_deviation(mean: float, sd: float | None, format: str) -> str:
-    """Return a mean and, if there is one, its standard deviation."""
-    return f"{mean:{format}}" + ("" if sd is None else f" ± {sd:.1f}")
-
-
-def show_out(result: Mapping[str, Any]) -> None:
-    """Print the name of the file that was written, if any."""
-    if "out" in result:
-        print(f"written in {result['out']}")
-
-
-def bench_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """Draw the microseconds of every library, a panel for each kind of work, net and batch size."""
-    from matplotlib.figure import Figure
-
-    panels = list(dict.fromkeys((row["what"], row["net"], row["batch"]) for row in rows))
-    columns = min(3, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.6 * columns, 2.9 * lines), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    for ax, panel in zip(axes, panels, strict=False):
-        chosen = [row for row in rows if (row["what"], row["net"], row["batch"]) == panel]
-        floor = next(row["microseconds"] for row in chosen if row["lib"] == "floor")
-        bars = sorted((row for row in chosen if row["lib"] != "floor"), key=lambda row: -row["microseconds"])
-        colours = [ACCENT if row["lib"].startswith("nicest") else QUIET for row in bars]
-        drawn = ax.barh([row["lib"] for row in bars], [row["microseconds"] for row in bars], color=colours)
-        ax.bar_label(drawn, [f"{row['microseconds']:,.0f}" for row in bars], fontsize=8, padding=2)
-        ax.axvline(floor, color=INK, linewidth=1, linestyle=":")
-        ax.margins(x=0.18)
-        ax.set_title(f"{panel[0]}, {panel[1]} net, batch {panel[2]}; floor {floor:,.0f}", fontsize=9)
-    return figure
-
-
-def cost_figure(result: Mapping[str, Any]) -> Figure:
-    """Draw the time of a training step by each size, and of scoring and sampling by rows, on logarithmic axes."""
-    from matplotlib.figure import Figure
-
-    axes_of = list(dict.fromkeys(row["axis"] for row in result["steps"]))
-    figure = Figure(figsize=(4.2 * (len(axes_of) + 1), 3.4), layout="constrained")
-    figure.suptitle(f"{result['device']}: how cost grows")
-    panels = figure.subplots(1, len(axes_of) + 1)
-    for ax, axis in zip(panels, axes_of, strict=False):
-        rows = [row for row in result["steps"] if row["axis"] == axis]
-        values = [row["value"] for row in rows]
-        ax.loglog(values, [row["microseconds"] for row in rows], "o-", color=ACCENT, label="training step")
-        ideal = [row["flops"] / result["peak_flops"] * 1e6 for row in rows]
-        ax.loglog(values, ideal, ":", color=INK, label="its products at full speed")
-        for row in rows:
-            place = (row["value"], row["microseconds"])
-            ax.annotate(f"{row['utilisation']:.0%}", place, (0, 6), textcoords="offset points", fontsize=7, ha="center")
-        ax.set(xlabel=axis, title=f"by {axis}", ylabel="microseconds" if axis == axes_of[0] else "")
-        ax.set_xticks(values, [str(value) for value in values], fontsize=7)
-        ax.minorticks_off()
-        ax.margins(y=0.15)
-    panels[0].legend(fontsize=8)
-    for what, style in (("log_prob", "o-"), ("sample", "s--")):
-        rows = [row for row in result["rows"] if row["what"] == what]
-        panels[-1].loglog([row["n"] for row in rows], [row["seconds"] for row in rows], style, label=what)
-    panels[-1].set(xlabel="rows", title="scoring and sampling", ylabel="seconds")
-    panels[-1].legend(fontsize=8)
-    return figure
+def speed_text(found: Found) -> str:
+    """Return the measurements of `table-speed` as text."""
+    keys = [key for key in found["rows"][0] if key not in ("rows", "case")]
+    rows = [[row["case"], f"{row['rows']:,}", *(f"{row[key]:.1f}" for key in keys)] for row in found["rows"]]
+    return table(["threads", "training rows", *keys], rows)

@@ -93,6 +93,8 @@ def test_every_type_comes_back(name: str, missing: bool) -> None:
 def test_unused_entries_of_a_dictionary_do_not_count() -> None:
     cells = pa.DictionaryArray.from_arrays(pa.array([i % 2 for i in SOME], pa.int8()), ["1", "2", "no"])
     assert one(cells).values == (1.0, 2.0)  # type: ignore[attr-defined]
+    with_null = pa.DictionaryArray.from_arrays(pa.array([i % 3 for i in SOME], pa.int8()), ["a", None, "b"])
+    assert one(with_null).values == ("a", "b")  # type: ignore[attr-defined]
 
 
 def test_samples_stay_within_their_type() -> None:

@@ -16,6 +16,7 @@ from nicest.messages import brief
 
 MILLISECONDS = 86_400_000  # of a day
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(nan|inf|infinity)$"
+FIRST = 16  # cells that are parsed before all others, since Arrow takes its time to fail
 MOMENT = re.compile("date|time|duration")  # in Arrow's names of the types of dates and times
 
 
@@ -97,6 +98,7 @@ def _plain_numbers(cells: Any) -> tuple[np.ndarray, np.ndarray]:
     elif family(kind) == "text":
         cells = compute.utf8_trim_whitespace(cells.cast(pa.large_string()))
         try:
+            _floats(cells[:FIRST])
             return _floats(cells), words
         except pa.ArrowInvalid:
             fits = compute.match_substring_regex(cells, NUMBER, ignore_case=True)
@@ -118,6 +120,7 @@ def as_moments(cells: Any) -> tuple[np.ndarray, str]:
     stamps = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
     for kind in (pa.date32(), *stamps):
         try:
+            cells[:FIRST].cast(kind)
             return as_numbers(cells, kind)[0], str(kind)
         except pa.ArrowInvalid:
             continue

@@ -147,13 +147,13 @@ def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str])
     """Infer a column of texts, all of whose cells may be numbers or dates."""
     distinct, index = entries(cells if hasattr(cells.type, "index_type") else cells.dictionary_encode())
     counts = np.bincount(index[index >= 0], minlength=len(distinct))
-    used = np.flatnonzero(counts)
+    used = np.flatnonzero((counts > 0) & distinct.is_valid().to_numpy(zero_copy_only=False))
     distinct, counts = distinct.take(used), counts[used]
     numbers, words = as_numbers(distinct)
     seen, n_words = counts[words].sum() + counts[~np.isnan(numbers)].sum(), counts[words].sum()
-    texts = [each for each in distinct.to_pylist() if each is not None]
-    most = min(MOST_VALUES, max(FEW, seen / 2))
-    named = len(texts) <= most and any(LEADING_ZERO.match(text) for text in texts)
+    few = len(distinct) <= min(MOST_VALUES, max(FEW, seen / 2))
+    some = distinct[:MOST_VALUES].to_pylist()
+    named = few and any(map(LEADING_ZERO.match, some))
     if 0 < n_words < seen / 2 and not named:
         raise NicestError(
             f"expected numbers in column {shown(name)}, got {brief(repr(distinct[int(words.argmax())].as_py()), 60)}"
@@ -167,19 +167,19 @@ def _of_texts(name: str, kind: str, cells: Any, by_type: bool, notes: list[str])
         moments, moment = as_moments(distinct)
         if moment:
             return _of_numbers(name, moment, *_counted(moments, counts), by_type, notes)
-    example = f"{len(texts)} different texts such as {brief(repr(texts[0]), 60)}"
-    numbered = not named and len(texts) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in texts) > len(texts) / 2
+    example = f"{len(distinct)} different texts such as {brief(repr(some[0]), 60)}"
+    numbered = not named and len(some) > 2 and sum(bool(re.match(r"\W*\d", text)) for text in some) > len(some) / 2
     advice = "write numbers as 1234.5, without units, and dates as 2026-01-31" if numbered else ""
-    if max(map(len, texts)) > LONGEST:
+    if max(map(len, some)) > LONGEST:
         raise LeftOut(f"free text: texts of more than {LONGEST} characters")
-    if len(texts) > most:
+    if not few:
         raise LeftOut(f"free text or identifiers: {example}{advice and '; '}{advice}")
     if numbered:
         notes.append(
             f"column {shown(name)} holds {example}: they are treated as unordered categories; {advice}, or"
             f" {leave_out(name)} if that is wrong"
         )
-    return Category(name, kind, tuple(sorted(texts)))
+    return Category(name, kind, tuple(sorted(some)))
 
 
 def _counted(numbers: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ class Factors(nn.Module):
 
     def __init__(self, variables: int, rank: int = max(RANKS)) -> None:
         super().__init__()
-        self.register_buffer("loadings", torch.zeros(variables, min(rank, variables)))
+        self.register_buffer("loadings", torch.zeros(variables, min(rank, max(variables - 1, 0))))
         self.register_buffer("noise", torch.ones(variables))
 
     def forward(self, x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +54,7 @@ class Factors(nn.Module):
         held_out = torch.arange(len(x)) % 5 == 0
         most = self.loadings.shape[1]
         best, found = -math.inf, 0
-        for rank in [each for each in RANKS if each <= most]:
+        for rank in sorted({min(each, most) for each in RANKS}):
             self._maximise(x[~held_out], observed[~held_out], rank)
             nats = float(self.log_prob(x[held_out], observed[held_out]).mean())
             if nats > best:

@@ -13,8 +13,11 @@ from torch.nn.functional import logsigmoid
 
 Interval = tuple[float, float]
 NODES, WEIGHTS = (torch.from_numpy(each / 2) for each in np.polynomial.legendre.leggauss(16))
-NODES = NODES + 0.5  # quadrature of [0, 1]
+NODES = NODES + 0.5
+# quadrature of [0, 1], denser at the ends, where quantiles are infinite
+NODES, WEIGHTS = NODES**2 * (3 - 2 * NODES), WEIGHTS * 6 * NODES * (1 - NODES)
 BISECTIONS = 60
+SINGLE = 2.0**-23  # relative error of float32
 PARAMETERS = ("log_atoms", "log_weights", "loc", "log_scale")  # of Numbers, which differ between rows
 
 
@@ -94,7 +97,7 @@ class Numbers:
             each = each - self._log_total()
         smooth = torch.logsumexp(self.log_weights + each, -1) - self.log_unit
         if self.atoms.shape[-1]:
-            hits = x[..., None] == self.atoms
+            hits = (x[..., None] - self.atoms).abs() <= self.step[:, None] / 4  # on grids floats may be rounded
             # a finite floor instead of -inf: its gradient is 0, not NaN
             at_atom = torch.logsumexp(torch.where(hits, self.log_atoms, -1e4), -1)
             hit = hits.any(-1)
@@ -107,14 +110,17 @@ class Numbers:
 
     def cdf(self, x: Tensor, *, strict: bool = False) -> Tensor:
         """Return P(X <= x), or with `strict` P(X < x), for x of shape (..., n)."""
-        if strict:
-            at_atoms = torch.where(self.atoms == x[..., None], torch.exp(self.log_atoms), 0.0).sum(-1)
-            return self.cdf(x - self.step) - torch.where(self.step > 0, 0.0, at_atoms)
-        top = torch.minimum(torch.maximum(x, self.low), self.high) + self.step / 2
+        half, count = self.step / 2, x / torch.where(self.step > 0, self.step, 1.0)
+        slack = 1e-6 + SINGLE * count.abs()  # of rounding
+        last = torch.ceil(count - slack) - 1 if strict else torch.floor(count + slack)
+        last = torch.where(self.step > 0, last * self.step, x)
+        top = torch.minimum(torch.maximum(last, self.low), self.high) + half
         share = torch.exp(log_mass(self._lowest(), self._standard(top)) - self._log_total())
-        share = torch.where((x >= self.low)[..., None], share, 0.0)
+        share = torch.where((last >= self.low - half)[..., None], share, 0.0)
         total = (torch.exp(self.log_weights) * share).sum(-1)
-        return total + torch.where(self.atoms <= x[..., None], torch.exp(self.log_atoms), 0.0).sum(-1)
+        end = (last + half)[..., None]
+        below = self.atoms < end if strict else self.atoms <= end
+        return total + torch.where(below, torch.exp(self.log_atoms), 0.0).sum(-1)
 
     def log_probability(self, intervals: Sequence[Interval]) -> Tensor:
         """Return log P(X in one of the intervals), (..., n)."""
@@ -137,9 +143,7 @@ class Numbers:
         low, high = ((end - loc) * torch.exp(-log_scale) for end in (ends[..., 0] - half, ends[..., 1] + half))
         share = torch.rand(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
         drawn = loc + truncated_quantile(low, high, share) * torch.exp(log_scale)
-        on_grid = torch.round(drawn / torch.where(self.step > 0, self.step, 1.0)) * self.step
-        drawn = torch.where(self.step > 0, on_grid, drawn)
-        drawn = torch.minimum(torch.maximum(drawn, ends[..., 0]), ends[..., 1])
+        drawn = torch.minimum(torch.maximum(self._rounded(drawn), ends[..., 0]), ends[..., 1])
         if n_atoms:
             atom = self.atoms.expand(*loc.shape, n_atoms).gather(-1, choice.clamp_max(n_atoms - 1))[..., 0]
             drawn = torch.where(choice[..., 0] < n_atoms, atom, drawn)
@@ -147,7 +151,8 @@ class Numbers:
 
     def quantile(self, share: Tensor) -> Tensor:
         """Return the smallest x with P(X <= x) >= share, for shares of shape (..., n)."""
-        nodes = self._nodes().flatten(-2)
+        atoms = torch.where(self.atoms.isnan(), self.loc[..., :1], self.atoms)
+        nodes = torch.cat((self._nodes().flatten(-2), atoms), -1)
         low, high = nodes.min(-1).values, nodes.max(-1).values
         width = high - low
         low, high = low - 50 * width - 1, high + 50 * width + 1
@@ -156,8 +161,7 @@ class Numbers:
             middle = (low + high) / 2
             below = self.cdf(middle) < share
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        unit = torch.where(self.step > 0, self.step, 1.0)
-        found = torch.where(self.step > 0, torch.ceil(high / unit - 1e-6) * self.step, high)
+        found = self._rounded(high)
         if self.atoms.shape[-1]:
             gap = (found[..., None] - self.atoms).abs().nan_to_num(math.inf)
             near = gap.min(-1)
@@ -167,8 +171,12 @@ class Numbers:
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return means and variances, (..., n)."""
-        nodes, weights = self._nodes(), WEIGHTS.to(self.loc)
+        nodes, weights, step = self._nodes(), WEIGHTS.to(self.loc), self.step[:, None]
+        narrow = step > 3 * torch.exp(self.log_scale)  # rounding to the grid moves the mean of these alone
+        rounded = self._rounded(nodes.movedim(-3, -1)).movedim(-1, -3)
+        nodes = torch.where(narrow[..., None], rounded, nodes)
         first, second = (torch.einsum("...kq,q->...k", nodes**power, weights) for power in (1, 2))
+        second = second + torch.where(narrow, 0.0, step**2 / 12)
         atoms, log_atoms = self.atoms.nan_to_num(0.0), self.log_atoms
         mean = (torch.exp(self.log_weights) * first).sum(-1) + (torch.exp(log_atoms) * atoms).sum(-1)
         square = (torch.exp(self.log_weights) * second).sum(-1) + (torch.exp(log_atoms) * atoms**2).sum(-1)
@@ -176,15 +184,18 @@ class Numbers:
 
     def crps(self, y: Tensor) -> Tensor:
         """Return the continuous ranked probability score, the integral of (P(X <= t) - 1{t >= y})^2, (..., n)."""
-        points = torch.cat((self._nodes().flatten(-2), y[..., None]), -1)
+        nodes = self._nodes().flatten(-2)
+        points = torch.cat((self._rounded(nodes.mT).mT, y[..., None]), -1)
         if self.atoms.shape[-1]:
             atoms = self.atoms.expand(*y.shape, -1)
             atoms = torch.where(atoms.isnan(), y[..., None], atoms)
-            points = torch.cat((points, atoms, atoms - 1e-9), -1)
+            points = torch.cat((points, atoms), -1)
         points = points.sort(-1).values
-        levels = torch.stack([self.cdf(each) for each in points.unbind(-1)], -1)
-        left, right = levels[..., :-1], levels[..., 1:]
-        above = (points[..., :-1] >= y[..., None]).to(levels)
+        right = left = torch.stack([self.cdf(each) for each in points.unbind(-1)], -1)
+        if self.stepped or self.atoms.shape[-1]:  # F jumps
+            right = torch.stack([self.cdf(each, strict=True) for each in points.unbind(-1)], -1)
+        left, right = left[..., :-1], right[..., 1:]
+        above = (points[..., :-1] >= y[..., None]).to(left)
         left, right = left - above, right - above
         # Simpson's rule for a linear F: the integral of its square
         return ((points[..., 1:] - points[..., :-1]) * (left**2 + left * right + right**2) / 3).sum(-1)
@@ -200,18 +211,18 @@ class Numbers:
         return log_mass(self._lowest(), self._standard(self.high + self.step / 2))
 
     def _clipped(self, interval: Interval) -> tuple[Tensor, Tensor]:
-        """Return the ends of an interval inside the bounds, on grids rounded inwards."""
-        low, high = (torch.minimum(torch.maximum(self.low.new_tensor(end), self.low), self.high) for end in interval)
-        unit = torch.where(self.step > 0, self.step, 1.0)
+        """Return the ends of an interval inside the bounds, on grids rounded inwards; low > high if it is empty."""
+        unit, (low, high) = torch.where(self.step > 0, self.step, 1.0), interval
         inner_low, inner_high = torch.ceil(low / unit - 1e-6) * unit, torch.floor(high / unit + 1e-6) * unit
-        return torch.where(self.step > 0, inner_low, low), torch.where(self.step > 0, inner_high, high)
+        low, high = torch.where(self.step > 0, inner_low, low), torch.where(self.step > 0, inner_high, high)
+        return torch.maximum(low, self.low), torch.minimum(high, self.high)
 
     def _masses(self, intervals: Sequence[Interval]) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of atoms (..., n, A) and of components (..., n, K, J) in the intervals."""
         total, half, parts = self._log_total(), self.step / 2, []
         for interval in intervals:
             low, high = self._clipped(interval)
-            empty = (high + half <= low - half)[..., None]
+            empty = torch.where(half > 0, high < low - half, high <= low)[..., None]
             mass = log_mass(self._standard(low - half), self._standard(high + half)) - total
             parts.append(torch.where(empty, -math.inf, self.log_weights + mass))
         atoms = torch.where(within(self.atoms, intervals), self.log_atoms, -math.inf)
@@ -223,6 +234,10 @@ class Numbers:
         low, high = self._standard(self.low - half)[..., None], self._standard(self.high + half)[..., None]
         nodes = truncated_quantile(low, high, NODES.to(self.loc).expand(*self.loc.shape, -1))
         return self.loc[..., None] + nodes * torch.exp(self.log_scale)[..., None]
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Return numbers (..., n), those of grids rounded to grid points."""
+        return torch.where(self.step > 0, torch.round(x / torch.where(self.step > 0, self.step, 1.0)) * self.step, x)
 
 
 def truncated_quantile(low: Tensor, high: Tensor, share: Tensor) -> Tensor:

@@ -87,16 +87,11 @@ class TableModel(Density):
 
         Of the P observed cells of a row a random set of k is seen, k uniform from 0 to P - 1. P / (P - k) times the
         sum of log p(x_i | seen) over the other cells has the expectation of log p over a random order (chain rule).
-        Each row trains one member: the first rows the first, and so on.
         """
         members, n = self.network.members, len(x)
-        draws = select(torch.rand(batch_size(n), self.dim + 2, device=x.device))
-        missing = -n % members  # rows that are repeated so that all members have the same number
-        if missing:
-            x, draws = (torch.cat((each, each[:missing])) for each in (x, draws))
-        x, draws = (each.unflatten(0, (members, -1)) for each in (x, draws))
+        draws = select(torch.rand(batch_size(n), members, self.dim + 2, device=x.device)).transpose(0, 1)
         favoured = draws[..., -2] < self.favour
-        return self._estimate(x, draws[..., :-2], draws[..., -1], favoured).flatten()[:n]
+        return self._estimate(x.expand(members, -1, -1), draws[..., :-2], draws[..., -1], favoured).mean(0)
 
     @torch.no_grad()
     def validation_log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
