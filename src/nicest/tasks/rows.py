@@ -11,7 +11,7 @@ import numpy as np
 from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.columns import Schema
-from nicest.data.splits import folder_images, read_rows
+from nicest.data.loading import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
 from nicest.messages import listed
