@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+import typer
 from scipy.stats import rankdata
 from threadpoolctl import threadpool_limits
 
@@ -28,6 +30,7 @@ from nicest.files import require_writable, to_json, write_text
 from nicest.inference.workers import cores, end_with_parent
 from nicest.messages import nearest, one_line
 from nicest.progress import Bar
+from nicest.tasks import options
 
 Figures = dict[str, float]
 Trial = dict[str, Any]
@@ -41,10 +44,9 @@ QUIET = 30  # seconds between two lines of progress if there is no terminal
 class Comparison(NamedTuple):
     """Methods, tables, and `trial(method, table, seed)`, which returns the metrics of each score of a method.
 
-    `figures` maps the metrics to their digits; the first one decides which method is best. `absent` maps methods that
-    cannot run here to the reason. `about` goes into the results. `read` reads a file, `tables` are the built-in ones;
-    both give something with `rows` (N, D) and `left_out`. Everything must be picklable, because trials run in other
-    processes.
+    `figures` maps the metrics to their digits; the first one decides which method is best. `needs` are packages that
+    some methods need. `about` goes into the results. `tables` are built in, `read` reads one of a file; both give
+    something with `rows` (N, D) and `left_out`. All must be picklable, because trials run in other processes.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Comparison(NamedTuple):
     tables: Mapping[str, Callable[[np.random.Generator], Any]]
     methods: Mapping[str, Any]
     trial: Callable[[Any, Any, int], Mapping[str, Figures]]
-    absent: Mapping[str, str] = NONE
+    needs: Mapping[str, str] = NONE
     about: Mapping[str, Any] = NONE
     read: Callable[[Path], Any] = read_numbers
 
@@ -62,12 +64,19 @@ class Comparison(NamedTuple):
 def compare(
     comparison: Comparison,
     *,
-    data: Path | None = None,
-    tables: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    seeds: int = 2,
-    jobs: int = 0,
-    out: Path | None = None,
+    tables: Annotated[Sequence[str], typer.Argument(help="Which tables.", show_default="all")] = (),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A folder of your own tables (.csv, .csv.gz, .parquet, .arrow, .npy, .npz).", parser=Path),
+    ] = None,
+    methods: Annotated[
+        Sequence[str], typer.Option("--method", help="Only this method; repeatable.", show_default="all")
+    ] = (),
+    seeds: Annotated[int, options.integer(1, 1000, "Random splits per table.")] = 2,
+    jobs: options.Jobs = 0,
+    out: Annotated[
+        Path | None, options.out_file("A JSON file, written after every trial; the same command resumes.")
+    ] = None,
 ) -> dict[str, Any]:
     """Run every method on `seeds` splits of every table, `jobs` at a time, and rank the methods.
 
@@ -76,10 +85,13 @@ def compare(
     """
     files = tables_in(data) if data else {}
     names = _chosen(tables, files or comparison.tables, "table")
+    absent = {
+        name: f"it needs {each}: pip install {each}" for name, each in comparison.needs.items() if not find_spec(each)
+    }
     for name in methods:
-        if name in comparison.absent:
-            raise NicestError(f"cannot run {name}: {comparison.absent[name]}")
-    chosen = _chosen(methods, comparison.methods, "method")
+        if name in absent:
+            raise NicestError(f"cannot run {name}: {absent[name]}")
+    chosen = _chosen(methods, {name: 0 for name in comparison.methods if name not in absent}, "method")
     digests = {name: hashlib.sha256(files[name].read_bytes()).hexdigest() for name in names if data}
     keys = [(name, seed, method) for name in names for seed in range(seeds) for method in chosen]
     known = {} if out is None else _known(out, comparison, digests)
@@ -98,7 +110,7 @@ def compare(
     }
     same = {"comparison": comparison.name, "unit": comparison.unit, **comparison.about}
     about = {"figures": dict(comparison.figures), "highest_is_best": comparison.highest, "seeds": seeds, "data": data}
-    result = origin(torch.device("cpu")) | same | about | {"digests": digests, "absent": dict(comparison.absent)}
+    result = origin(torch.device("cpu")) | same | about | {"digests": digests, "absent": absent}
 
     def so_far(**more: Any) -> dict[str, Any]:
         found = [trial for key in keys for trial in trials.get(key, ())]
@@ -110,7 +122,7 @@ def compare(
     with Bar(f"comparing {comparison.name}", len(keys), len(trials)) as bar:
         if out is not None:
             require_writable(out)
-        for name, why in ({} if methods else comparison.absent).items():
+        for name, why in ({} if methods else absent).items():
             bar.note(f"without {name}: {why}")
         if trials:
             kept = f"{out} already holds {len(trials)} of {len(keys)} results"

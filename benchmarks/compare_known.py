@@ -1,4 +1,7 @@
-"""Compare densities with the true ones, of which the rows were drawn: NICE and mixtures of Gaussians."""
+"""Compare densities with the true ones, of which the rows were drawn: NICE, and a mixture chosen by BIC.
+
+Example: python -m benchmarks compare known --seeds 5 --out known.json
+"""
 
 from __future__ import annotations
 
@@ -69,12 +72,6 @@ def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
 def comparison() -> Comparison:
     """Return the comparison."""
     methods = {"NICETable": partial(of_estimator, NICETable), "NICE": partial(of_estimator, NICE), "mixture": mixture}
-    return Comparison(
-        name="known",
-        unit=f"Gap of the mean log-density to the true one, in nats, after {TRAIN} rows",
-        figures={"gap": 4, "seconds": 1},
-        highest=False,
-        tables={"Gaussian": one_gaussian, "three Gaussians": three_gaussians},
-        methods=methods,
-        trial=trial,
-    )
+    tables = {"Gaussian": one_gaussian, "three Gaussians": three_gaussians}
+    unit = f"Gap of the mean log-density to the true one, in nats, after {TRAIN} rows"
+    return Comparison("known", unit, {"gap": 4, "seconds": 1}, False, tables, methods, trial)

@@ -51,7 +51,9 @@ class Table(NamedTuple):
     def numbers(self, frame: Any) -> np.ndarray:
         """Return an Arrow table as rows: the inverse of `frame`."""
         cells = frame.columns
-        return np.column_stack([self.texts[i].encode(each) if i in self.texts else each for i, each in enumerate(cells)])
+        return np.column_stack(
+            [self.texts[i].encode(each) if i in self.texts else each for i, each in enumerate(cells)]
+        )
 
 
 Read = Callable[[Generator], Table]

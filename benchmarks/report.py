@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from nicest.files import to_json, write_text
 from nicest.inference.workers import cores
 from nicest.runs.runtime import environment
+from nicest.tasks import options
 from nicest.tasks.results import Result
 
 Found = Mapping[str, Any]
+Out = Annotated[Path | None, options.out_file("A JSON file of the results.", show_default=False)]
+Windows = Annotated[int, options.integer(1, 1000, "Number of time windows; the median is reported.")]
+Seconds = Annotated[float, options.real(0, 60, "Length of a window in seconds.")]
+
+
+def tables(found: Found) -> str:
+    """Return all lists of dictionaries as Markdown tables."""
+    rows = [value for value in found.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    each = [list(dict.fromkeys(key for row in some for key in row)) for some in rows]
+    return "\n".join(
+        table(keys, [[cell(row.get(key, "")) for key in keys] for row in some])
+        for keys, some in zip(each, rows, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Result):
-    """What a benchmark found, and how to print it."""
+    """What a benchmark found, where it was made, and how it is printed; written as JSON to `out` if there is one."""
 
     found: Found
-    text: Callable[[Found], str]
+    text: Callable[[Found], str] = tables
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            write_text(self.out, to_json(self.to_dict()))
 
     @property
     def exit_code(self) -> int:
         return 130 if "unfinished" in self.found else int("failed" in self.found)
 
     def lines(self) -> Iterator[Any]:
+        yield f"{self.found['device']}, torch {self.found['versions']['torch']}\n"
         yield self.text(self.found)
         yield from (self.found[key] for key in ("caveat", "unfinished") if key in self.found)
 
@@ -39,91 +58,23 @@ class Report(Result):
         return dict(self.found)
 
 
-def report(found: Found, text: Callable[[Found], str], out: Path | None) -> Report:
-    """Return a report, written as JSON to `out` if there is one."""
-    if out is not None:
-        write_text(out, to_json(found))
-    return Report(found=found, text=text)
-
-
 def origin(device: torch.device) -> dict[str, Any]:
     """Describe the command, the commit, the date, the machine and the versions."""
-    command = f"python -m benchmarks {shlex.join(sys.argv[1:])}" if sys.argv[0].endswith("__main__.py") else None
-    return environment(device) | {"command": command, "cores": cores(), "cpu": processor()}
-
-
-def processor() -> str | None:
-    """Return the name of the processor, where Linux tells it."""
+    command = f"python -m benchmarks {shlex.join(sys.argv[1:])}" if "benchmarks" in sys.argv[0] else None
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((each.partition(":")[2].strip() for each in lines if each.startswith("model name")), None)
-
-
-def line(cells: Iterable[object]) -> str:
-    """Return one row of a Markdown table."""
-    return f"| {' | '.join(map(str, cells))} |"
+    names = [each for each in info.read_text().splitlines() if "model name" in each] if info.exists() else []
+    cpu = names[0].partition(":")[2].strip() if names else None
+    return environment(device) | {"command": command, "cores": cores(), "cpu": cpu}
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a Markdown table and an empty line."""
-    return "\n".join([line(columns), "|---" * len(columns) + "|", *map(line, rows), ""])
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join([*(f"| {' | '.join(map(str, cells))} |" for cells in lines), ""]).replace("| --- ", "|---")
 
 
-def bench_text(found: Found) -> str:
-    """Return the measurements of `bench` as text."""
-    keys = ("net", "batch", "what", "lib")
-    rows = [[*(row[k] for k in keys), f"{row['microseconds']:,.0f}", f"{row['floor_ratio']:.2f}"] for row in found["rows"]]
-    starts = [[row["net"], row["batch"], row["lib"], f"{row['seconds']:.2f}"] for row in found["startup"]]
-    return "\n".join(
-        [
-            f"{found['device']}, {found['precision']}, torch {found['versions']['torch']}\n",
-            table(["net", "batch", "what", "library", "microseconds", "times the floor"], rows),
-            table(["net", "batch", "library", "seconds to the first step"], starts),
-            f"`import nicest` adds {found['import_ms']:.1f} ms to importing torch",
-        ]
-    )
-
-
-def cost_text(found: Found) -> str:
-    """Return the measurements of `cost` as text."""
-    steps = [
-        [row["axis"], f"{row['value']:,}", f"{row['microseconds']:,.0f}", f"{row['utilisation']:.1%}"]
-        for row in found["steps"]
-    ]
-    rows = [
-        [row["what"], f"{row['n']:,}", f"{row['seconds']:.4f}", f"{row.get('bytes', math.nan) / 2**20:,.0f}"]
-        for row in found["rows"]
-    ]
-    trainings = [
-        [row["recipe"], f"{row['steps']:,}", f"{row['microseconds']:,.0f}", f"{row['hours']:.2f}"]
-        for row in found["trainings"]
-    ]
-    return "\n".join(
-        [
-            f"{found['device']}, large products at {found['peak_flops'] / 1e12:.3g} TFLOP/s\n",
-            table(["size", "value", "microseconds a step", "of the device's speed"], steps),
-            table(["what", "rows", "seconds", "additional MiB"], rows),
-            table(["the paper's training", "steps", "microseconds a step", "hours"], trainings),
-        ]
-    )
-
-
-def vae_text(found: Found) -> str:
-    """Return the bounds of the VAEs as text."""
-
-    def mean(row: Found, name: str, form: str) -> str:
-        sd = "" if row[f"{name}_sd"] is None else f" ± {row[f'{name}_sd']:.1f}"
-        return "–" if row[f"{name}_nats"] is None else f"{row[f'{name}_nats']:{form}}{sd}"
-
-    rows = [
-        [row["model"], f"{row['parameters']:,}", mean(row, "test", ".1f"), mean(row, "gain", "+.1f"), f"{row['seconds']:.0f}"]
-        for row in found["rows"]
-    ]
-    return table(["model", "parameters", "test bound, nats", "gain over plain", "seconds"], rows)
-
-
-def speed_text(found: Found) -> str:
-    """Return the measurements of `table-speed` as text."""
-    keys = [key for key in found["rows"][0] if key not in ("rows", "case")]
-    rows = [[row["case"], f"{row['rows']:,}", *(f"{row[key]:.1f}" for key in keys)] for row in found["rows"]]
-    return table(["threads", "training rows", *keys], rows)
+def cell(value: object) -> str:
+    """Return a number with few digits, or anything else as it is."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

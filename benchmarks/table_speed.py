@@ -7,44 +7,49 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
 
 from benchmarks.compare import in_process
-from benchmarks.report import origin
+from benchmarks.report import Out, Report, origin
 from nicest.errors import NicestError
 from nicest.estimators.table import NICETable
 from nicest.inference.workers import cores
 from nicest.progress import track
+from nicest.tasks import options
 
-SIZES, COLUMNS, HIDDEN = (1_000, 16_000), 10, 0.2
+COLUMNS, HIDDEN = 10, 0.2
 CASES = {"one": (1, False), "all": (None, False), "all, busy cores": (None, True)}
 
 
-def study(sizes: Sequence[int] = SIZES, rows: int = 100_000, imputed: int = 400, effort: str = "medium") -> dict[str, Any]:
-    """Measure a fit for each size, then the work on `rows` rows and the imputation of `imputed` rows.
+def study(
+    size: Annotated[Sequence[int], options.integer(20, 10**7, "Training rows; repeatable.")] = (1_000, 16_000),
+    rows: Annotated[int, options.integer(1, 10**7, "Rows to score and to sample.")] = 100_000,
+    imputed: Annotated[int, options.integer(1, 10**7, "Rows to impute.")] = 400,
+    effort: Annotated[str, typer.Option(help="low, medium or high.")] = "medium",
+    out: Out = None,
+) -> Report:
+    """Measure how long a model of a table trains, scores, samples and imputes, and what busy cores cost.
 
-    Each in its own process: with one thread, with the default threads, and with these next to a busy loop on every
-    core. Seconds are of wall-clock time, and of CPU time of the process.
+    Each model has its own process: with one thread, with the default threads, and with these next to a busy loop on
+    every core. Seconds are of wall-clock time, and of CPU time of the process.
+
+    Example: python -m benchmarks table-speed --size 1000 --rows 10000
     """
     found = []
-    runs = [(case, size) for case in CASES for size in sizes]
-    for case, size in track(runs, "speed", len(runs)):
+    runs = [(case, n) for case in CASES for n in size]
+    for case, n in track(runs, "speed", len(runs)):
         threads, busy = CASES[case]
         with busy_cores() if busy else nullcontext():
-            answer, why = in_process(partial(measured, size, rows, imputed, effort), threads)
+            answer, why = in_process(partial(measured, n, rows, imputed, effort), threads)
         if why:
-            raise NicestError(f"{size} rows with threads: {case}: {why}")
-        found.append({"case": case, "rows": size} | answer)
-    return origin(torch.device("cpu")) | {
-        "columns": COLUMNS,
-        "scored_rows": rows,
-        "imputed_rows": imputed,
-        "effort": effort,
-        "rows": found,
-    }
+            raise NicestError(f"{n} rows with threads: {case}: {why}")
+        found.append({"threads": case, "rows": n} | answer)
+    about = {"columns": COLUMNS, "scored_rows": rows, "imputed_rows": imputed, "effort": effort}
+    return Report(found=origin(torch.device("cpu")) | about | {"rows": found}, out=out)
 
 
 def data(n: int, seed: int) -> np.ndarray:

@@ -60,6 +60,14 @@ class NICEDetector(BaseEstimator):
     labels_ : array of shape (N,)
     """
 
+    mean_: np.ndarray
+    scale_: np.ndarray
+    flows_: list[tuple[np.ndarray, Flow]]
+    mixtures_: list[GaussianMixture]
+    decision_scores_: np.ndarray
+    threshold_: float
+    labels_: np.ndarray
+
     def __init__(
         self,
         *,
@@ -139,7 +147,8 @@ class NICEDetector(BaseEstimator):
             precision="float32", evaluate_every=epochs,
         )  # fmt: skip
         fitted = fit(flow, rows, settings=settings, callbacks=(), device=self.device)
-        return fitted.flow.cpu()  # type: ignore[no-any-return]
+        found: Flow = fitted.flow.cpu()
+        return found
 
     def _rows(self, X: ArrayLike, *, reset: bool = False) -> np.ndarray:
         """Return checked rows in float64."""

@@ -87,6 +87,8 @@ class Numbers:
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return log-densities of values x (..., n); log-probabilities on grids and at atoms."""
+        outside = (x < self.low) | (x > self.high)
+        x = torch.where(outside, 0.0, x)  # also instead of infinities, whose differences are NaN
         z = self._standard(x)
         each = logsigmoid(z) + logsigmoid(-z) - self.log_scale
         if self.stepped:
@@ -104,9 +106,7 @@ class Numbers:
             # on a grid an atom adds to the probability that its grid point has anyway
             both = torch.logaddexp(at_atom, smooth) if self.stepped else at_atom
             smooth = torch.where(hit, torch.where(self.step > 0, both, at_atom), smooth)
-        if self.bounded:
-            smooth = torch.where((x >= self.low) & (x <= self.high), smooth, -math.inf)
-        return smooth
+        return torch.where(outside, -math.inf, smooth)
 
     def cdf(self, x: Tensor, *, strict: bool = False) -> Tensor:
         """Return P(X <= x), or with `strict` P(X < x), for x of shape (..., n)."""

@@ -18,7 +18,7 @@ from nicest.flows.noise import batch_size, select
 from nicest.tables.heads import Categories, Interval, Numbers
 from nicest.tables.network import COARSE, FINE, UNUSED, Network
 
-FAR = 1e9  # stands for an infinite bound, since gradients at infinity are NaN
+FAR = 1e30  # stands for an infinite bound, since gradients at infinity are NaN
 VALIDATION_MASKS = 4  # of every validation row
 
 
@@ -184,7 +184,7 @@ class TableModel(Density):
         network.variables.mean.copy_(mean)
         network.variables.deviation.copy_(deviation)
         network.factors.fit((values - mean) / deviation, seen)
-        nodes = (torch.arange(k).to(x) + 0.5) / k  # logistics of standard deviation .9 at normal quantiles times .45
+        nodes = (torch.arange(k).to(x) + 0.5) / k  # logistics of standard deviation .6 at .8 normal quantiles
         for i, head in enumerate(self.heads):
             bias, cells = network.leave.bias[:, network.slices[i]], x[known[:, i], i]
             if head.categories:

@@ -34,11 +34,9 @@ class Training(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if a signal stopped it."""
         return 0 if self.finished else 130
 
     def lines(self) -> Iterator[Any]:
-        """Yield the best validation and what to do next."""
         if not self.finished:
             yield f"stopped at step {self.step}, all saved in {self.run}: --resume continues it"
             return
