@@ -9,40 +9,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from benchmarks.peers import (
-    BLOCKS,
-    GLOWS,
-    PEERS,
-    SCALES,
-    SPLINES,
-    STEPS,
-    WIDTH,
-    build_glow,
-    build_peer,
-    installed,
-)
-from benchmarks.report import bench_figure
+from benchmarks.peers import BLOCKS, GLOWS, PEERS, SCALES, SPLINES, STEPS, WIDTH, build_glow, build_peer, installed
+from benchmarks.report import Out, Report, Seconds, Windows, origin
 from nicest.data import Splits
 from nicest.errors import NicestError
-from nicest.fast import capture, lower
+from nicest.fast import capture
 from nicest.flows import ConvNet, Spline
 from nicest.inference.engine import Engine
-from nicest.plots import picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
 from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
 from nicest.recipes.build import build
 from nicest.recipes.recipe import ModelSettings
-from nicest.runs.runtime import choose_device, environment, rows_to
+from nicest.runs.runtime import choose_device, rows_to
+from nicest.tasks import options
 from nicest.train.fit import start
 from nicest.train.state import State
 from nicest.train.step import TrainingStep
@@ -62,34 +51,30 @@ Group = list[tuple[str, str, Callable[[], object]]]  # work, library, function
 
 
 def bench(
-    nets: Sequence[str] = ("mnist",),
-    batches: Sequence[int] = (200,),
-    *,
-    windows: int = 5,
-    seconds: float = 0.3,
-    device: str = "auto",
-    out: str | Path | None = None,
-) -> dict[str, Any]:
-    """Measure a training step, log_prob and sample, in microseconds and relative to a lower bound, the floor.
+    net: Annotated[Sequence[str], typer.Option(help="mnist, cifar10, small, spline or glow; repeatable.")] = ("mnist",),
+    batch: Annotated[Sequence[int], options.integer(1, 100_000, "Batch size; repeatable.")] = (200,),
+    windows: Windows = 5,
+    seconds: Seconds = 0.3,
+    device: options.Device = "auto",
+    out: Out = None,
+) -> Report:
+    """Measure the speed of nicest, of the installed flow libraries, and of the matrix products alone, the floor.
 
-    The floor consists of the matrix products alone, in the precision that nicest trains in, and a fused Adam for the
-    training step. The other libraries run eagerly in float32, as their users run them. Each number is the median of
-    `windows` windows of `seconds` after a warm-up. On a CPU the libraries take turns. The time to the first step is
-    reported separately.
+    Microseconds of a training step, log_prob and sample, and relative to the floor: the matrix products in the
+    precision that nicest trains in, and a fused Adam for the training step. The other libraries run eagerly in float32,
+    as their users run them. Each number is the median of several windows after a warm-up.
+
+    Example: python -m benchmarks bench --net mnist --batch 200 --batch 2048
     """
     place = choose_device(device)
-    unknown = [net for net in nets if net not in NETS]
+    unknown = [each for each in net if each not in NETS]
     if unknown:
         raise NicestError(f"expected nets of {', '.join(NETS)}, got {', '.join(unknown)}")
-    if out:
-        picture_kind(Path(out))
-    rows: list[dict[str, Any]] = []
-    startup: list[dict[str, Any]] = []
-    cases = [(net, batch) for net in nets for batch in batches]
-    for net, batch in track(cases, "bench", len(cases)):
-        recipe, case = recipe_of(net, batch), {"net": net, "batch": batch}
-        floor = floor_runs(recipe, place)
-        products, training, adam = measure(list(floor.values()), place, windows, seconds)
+    rows, startup = list[dict[str, Any]](), list[dict[str, Any]]()
+    cases = [(name, size) for name in net for size in batch]
+    for name, size in track(cases, "bench", len(cases)):
+        recipe, case = recipe_of(name, size), {"net": name, "batch": size}
+        products, training, adam = measure(list(floor_runs(recipe, place).values()), place, windows, seconds)
         floors = {"training step": training + adam, "log_prob": products, "sample": products}
         groups = contestants(recipe, place, startup)
         if place.type == "cpu":  # its speed varies with other load, so all take turns
@@ -97,20 +82,13 @@ def bench(
         for group in chain(groups, variants(recipe, place)):
             took_each = measure([run for *_, run in group], place, windows, seconds)
             for (what, library, _), took in zip(group, took_each, strict=True):
-                figures = {"microseconds": took, "floor_ratio": took / floors[what]}
-                rows.append({"what": what, "lib": library} | case | figures)
+                times = {"microseconds": took, "floor_ratio": took / floors[what]}
+                rows.append(case | {"what": what, "lib": library} | times)
         for what, took in floors.items():
-            rows.append({"what": what, "lib": "floor"} | case | {"microseconds": took, "floor_ratio": 1.0})
-    result = environment(place) | {
-        "rows": rows,
-        "startup": startup,
-        "import_ms": import_milliseconds(),
-        "precision": "bfloat16 inside m" if place.type == "cuda" else "float32",
-    }
-    if out:
-        save_figure(bench_figure(rows, title=f"{result['device']}: microseconds"), Path(out))
-        result["out"] = str(out)
-    return result
+            rows.append(case | {"what": what, "lib": "floor", "microseconds": took, "floor_ratio": 1.0})
+    precision = "bfloat16 inside m" if place.type == "cuda" else "float32"
+    about = {"import_ms": import_milliseconds(), "precision": precision}
+    return Report(found=origin(place) | about | {"rows": rows, "startup": startup}, out=out)
 
 
 def recipe_of(net: str, batch: int) -> Recipe:
@@ -166,10 +144,7 @@ def our_runs(recipe: Recipe, device: torch.device, *, precision: torch.dtype | N
 
 
 def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
-    """Yield variants of nicest: with weight averages and warps, in float32, and a small flow written by hand.
-
-    The runs of a group take turns, so that they can be compared on a machine whose speed varies.
-    """
+    """Yield variants of nicest: with weight averages and warps, and inference in float32."""
     averaged = recipe.override("train.ema=0.999")
     yield [("training step", "nicest + average", our_runs(averaged, device)["training step"])]
     if len(recipe.data.shape) > 1:
@@ -178,34 +153,6 @@ def variants(recipe: Recipe, device: torch.device) -> Iterator[Group]:
     if device.type == "cuda":
         runs = our_runs(recipe, device, precision=torch.float32)
         yield [(what, "nicest, float32", runs[what]) for what in ("log_prob", "sample")]
-    if len(recipe.data.shape) == 1 and recipe.model.law == "additive":
-        flow, y = build(recipe).to(device).eval(), torch.rand(recipe.train.batch, recipe.data.dim, device=device)
-        fast = lower(flow)
-        ways = {
-            "nicest": lambda: fast.log_density(y),
-            "nicest plain": lambda: flow.log_density(y),
-            "by hand": by_hand(flow, y),
-        }
-        yield [("log_prob", f"{way}, after noise", torch.inference_mode()(run)) for way, run in ways.items()]
-
-
-def by_hand(flow: Any, x: Tensor) -> Callable[[], Tensor]:
-    """Return log_prob of additive couplings, a scaling and a logistic prior, written as a plain loop."""
-    layers = flow.bijection.layers.values()
-    networks = [torch.nn.Sequential(*layer.network.layers) for layer in layers if hasattr(layer, "network")]
-    (s,) = (layer.s for layer in layers if hasattr(layer, "s"))
-
-    def run() -> Tensor:
-        odd, even = x[:, ::2], x[:, 1::2]
-        for k, network in enumerate(networks):
-            if k % 2 == 0:
-                even = even + network(odd)
-            else:
-                odd = odd + network(even)
-        h = torch.stack((odd, even), -1).flatten(1) * s.exp()
-        return (2 * torch.nn.functional.logsigmoid(h) - h).sum(-1) + s.sum()
-
-    return run
 
 
 def import_milliseconds(processes: int = 5) -> float:
@@ -218,14 +165,10 @@ def import_milliseconds(processes: int = 5) -> float:
 
 def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
     """Return the same work in another library: dequantise, forward, backward, Adam; inference without gradients."""
-    batch, model = recipe.train.batch, recipe.model
+    batch, model, data = recipe.train.batch, recipe.model, recipe.data
     bins = model.bins if model.law == "spline" else 0
     hidden = (model.width,) * model.hidden_layers[0]
-    peer = (
-        build_glow(library, recipe.data.shape)
-        if model.blocks
-        else build_peer(library, recipe.data.dim, hidden, bins=bins)
-    )
+    peer = build_glow(library, data.shape) if model.blocks else build_peer(library, data.dim, hidden, bins=bins)
     optimizer = torch.optim.Adam(peer.flow.to(device).parameters(), lr=1e-3)
     rows = rows_to(noise(recipe)[:batch], device)
 
@@ -237,26 +180,23 @@ def peer_runs(library: str, recipe: Recipe, device: torch.device) -> Runs:
         (-peer.log_prob(dequantised()).mean()).backward()
         optimizer.step()
 
+    inference = torch.no_grad()
     return {
         "training step": step,
-        "log_prob": torch.no_grad()(lambda: peer.log_prob(dequantised())),
-        "sample": torch.no_grad()(lambda: peer.sample(batch)),
+        "log_prob": inference(lambda: peer.log_prob(dequantised())),
+        "sample": inference(lambda: peer.sample(batch)),
     }
 
 
 def floor_runs(recipe: Recipe, device: torch.device) -> Runs:
-    """Return the matrix products or convolutions of a step and of a forward pass, and a fused Adam of the same size."""
+    """Return the matrix products or convolutions of a forward pass and of a step, and a fused Adam of the same size."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    batch = recipe.train.batch
     layers = list(convolutions(recipe) if recipe.model.blocks else products(recipe))
-    weights, inputs, gradients = (
-        [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
-        for shapes in zip(*((w, (batch, *x), (batch, *y)) for w, x, y in layers), strict=True)
-    )
+    shapes = zip(*((w, (recipe.train.batch, *x), (recipe.train.batch, *y)) for w, x, y in layers), strict=True)
+    weights, inputs, gradients = ([torch.randn(each, device=device, dtype=dtype) for each in some] for some in shapes)
     if recipe.model.blocks:
-        inputs, gradients = (
-            [x.contiguous(memory_format=torch.channels_last) for x in each] for each in (inputs, gradients)
-        )
+        last = torch.channels_last
+        inputs, gradients = ([x.contiguous(memory_format=last) for x in each] for each in (inputs, gradients))
 
     def forward() -> None:
         for w, a in zip(weights, inputs, strict=True):
@@ -306,26 +246,22 @@ def measure(runs: Sequence[Callable[[], object]], device: torch.device, windows:
 
     A warm-up determines how many calls fill a window.
     """
-    repeats = []
-    for run in runs:
-        run()
-        wait(device)
+
+    def timed(run: Callable[[], object], count: int) -> float:
         began = time.perf_counter()
-        for _ in range(3):
+        for _ in range(count):
             run()
         wait(device)
-        repeats.append(max(1, round(3 * seconds / (time.perf_counter() - began))))
-    took: list[list[float]] = [[] for _ in runs]
-    for _ in range(windows):
-        for run, count, times in zip(runs, repeats, took, strict=True):
-            began = time.perf_counter()
-            for _ in range(count):
-                run()
-            wait(device)
-            times.append((time.perf_counter() - began) / count * 1e6)
-    return [statistics.median(times) for times in took]
+        return (time.perf_counter() - began) / count
+
+    for run in runs:
+        timed(run, 1)
+    repeats = [max(1, round(seconds / timed(run, 3))) for run in runs]
+    took = [[timed(run, n) for run, n in zip(runs, repeats, strict=True)] for _ in range(windows)]
+    return [statistics.median(times) * 1e6 for times in zip(*took, strict=True)]
 
 
 def wait(device: torch.device) -> None:
+    """Wait until the device has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,10 @@
-"""Compare the log-density of held-out rows: NICE, mixtures of Gaussians, kernels, and zuko's flows."""
+"""Compare the log-density of held-out rows: NICE, a mixture, kernels, zuko's NSF and MAF if installed.
+
+Nats are in units of columns standardised by the training rows. NICETable takes all columns as densities; "NICETable,
+values" finds discrete columns, whose probabilities cannot be compared with densities.
+
+Example: python -m benchmarks compare density --data my-tables --out density.json
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,43 +21,51 @@ from sklearn.neighbors import KernelDensity
 from torch import nn
 
 from benchmarks.compare import Comparison, Figures
-from benchmarks.datasets import TABLES, Table
-from nicest.estimator import NICE
-from nicest.recipes.defaults import held_out
+from benchmarks.datasets import TABLES, Table, deviations, split, standardised
+from nicest.data.columns import Number
+from nicest.estimators.nice import NICE
+from nicest.estimators.table import NICETable
 
 Method = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # training rows, test rows, seed -> log-density of each
-TEST = 5  # one row in TEST is in the test set
 COMPONENTS, COVARIANCES = (1, 2, 3, 5, 8, 12, 20, 40), ("full", "tied", "diag", "spherical")
 BANDWIDTHS = np.geomspace(0.05, 2, 15)
-MOST_VALIDATING = 2_000  # validation rows for the bandwidth; each is compared with every training row
+VALID, MOST_VALID = 0.2, 2_000  # validation rows: a fraction of the training rows, and at most
 STEPS, BATCH, LOOK = 3_000, 512, 50  # zuko's flows: steps, batch size, steps between validations
 
 
 def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
     """Return the mean log-density of a fifth of the rows, in nats of columns standardised by the others."""
-    test, train = np.split(np.random.default_rng(seed).permutation(table.rows), [len(table.rows) // TEST])
-    return {"": {"nats": float(np.mean(method(*standardised(train, test), seed)))}}
+    return {"": {"nats": float(np.mean(method(*split(table.rows, seed), seed)))}}
 
 
-def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Standardise both by the training rows; columns that are constant in training keep their unit."""
-    mean, spread = train.mean(0), train.std(0)
-    spread[spread == 0] = 1
-    return (train - mean) / spread, (test - mean) / spread
+def nice_table(
+    train: np.ndarray, test: np.ndarray, seed: int, *, discrete: Literal["values", "types"] = "types"
+) -> np.ndarray:
+    """Score by `NICETable`, in nats of standardised columns; discrete values have probabilities, without a unit."""
+    model = NICETable(discrete=discrete, random_state=seed, device="cpu").fit(train)
+    nats = model.score_samples(test)
+    for column, cells, deviation in zip(model.schema_, test.T, deviations(train), strict=True):
+        if isinstance(column, Number) and not column.discrete:
+            nats += np.where(np.isin(cells, column.spikes), 0, np.log(deviation))
+    return nats
+
+
+def nice(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    """Score by the coupling flow `NICE`."""
+    train, test = standardised(train, test)
+    return NICE(random_state=seed, device="cpu").fit(train).score_samples(test)
 
 
 def validation(train: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split the training rows into fitting and validation rows, as many as NICE holds out."""
-    count = max(1, round(len(train) * (held_out(len(train)) or 0.25)))
+    """Split the training rows into fitting and validation rows."""
+    count = max(1, min(MOST_VALID, round(VALID * len(train))))
     valid, rest = np.split(np.random.default_rng(seed).permutation(train), [count])
     return rest, valid
 
 
-def nice(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
-    return NICE(random_state=seed).fit(train).score_samples(test)
-
-
 def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    """Score by the best mixture of Gaussians."""
+    train, test = standardised(train, test)
     return best_mixture(train, seed).score_samples(test)
 
 
@@ -71,8 +85,8 @@ def best_mixture(train: np.ndarray, seed: int) -> GaussianMixture:
 
 def kernels(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
     """Score by Gaussian kernels whose bandwidth is chosen by validation."""
+    train, test = standardised(train, test)
     rest, valid = validation(train, seed)
-    valid = valid[:MOST_VALIDATING]
     best = max(BANDWIDTHS, key=lambda width: KernelDensity(bandwidth=width).fit(rest).score(valid))
     return KernelDensity(bandwidth=best).fit(train).score_samples(test)
 
@@ -82,6 +96,7 @@ def zuko_flow(kind: str, train: np.ndarray, test: np.ndarray, seed: int) -> np.n
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import zuko
+    train, test = standardised(train, test)
     rows, valid, unseen = (torch.from_numpy(part).float() for part in (*validation(train, seed), test))
     flow: nn.Module = getattr(zuko.flows, kind)(train.shape[1], transforms=4, hidden_features=(128, 128))
     optimizer = torch.optim.AdamW(flow.parameters(), lr=1e-3, weight_decay=0.01)
@@ -101,21 +116,21 @@ def zuko_flow(kind: str, train: np.ndarray, test: np.ndarray, seed: int) -> np.n
         return flow().log_prob(unseen).double().numpy()
 
 
+ZUKO = {f"zuko {kind}": partial(zuko_flow, kind) for kind in ("NSF", "MAF")}
 METHODS: dict[str, Method] = {
+    "NICETable": nice_table,
+    "NICETable, values": partial(nice_table, discrete="values"),
     "NICE": nice,
     "mixture": mixture,
     "kernels": kernels,
-    "zuko NSF": partial(zuko_flow, "NSF"),
-    "zuko MAF": partial(zuko_flow, "MAF"),
+    **ZUKO,
 }
-ABSENT = {} if find_spec("zuko") else dict.fromkeys(["zuko NSF", "zuko MAF"], "zuko is not installed: nicest[bench]")
-COMPARISON = Comparison(
-    name="density",
-    unit="Mean log-density of held-out rows, in nats of standardised columns",
-    figures={"nats": 2, "seconds": 1},
-    highest=True,
-    tables=TABLES,
-    methods={name: method for name, method in METHODS.items() if name not in ABSENT},
-    trial=trial,
-    absent=ABSENT,
-)
+
+
+def comparison() -> Comparison:
+    """Return the comparison."""
+    unit, needs = (
+        "Mean log-density of held-out rows, in nats of standardised columns",
+        {"zuko NSF": "zuko", "zuko MAF": "zuko"},
+    )
+    return Comparison("density", unit, {"nats": 2, "seconds": 1}, True, TABLES, METHODS, trial, needs)

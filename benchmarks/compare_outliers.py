@@ -1,10 +1,15 @@
-"""Compare outlier detection: NICE and scikit-learn's detectors, trained on inliers only."""
+"""Compare outlier detection by ROC AUC: NICE, KNN, LOF, IsolationForest and a mixture.
+
+Every method is trained on half of the inliers. Your tables hold labels: `y` in a .npz file, or a column `outlier` or
+`y`; 1 is an outlier.
+
+Example: python -m benchmarks compare outliers wine moons
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 from sklearn import datasets
@@ -13,15 +18,12 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 
 from benchmarks.compare import Comparison, Figures
-from benchmarks.compare_density import mixture, standardised
-from benchmarks.datasets import TABLES, Generator, Read, Table
-from nicest.detector import NICEDetector
+from benchmarks.compare_density import Method, mixture, nice, nice_table
+from benchmarks.datasets import TABLES, Generator, Read, Table, standardised
 from nicest.errors import NicestError
-from nicest.estimator import NICE
 from nicest.messages import shown
 from nicest.tasks.score import CAVEAT
 
-Method = Callable[[np.ndarray, np.ndarray, int], Mapping[str, np.ndarray]]  # training rows, test rows, seed -> scores
 LABELS = ("outlier", "y")  # columns that may hold the labels
 
 
@@ -29,9 +31,8 @@ def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
     """Return the ROC AUC of all outliers and half of the inliers, after training on the other half."""
     rows, is_outlier = labelled(table)
     held, train = np.array_split(np.random.default_rng(seed).permutation(rows[~is_outlier]), 2)
-    train, test = standardised(train, np.concatenate([held, rows[is_outlier]]))
-    inlier = np.arange(len(test)) < len(held)
-    return {name: {"auc": area(inlier, scores)} for name, scores in method(train, test, seed).items()}
+    test = np.concatenate([held, rows[is_outlier]])
+    return {"": {"auc": area(np.arange(len(test)) < len(held), method(train, test, seed))}}
 
 
 def labelled(table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -53,28 +54,27 @@ def area(is_inlier: np.ndarray, scores: np.ndarray) -> float:
     return float(roc_auc_score(is_inlier, np.maximum(scores, -1e300)))
 
 
-def nice(train: np.ndarray, test: np.ndarray, seed: int) -> Mapping[str, np.ndarray]:
-    """Score by `NICEDetector`, by the log-density, and by the typicality."""
-    detector = NICEDetector(NICE(random_state=seed)).fit(train)
-    scores = {"": -detector.decision_function(test), "density": detector.model_.score_samples(test)}
-    return scores | {"typicality": detector.model_.typicality(test)}
+def detector(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    """Score by `NICEDetector`."""
+    from nicest.estimators.detector import NICEDetector
 
-
-def alone(method: Callable[..., np.ndarray], *given: Any) -> Mapping[str, np.ndarray]:
-    """Wrap the scores of a method with a single score."""
-    return {"": method(*given)}
+    return np.asarray(NICEDetector(random_state=seed, device="cpu").fit(train).score_samples(test))
 
 
 def neighbours(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
     """Score by the distance to the fifth nearest training row."""
+    train, test = standardised(train, test)
     return -NearestNeighbors(n_neighbors=min(5, len(train))).fit(train).kneighbors(test)[0][:, -1]
 
 
 def local_outlier_factor(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    """Score by the local outlier factor of 20 neighbours."""
+    train, test = standardised(train, test)
     return LocalOutlierFactor(n_neighbors=min(20, len(train) - 1), novelty=True).fit(train).score_samples(test)
 
 
 def isolation_forest(train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    """Score by an isolation forest."""
     return IsolationForest(random_state=seed).fit(train).score_samples(test)
 
 
@@ -126,19 +126,17 @@ SETS: dict[str, Read] = {
     "inside": _inside,
 }
 METHODS: dict[str, Method] = {  # scores are high for inliers
+    "NICEDetector": detector,
+    "NICETable": partial(nice_table, discrete="values"),
     "NICE": nice,
-    "KNN": partial(alone, neighbours),
-    "LOF": partial(alone, local_outlier_factor),
-    "IsolationForest": partial(alone, isolation_forest),
-    "mixture": partial(alone, mixture),
+    "KNN": neighbours,
+    "LOF": local_outlier_factor,
+    "IsolationForest": isolation_forest,
+    "mixture": mixture,
 }
-COMPARISON = Comparison(
-    name="outliers",
-    unit="ROC AUC of the held-out half of the inliers and all outliers",
-    figures={"auc": 3, "seconds": 1},
-    highest=True,
-    tables=SETS,
-    methods=METHODS,
-    trial=trial,
-    about={"caveat": CAVEAT},
-)
+
+
+def comparison() -> Comparison:
+    """Return the comparison."""
+    unit, about = "ROC AUC of the held-out half of the inliers and all outliers", {"caveat": CAVEAT}
+    return Comparison("outliers", unit, {"auc": 3, "seconds": 1}, True, SETS, METHODS, trial, about=about)

@@ -1,28 +1,28 @@
-"""Compare synthetic rows by a classifier: NICE, mixtures, a copula, and the models of ctgan."""
+"""Compare synthetic rows by how well trees tell them from real ones: NICE, a mixture, a copula, ctgan.
+
+The metric is the ROC AUC of the trees; 0.5 is perfect. CTGAN and TVAE need the package ctgan.
+
+Example: python -m benchmarks compare synthesis --data my-tables --out synthesis.json
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 
 import numpy as np
-import torch
+from scipy import stats
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from benchmarks.compare import Comparison, Figures
-from benchmarks.compare_density import TEST, best_mixture, standardised
-from benchmarks.datasets import TABLES, Table, read_mixed
-from nicest.data import copula
-from nicest.data.columns import Column
-from nicest.estimator import columns_of, encoded
-from nicest.inference.engine import Engine
-from nicest.train.fit_table import fit_table
+from benchmarks.compare_density import best_mixture
+from benchmarks.datasets import TABLES, Table, deviations, read_mixed, split, standardised
+from nicest.estimators.table import NICETable
 
-Method = Callable[[np.ndarray, Sequence[Column], int, int], np.ndarray]  # training rows, columns, n, seed -> n rows
+Method = Callable[[Table, int, int], np.ndarray]  # training rows, n, seed -> n rows
 FOLDS = 5
 CATEGORIES = 255  # most categories of a column that the classifier accepts
 
@@ -32,97 +32,85 @@ def trial(method: Method, table: Table, seed: int) -> Mapping[str, Figures]:
 
     The real rows are a fifth of the table, which the methods do not see. There are as many synthetic rows.
     """
-    rows, columns = numbers(table)
-    test, train = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // TEST])
-    drawn = method(train, columns, len(test), seed)
+    train, test = split(table.rows, seed)
+    table = table._replace(rows=train)
+    drawn = method(table, len(test), seed)
     outside = ((drawn < train.min(0)) | (drawn > train.max(0))).any(1)
-    return {"": {"auc": told_apart(test, drawn, columns, seed), "outside": float(outside.mean())}}
+    return {"": {"auc": told_apart(test, drawn, table, seed), "outside": float(outside.mean())}}
 
 
-def numbers(table: Table) -> tuple[np.ndarray, tuple[Column, ...]]:
-    """Encode all cells of a table as numbers; return them with the columns."""
-    if table.columns:
-        return table.rows, table.columns
-    dim = table.rows.shape[1]
-    columns = columns_of(table.rows, table.names or [f"x{i}" for i in range(dim)], [True] * dim, by_values=True)
-    return encoded(table.rows, columns)[0].astype(np.float32), columns
-
-
-def told_apart(real: np.ndarray, drawn: np.ndarray, columns: Sequence[Column], seed: int) -> float:
+def told_apart(real: np.ndarray, drawn: np.ndarray, table: Table, seed: int) -> float:
     """Return the cross-validated ROC AUC of boosted trees; at least 0.5, which means no difference."""
-    categories = [bool(column.values) and len(column.values) <= CATEGORIES for column in columns]
+    categories = [i for i, column in table.texts.items() if len(column.values) <= CATEGORIES]
     trees = HistGradientBoostingClassifier(categorical_features=categories, random_state=seed)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     is_real = np.arange(len(real) + len(drawn)) < len(real)
-    said = cross_val_predict(trees, np.concatenate([real, drawn]), is_real, cv=folds, method="predict_proba")
-    return max(0.5, float(roc_auc_score(is_real, said[:, 1])))
+    chance = cross_val_predict(trees, np.concatenate([real, drawn]), is_real, cv=folds, method="predict_proba")
+    return max(0.5, float(roc_auc_score(is_real, chance[:, 1])))
 
 
-def snapped(drawn: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """Round discrete cells, and clip them to the range of training."""
-    ends = np.array([column.most if column.discrete else np.inf for column in columns])
-    discrete = np.isfinite(ends)
-    return np.where(discrete, drawn.round().clip(0, ends), drawn).astype(np.float32)
+def snapped(drawn: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Round the columns that hold whole numbers in training, and clip them to the range of training."""
+    whole = (train == train.round()).all(0)
+    return np.where(whole, drawn.round().clip(train.min(0), train.max(0)), drawn)
 
 
-def nice(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    flow = fit_table(train, seed=seed, columns=columns).flow
-    drawn = Engine(flow).sample(n, generator=torch.Generator(flow.device).manual_seed(seed))
-    return snapped(drawn.cpu().numpy(), columns)
+def nice(table: Table, n: int, seed: int) -> np.ndarray:
+    """Draw from `NICETable`."""
+    model = NICETable(random_state=seed, device="cpu").fit(table.frame(table.rows))
+    return table.numbers(model.sample(n, random_state=seed))
 
 
-def mixture(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+def mixture(table: Table, n: int, seed: int) -> np.ndarray:
     """Draw from Gaussians of standardised numbers, in which categories are numbered alphabetically."""
-    mean, spread = train.mean(0), np.where(train.std(0) > 0, train.std(0), 1)
+    train = table.rows
     fitted = best_mixture(standardised(train, train)[0], seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nearly singular covariances
         drawn, _ = fitted.sample(n)
-    return snapped(np.random.default_rng(seed).permutation(drawn) * spread + mean, columns)
+    return snapped(np.random.default_rng(seed).permutation(drawn) * deviations(train) + train.mean(0), train)
 
 
-def gaussian_copula(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    """Draw from the normal scores of the columns with their correlations; always the same rows."""
-    return copula.fill(train, np.full((n, len(columns)), np.nan, np.float32), np.array([c.discrete for c in columns]))
+def copula(table: Table, n: int, seed: int) -> np.ndarray:
+    """Draw normal scores with the correlations of training, and take values of training with the same ranks."""
+    train, rng = table.rows, np.random.default_rng(seed)
+    correlation = np.corrcoef(stats.norm.ppf(stats.rankdata(train, axis=0) / (len(train) + 1)).T)
+    ranks = stats.norm.cdf(rng.multivariate_normal(np.zeros(train.shape[1]), np.atleast_2d(correlation), n))
+    pairs = zip(train.T, ranks.T, strict=True)
+    return np.column_stack([np.quantile(column, each, method="inverted_cdf") for column, each in pairs])
 
 
-def of_ctgan(kind: str, train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
-    """Draw from a model of the package ctgan with default settings; discrete numbers are rounded."""
+def of_ctgan(kind: str, table: Table, n: int, seed: int) -> np.ndarray:
+    """Draw from a model of the package ctgan with default settings; whole numbers are rounded."""
     import ctgan
     import pandas  # type: ignore[import-untyped]
 
-    names = [str(i) for i in range(len(columns))]
+    names = list(table.names)
     model = getattr(ctgan, kind)(enable_gpu=False)
     model.set_random_state(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = pandas.DataFrame(train.astype(np.float64), columns=names)
-        model.fit(table, [name for name, column in zip(names, columns, strict=True) if column.values])
-        return snapped(model.sample(n)[names].to_numpy(np.float64), columns)
+        model.fit(pandas.DataFrame(table.rows, columns=names), [names[i] for i in table.texts])
+        return snapped(model.sample(n)[names].to_numpy(np.float64), table.rows)
 
 
-def real(train: np.ndarray, columns: Sequence[Column], n: int, seed: int) -> np.ndarray:
+def real(table: Table, n: int, seed: int) -> np.ndarray:
     """Return training rows, which no method can beat."""
-    return train[np.random.default_rng(seed).choice(len(train), n, replace=False)]
+    return table.rows[np.random.default_rng(seed).choice(len(table.rows), n, replace=False)]
 
 
 METHODS: dict[str, Method] = {
-    "NICE": nice,
+    "NICETable": nice,
     "mixture": mixture,
-    "copula": gaussian_copula,
+    "copula": copula,
     "CTGAN": partial(of_ctgan, "CTGAN"),
     "TVAE": partial(of_ctgan, "TVAE"),
     "training rows": real,
 }
-ABSENT = {} if find_spec("ctgan") else dict.fromkeys(["CTGAN", "TVAE"], "ctgan is not installed: pip install ctgan")
-COMPARISON = Comparison(
-    name="synthesis",
-    unit="ROC AUC of boosted trees that tell held-out rows from synthetic ones, 0.5 if they cannot",
-    figures={"auc": 3, "outside": 3, "seconds": 1},
-    highest=False,
-    tables=TABLES,
-    methods={name: method for name, method in METHODS.items() if name not in ABSENT},
-    trial=trial,
-    absent=ABSENT,
-    read=read_mixed,
-)
+
+
+def comparison() -> Comparison:
+    """Return the comparison."""
+    unit = "ROC AUC of boosted trees that tell held-out rows from synthetic ones, 0.5 if they cannot"
+    figures, needs = {"auc": 3, "outside": 3, "seconds": 1}, dict.fromkeys(["CTGAN", "TVAE"], "ctgan")
+    return Comparison("synthesis", unit, figures, False, TABLES, METHODS, trial, needs, read=read_mixed)

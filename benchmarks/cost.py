@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from benchmarks.bench import begin, measure, noise, our_runs, recipe_of, wait
-from benchmarks.report import cost_figure
+from benchmarks.report import Out, Report, Seconds, Windows, origin
 from nicest.inference.engine import Engine
-from nicest.plots import picture_kind, save_figure
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
-from nicest.runs.runtime import choose_device, environment, rows_to
+from nicest.runs.runtime import choose_device, rows_to
+from nicest.tasks import options
 
 AXES = {
     "D": (98, 196, 392, 784, 1568, 3136, 6272),
@@ -33,17 +33,21 @@ PAPER = {"mnist": (50_000, (28, 28)), "tfd": (98_058, (48, 48)), "svhn": (65_932
 PAPER |= {"cifar10": (40_000, (3, 32, 32))}
 
 
-def study(
-    *, windows: int = 5, seconds: float = 0.3, device: str = "auto", out: str | Path | None = None, small: bool = False
-) -> dict[str, Any]:
-    """Vary one size of the MNIST net at a time; with `small`, of a net that a CPU trains in a millisecond.
+def cost(
+    small: Annotated[bool, typer.Option("--small", help="Start from a small net, for a CPU.")] = False,
+    windows: Windows = 5,
+    seconds: Seconds = 0.3,
+    device: options.Device = "auto",
+    out: Out = None,
+) -> Report:
+    """Measure how the cost of a training step grows with each size of the net, and of scoring with the rows.
 
-    `utilisation` is the time that the step's matrix products would take at the measured speed of one large product,
-    divided by the time of the step.
+    One size of the MNIST net varies at a time. `utilisation` is the time that the step's matrix products would take at
+    the measured speed of one large product, divided by the time of the step.
+
+    Example: python -m benchmarks cost --small --device cpu
     """
     place = choose_device(device)
-    if out:
-        picture_kind(Path(out))
     speed = peak(place, windows, seconds)
     base = recipe_of("small" if small else "mnist", 200)
     points = [(axis, value) for axis, values in AXES.items() for value in values]
@@ -52,20 +56,16 @@ def study(
     steps = []
     for axis, value in track(points, "cost", len(points)):
         recipe = varied(base, axis, value)
-        took = step_microseconds(recipe, place, windows, seconds)
-        flops = step_flops(recipe)
-        row = {"axis": axis, "value": value, "microseconds": took, "flops": flops}
-        steps.append(row | {"utilisation": flops / (took * 1e-6) / speed})
-    result = environment(place) | {
+        took, flops = step_microseconds(recipe, place, windows, seconds), step_flops(recipe)
+        times = {"microseconds": took, "flops": flops, "utilisation": flops / (took * 1e-6) / speed}
+        steps.append({"axis": axis, "value": value} | times)
+    result = origin(place) | {
         "peak_flops": speed,
         "steps": steps,
         "rows": list(scoring(base, place, ROWS[:3] if small else ROWS)),
         "trainings": [] if small else [projected(name, place, windows, seconds) for name in PAPER],
     }
-    if out:
-        save_figure(cost_figure(result), Path(out))
-        result["out"] = str(out)
-    return result
+    return Report(found=result, out=out)
 
 
 def varied(base: Recipe, axis: str, value: int) -> Recipe:
@@ -91,6 +91,7 @@ def peak(device: torch.device, windows: int, seconds: float) -> float:
 
 
 def step_microseconds(recipe: Recipe, device: torch.device, windows: int, seconds: float) -> float:
+    """Return the time of a training step."""
     return measure([our_runs(recipe, device)["training step"]], device, windows, seconds)[0]
 
 
@@ -124,12 +125,5 @@ def projected(name: str, device: torch.device, windows: int, seconds: float) -> 
     recipe = replace(recipe, data=replace(recipe.data, shape=shape, levels=256))
     took = step_microseconds(recipe, device, windows, seconds)
     steps = rows // recipe.train.batch * recipe.train.epochs
-    return {
-        "recipe": name,
-        "rows": rows,
-        "batch": recipe.train.batch,
-        "steps": steps,
-        "microseconds": took,
-        "hours": took * 1e-6 * steps / 3600,
-        "flops": step_flops(recipe) * steps,
-    }
+    sizes = {"recipe": name, "rows": rows, "batch": recipe.train.batch, "steps": steps}
+    return sizes | {"microseconds": took, "hours": took * 1e-6 * steps / 3600, "flops": step_flops(recipe) * steps}

@@ -5,34 +5,33 @@ from __future__ import annotations
 import gzip
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 from sklearn import datasets
 
 from nicest.data import tables
-from nicest.data.arrays import ARRAY_KEYS, read_members, read_npy
-from nicest.data.cells import as_numbers, family
-from nicest.data.columns import Column
-from nicest.data.scan import read_table
+from nicest.data.columns import Category, Schema
 from nicest.errors import NicestError
 from nicest.messages import listed
 
 Generator = np.random.Generator
 SUFFIXES = (*tables.SUFFIXES, ".csv.gz", ".npy", ".npz")
 FEWEST = 20  # complete rows that a table needs
+NO_TEXTS: Mapping[int, Category] = MappingProxyType({})
 
 
 class Table(NamedTuple):
-    """Complete rows of numbers (N, D), their column names, and labels if the file has them separately.
+    """Complete rows of numbers (N, D), the names of their columns, and labels (N,) if there are some.
 
-    Errors of different columns share a unit if `one_unit` is true, as for pixels. If `columns` is not empty, the rows
-    hold the encoded values of those columns.
+    Errors of different columns share a unit if `one_unit` is true, as for pixels. `texts` are the columns of texts and
+    booleans, whose cells are indices of their values.
     """
 
     rows: np.ndarray
@@ -40,7 +39,21 @@ class Table(NamedTuple):
     labels: np.ndarray | None = None
     left_out: tuple[str, ...] = ()
     one_unit: bool = False
-    columns: tuple[Column, ...] = ()
+    texts: Mapping[int, Category] = NO_TEXTS
+
+    def frame(self, rows: np.ndarray) -> Any:
+        """Return rows (N, D) as an Arrow table with the texts themselves."""
+        import pyarrow as pa
+
+        cells = [self.texts[i].decode(each) if i in self.texts else each for i, each in enumerate(rows.T)]
+        return pa.table(cells, names=list(self.names))
+
+    def numbers(self, frame: Any) -> np.ndarray:
+        """Return an Arrow table as rows: the inverse of `frame`."""
+        cells = frame.columns
+        return np.column_stack(
+            [self.texts[i].encode(each) if i in self.texts else each for i, each in enumerate(cells)]
+        )
 
 
 Read = Callable[[Generator], Table]
@@ -60,42 +73,48 @@ def tables_in(folder: Path) -> dict[str, Path]:
     return {name if names.count(name) == 1 else path.name: path for name, path in each}
 
 
-def read_file(path: Path) -> Table:
-    """Read the numeric columns of a file. Strings, constant columns and incomplete rows are left out.
+def read_numbers(path: Path, *, texts: bool = False) -> Table:
+    """Read the columns of numbers of a file, and with `texts` those of texts and booleans, too.
 
-    A .npz file holds the array X, and optionally labels y.
+    Constant columns and incomplete rows are left out. A .npz file holds the array X, and labels y if it has some.
     """
+    labels = None
     if path.suffix.lower() in (".npy", ".npz"):
-        parts = {"X": read_npy(path)} if path.suffix.lower() == ".npy" else read_members(path, _keys)
-        if parts["X"].ndim != 2 or parts["X"].dtype.kind not in "fiub":
-            got = f"shape {parts['X'].shape} of {parts['X'].dtype}"
-            raise NicestError(f"{path}: expected an array (rows, columns) of numbers, got {got}")
-        columns = {f"x{i + 1}": column for i, column in enumerate(parts["X"].astype(np.float64).T)}
-        labels = parts.get("y")
+        with np.load(path, allow_pickle=False) if path.suffix.lower() == ".npz" else _one(np.load(path)) as file:
+            if "X" not in file:
+                raise NicestError(f"{path}: expected an array called X, and labels called y if there are any")
+            array, labels = np.asarray(file["X"], dtype=float), file.get("y")
+        all_names, schema = [f"x{i + 1}" for i in range(array.shape[1])], Schema()
+        columns = dict(zip(all_names, array.T, strict=True))
     else:
-        with unpacked(path) as file:
-            columns, labels = _columns(file), None
-    varies = {name: len(np.unique(column[np.isfinite(column)])) > 1 for name, column in columns.items()}
-    names = tuple(name for name, is_kept in varies.items() if is_kept)
-    if not names:
-        raise NicestError(f"{path}: expected columns of numbers that vary, got none among {listed(list(columns))}")
-    rows = np.column_stack([columns[name] for name in names])
+        with unpacked(path) as plain:
+            all_names = tables.TableFile(plain).names
+            schema, codes, _ = tables.read_table(plain)
+        columns = {}
+        for column, cells in zip(schema, codes.T, strict=True):
+            if not isinstance(column, Category) or column.numeric:
+                columns[column.name] = column.plain(cells).astype(float)
+            elif texts:
+                columns[column.name] = cells.astype(float)
+    columns = {name: cells for name, cells in columns.items() if len(np.unique(cells[np.isfinite(cells)])) > 1}
+    if not columns:
+        raise NicestError(f"{path}: expected columns of numbers that vary, got none among {listed(all_names)}")
+    rows, names = np.column_stack(list(columns.values())), tuple(columns)
     whole = np.isfinite(rows).all(1)
     if whole.sum() < FEWEST:
         raise NicestError(f"{path}: expected at least {FEWEST} complete rows of numbers, got {whole.sum()}")
+    kinds = {each.name: each for each in schema if isinstance(each, Category) and not each.numeric}
+    words = {i: kinds[name] for i, name in enumerate(names) if name in kinds}
     labels = None if labels is None else np.asarray(labels).ravel()[whole]
-    return Table(rows[whole], names, labels, tuple(name for name in columns if name not in names))
+    return Table(rows[whole], names, labels, tuple(each for each in all_names if each not in names), texts=words)
 
 
-def read_mixed(path: Path) -> Table:
-    """Read all columns of a file, as `nicest train table` does; incomplete rows are left out."""
-    if path.suffix.lower() in (".npy", ".npz"):
-        return read_file(path)
-    with unpacked(path) as file:
-        rows, _, columns = read_table(file)
-    if len(rows) < FEWEST:
-        raise NicestError(f"{path}: expected at least {FEWEST} complete rows, got {len(rows)}")
-    return Table(rows, tuple(column.name for column in columns), columns=columns)
+read_mixed = partial(read_numbers, texts=True)
+
+
+@contextmanager
+def _one(array: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    yield {"X": array}
 
 
 @contextmanager
@@ -108,49 +127,46 @@ def unpacked(path: Path) -> Iterator[Path]:
         plain = Path(folder) / path.stem
         with gzip.open(path) as packed, plain.open("wb") as file:
             shutil.copyfileobj(packed, file)
-        try:
-            yield plain
-        except NicestError as error:
-            raise NicestError(str(error).replace(str(plain), str(path))) from error
+        yield plain
 
 
-def _keys(keys: list[str], path: Path) -> dict[str, str]:
-    for key in (*ARRAY_KEYS, *(keys if len(keys) == 1 else ())):
-        if key in keys:
-            return {"X": key} | ({"y": "y"} if "y" in keys else {})
-    raise NicestError(f"{path}: expected an array called X, and labels called y if there are any, got {listed(keys)}")
+def split(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return four fifths of the rows for training, and the others."""
+    test, train = np.split(np.random.default_rng(seed).permutation(rows), [len(rows) // 5])
+    return train, test
 
 
-def _columns(path: Path) -> dict[str, np.ndarray]:
-    """Read the columns of a table as numbers; columns of strings become NaN."""
-    file = tables.TableFile(path)
-    parts: dict[str, list[np.ndarray]] = {name: [np.empty(0)] for name in file.names}
-    texts = {f.name for f in file.schema if not family(f.type)}
-    for batch in file.batches(file.names):
-        for name in [name for name in file.names if name not in texts]:
-            numbers, words = as_numbers(batch.column(name))
-            parts[name].append(numbers)
-            if words.any():
-                texts.add(name)
-    length = max(sum(map(len, each)) for each in parts.values())
-    return {name: np.full(length, np.nan) if name in texts else np.concatenate(parts[name]) for name in parts}
+def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Standardise both by the training rows; columns that are constant in training keep their unit."""
+    mean, deviation = train.mean(0), deviations(train)
+    return (train - mean) / deviation, (test - mean) / deviation
+
+
+def deviations(rows: np.ndarray) -> np.ndarray:
+    """Return the standard deviations of columns, (D,); 1 of constant ones."""
+    found = rows.std(0)
+    return np.where(found > 0, found, 1.0)
 
 
 def _of_sklearn(
     name: str, rng: Generator, *, step: float | tuple[float, ...] = 0, without: tuple[int, ...] = ()
 ) -> Table:
-    """Load a table of scikit-learn, with its classes as labels.
+    """Load a table of scikit-learn, with its target as labels.
 
     Values that were rounded to multiples of `step` get uniform noise: otherwise their density would be infinite.
     """
     found = getattr(datasets, f"load_{name}")(**({"scaled": False} if name == "diabetes" else {}))
     x = np.delete(np.asarray(found.data, dtype=np.float64), without, axis=1)
     x = x + np.array(step) * rng.uniform(-0.5, 0.5, x.shape) if step else x
-    return Table(x, labels=found.target, one_unit=name == "digits")
+    return _named(x, labels=found.target, one_unit=name == "digits")
+
+
+def _named(rows: np.ndarray, **more: Any) -> Table:
+    return Table(rows, tuple(f"x{i + 1}" for i in range(rows.shape[1])), **more)
 
 
 def _moons(rng: Generator) -> Table:
-    return Table(datasets.make_moons(1_000, noise=0.1, random_state=int(rng.integers(1 << 31)))[0])
+    return _named(datasets.make_moons(1_000, noise=0.1, random_state=int(rng.integers(1 << 31)))[0])
 
 
 def _copula(rng: Generator, n: int = 2_000, dim: int = 8) -> Table:
@@ -159,7 +175,7 @@ def _copula(rng: Generator, n: int = 2_000, dim: int = 8) -> Table:
     covariance = mixing @ mixing.T
     spread = np.sqrt(covariance.diagonal())
     z = rng.multivariate_normal(np.zeros(dim), covariance / np.outer(spread, spread), size=n)
-    return Table(stats.t(2.5).ppf(stats.norm.cdf(z)) * 10.0 ** rng.uniform(-1, 2, dim))
+    return _named(stats.t(2.5).ppf(stats.norm.cdf(z)) * 10.0 ** rng.uniform(-1, 2, dim))
 
 
 def _houses(rng: Generator, n: int = 4_000) -> Table:
@@ -172,7 +188,7 @@ def _houses(rng: Generator, n: int = 4_000) -> Table:
     bedrooms = 0.2 * rooms * np.exp(rng.normal(0, 0.08, n))
     people, each = rng.lognormal(7, 0.7, n), np.exp(1.05 + 0.15 * rng.standard_t(3, n))
     value = np.exp(0.7 * np.log(income) + 0.4 * np.exp(-((latitude - 37.8) ** 2)) + rng.normal(0, 0.3, n))
-    return Table(np.column_stack([income, age, rooms, bedrooms, people, each, latitude, longitude, value]))
+    return _named(np.column_stack([income, age, rooms, bedrooms, people, each, latitude, longitude, value]))
 
 
 DIABETES = (1, 0.1, 1, 1, 0.2, 1, 0.01, 0.0001, 1)  # steps of its columns, without the sex
@@ -187,5 +203,5 @@ TABLES: dict[str, Read] = {
     "houses": _houses,
 }
 AS_STORED: dict[str, Read] = {
-    name: partial(_of_sklearn, name) for name in ("breast_cancer", "wine", "diabetes", "digits")
+    name: partial(_of_sklearn, name) for name in ("breast_cancer", "wine", "diabetes", "digits", "iris")
 }

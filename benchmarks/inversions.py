@@ -4,14 +4,15 @@ python -m benchmarks.inversions 100000000 --out results/spline-inversions.json
 """
 
 import argparse
-import json
-import platform
 import sys
 from pathlib import Path
 
 import torch
 
+from benchmarks.report import origin
+from nicest.files import to_json, write_text
 from nicest.flows import Spline
+from nicest.runs.runtime import choose_device
 
 SIZES = (0.1, 1.0, 3.0, 10.0, 100.0, 1e4, 1e30)
 LAWS = (Spline(), Spline(bins=2), Spline(bins=32, bound=3.0))
@@ -25,8 +26,7 @@ def worst_inversions(count: int, dtype: torch.dtype, device: torch.device, seed:
     """
     generator = torch.Generator(device).manual_seed(seed)
     done = failed = not_finite = 0
-    worst = 0.0
-    eps = torch.finfo(dtype).eps
+    worst, eps = 0.0, torch.finfo(dtype).eps
     while done < count:
         law, size = LAWS[done % len(LAWS)], SIZES[(done // 7) % len(SIZES)]
         n = min(count - done, 100_003)
@@ -48,20 +48,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int)
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
-    found = {
-        str(dtype).removeprefix("torch."): worst_inversions(options.count, dtype, device, seed=0)
-        for dtype in (torch.float32, torch.float64)
-    }
-    report = {
-        "command": " ".join(sys.argv),
-        "device": machine,
-        "torch": torch.__version__,
-        "allowed": STEPS,
-        **found,
-    }
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+    asked = parser.parse_args()
+    device = choose_device()
+    types = {"float32": torch.float32, "float64": torch.float64}
+    found = {name: worst_inversions(asked.count, dtype, device, seed=0) for name, dtype in types.items()}
+    text = to_json(origin(device) | {"allowed": STEPS} | found)
+    write_text(asked.out, text)
+    print(text)
     sys.exit(any(each["failed"] or each["not_finite"] for each in found.values()))

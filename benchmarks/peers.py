@@ -33,7 +33,7 @@ def build_peer(library: str, dim: int, hidden: tuple[int, ...], *, bins: int = 0
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        peer = (SPLINES if bins else PEERS)[library](dim, hidden, *([bins] if bins else []))
+        peer = PEERS[library](dim, hidden, **({"bins": bins} if bins else {}))
     Distribution.set_default_validate_args(__debug__)  # zuko disables it globally
     return peer
 
@@ -72,40 +72,45 @@ class Planes(nn.Module):
         return self.network(x.flatten(1)).unflatten(1, (self.outputs, *x.shape[2:]))
 
 
-def _nflows(dim: int, hidden: tuple[int, ...]) -> Peer:
+def _nflows(dim: int, hidden: tuple[int, ...], bins: int = 0) -> Peer:
     from nflows import distributions, flows, transforms
 
-    mask = (torch.arange(dim) >= dim // 2).float()
-    layers = [
-        transforms.AdditiveCouplingTransform(mask if k % 2 == 0 else 1 - mask, lambda *_: Network(dim, hidden))
-        for k in range(4)
-    ]
-    layers.append(transforms.PointwiseAffineTransform(0.0, torch.ones(dim)))
+    if bins:
+        spline = transforms.PiecewiseRationalQuadraticCouplingTransform
+        layers = [spline(mask, _network(dim, hidden, bins), **_tails(bins)) for mask in _masks(dim)]
+    else:
+        layers = [transforms.AdditiveCouplingTransform(mask, _network(dim, hidden)) for mask in _masks(dim, 4)]
+        layers.append(transforms.PointwiseAffineTransform(0.0, torch.ones(dim)))
     flow = flows.Flow(transforms.CompositeTransform(layers), distributions.StandardNormal([dim]))
     return Peer(flow, flow.log_prob, flow.sample)
 
 
-def _zuko(dim: int, hidden: tuple[int, ...]) -> Peer:
+def _zuko(dim: int, hidden: tuple[int, ...], bins: int = 0) -> Peer:
     import zuko
     from zuko.flows.coupling import GeneralCouplingTransform
 
-    mask = torch.arange(dim) < dim // 2
-    how = {"univariate": zuko.transforms.AdditiveTransform, "shapes": [()], "hidden_features": hidden}
-    couplings = [GeneralCouplingTransform(dim, mask=mask if k % 2 == 0 else ~mask, **how) for k in range(4)]
+    spline = partial(zuko.transforms.MonotonicRQSTransform, bound=BOUND)
+    law, shapes = (spline, [(bins,), (bins,), (bins - 1,)]) if bins else (zuko.transforms.AdditiveTransform, [()])
+    how = {"univariate": law, "shapes": shapes, "hidden_features": hidden}
+    couplings = [GeneralCouplingTransform(dim, mask=mask < 1, **how) for mask in _masks(dim, 8 if bins else 4)]
     normal = torch.zeros(dim), torch.ones(dim)
-    base = zuko.lazy.UnconditionalDistribution(zuko.distributions.DiagNormal, *normal, buffer=False)
+    base = zuko.lazy.UnconditionalDistribution(zuko.distributions.DiagNormal, *normal, buffer=bins > 0)
     flow = zuko.flows.Flow(couplings, base)
     return Peer(flow, lambda x: flow().log_prob(x), lambda n: flow().sample((n,)))
 
 
-def _normflows(dim: int, hidden: tuple[int, ...]) -> Peer:
+def _normflows(dim: int, hidden: tuple[int, ...], bins: int = 0) -> Peer:
     import normflows
+    from normflows.flows.neural_spline import coupling
 
     layers: list[Any] = []
-    for _ in range(4):
+    if bins:
+        spline = coupling.PiecewiseRationalQuadraticCoupling
+        layers = [spline(mask, _network(dim, hidden, bins), **_tails(bins)) for mask in _masks(dim)]
+    for _ in range(0 if bins else 4):
         layers += [normflows.flows.AffineCouplingBlock(Network(dim, hidden), scale=False)]
         layers += [normflows.flows.Permute(dim, mode="swap")]
-    flow = normflows.NormalizingFlow(normflows.distributions.DiagGaussian(dim), layers)
+    flow = normflows.NormalizingFlow(normflows.distributions.DiagGaussian(dim, trainable=not bins), layers)
     return Peer(flow, flow.log_prob, lambda n: flow.sample(n)[0])
 
 
@@ -125,38 +130,6 @@ def _freia(dim: int, hidden: tuple[int, ...]) -> Peer:
         return flow(torch.randn(n, dim, device=next(flow.parameters()).device), rev=True)[0]
 
     return Peer(flow, log_prob, sample)
-
-
-def _nflows_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
-    from nflows import distributions, flows, transforms
-
-    spline = transforms.PiecewiseRationalQuadraticCouplingTransform
-    layers = [spline(mask, lambda *_: Network(dim, hidden, 3 * bins - 1), **_tails(bins)) for mask in _masks(dim)]
-    flow = flows.Flow(transforms.CompositeTransform(layers), distributions.StandardNormal([dim]))
-    return Peer(flow, flow.log_prob, flow.sample)
-
-
-def _zuko_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
-    import zuko
-    from zuko.flows.coupling import GeneralCouplingTransform
-
-    spline = partial(zuko.transforms.MonotonicRQSTransform, bound=BOUND)
-    how = {"univariate": spline, "shapes": [(bins,), (bins,), (bins - 1,)], "hidden_features": hidden}
-    couplings = [GeneralCouplingTransform(dim, mask=mask < 1, **how) for mask in _masks(dim)]
-    normal = torch.zeros(dim), torch.ones(dim)
-    base = zuko.lazy.UnconditionalDistribution(zuko.distributions.DiagNormal, *normal, buffer=True)
-    flow = zuko.flows.Flow(couplings, base)
-    return Peer(flow, lambda x: flow().log_prob(x), lambda n: flow().sample((n,)))
-
-
-def _normflows_splines(dim: int, hidden: tuple[int, ...], bins: int) -> Peer:
-    import normflows
-    from normflows.flows.neural_spline import coupling
-
-    spline = coupling.PiecewiseRationalQuadraticCoupling
-    layers = [spline(mask, lambda *_: Network(dim, hidden, 3 * bins - 1), **_tails(bins)) for mask in _masks(dim)]
-    flow = normflows.NormalizingFlow(normflows.distributions.DiagGaussian(dim, trainable=False), layers)
-    return Peer(flow, flow.log_prob, lambda n: flow.sample(n)[0])
 
 
 def _normflows_glow(shape: tuple[int, ...]) -> Peer:
@@ -205,20 +178,24 @@ def _freia_glow(shape: tuple[int, ...]) -> Peer:
     return Peer(flow, log_prob, sample)
 
 
+def _network(dim: int, hidden: tuple[int, ...], bins: int = 0) -> Callable[..., Network]:
+    """Return what nflows and normflows call to build a conditioner."""
+    return lambda *_: Network(dim, hidden, 3 * bins - 1 if bins else 1)
+
+
 def _tails(bins: int) -> dict[str, Any]:
     return {"num_bins": bins, "tails": "linear", "tail_bound": BOUND}
 
 
-def _masks(dim: int) -> list[Tensor]:
-    """Return eight alternating masks: 1 for the half that a coupling changes."""
+def _masks(dim: int, n: int = 8) -> list[Tensor]:
+    """Return alternating masks: 1 for the half that a coupling changes."""
     mask = (torch.arange(dim) >= dim // 2).float()
-    return [mask, 1 - mask] * 4
+    return [mask, 1 - mask] * (n // 2)
 
 
-PEERS = {"nflows": _nflows, "zuko": _zuko, "normflows": _normflows, "FrEIA": _freia}
-SPLINES = {"nflows": _nflows_splines, "zuko": _zuko_splines, "normflows": _normflows_splines}
-
-GLOWS = {"normflows": _normflows_glow, "FrEIA": _freia_glow}
+PEERS: dict[str, Callable[..., Peer]] = {"nflows": _nflows, "zuko": _zuko, "normflows": _normflows, "FrEIA": _freia}
+SPLINES: dict[str, Callable[..., Peer]] = {"nflows": _nflows, "zuko": _zuko, "normflows": _normflows}
+GLOWS: dict[str, Callable[..., Peer]] = {"normflows": _normflows_glow, "FrEIA": _freia_glow}
 
 
 def installed(among: Mapping[str, Any] = PEERS) -> list[str]:

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from nicest.integrations import Worker
 
 GROUP = 100_000  # rows of a row group; a file has ten
-SETTINGS = ("model.law=additive", "model.width=64", "model.hidden_layers=2", "model.couplings=4", "train.epochs=2")
+NICEST = [sys.executable, "-m", "nicest"]
 
 
 def make(folder: Path, rows: int) -> None:
@@ -55,18 +55,17 @@ def main(folder: Path, rows: int, engine: str) -> None:
     if not files.exists():
         files.mkdir(parents=True)
         make(files, rows)
-        sets = [word for each in SETTINGS for word in ("--set", each)]
         few = folder / "few.parquet"
         parquet.write_table(parquet.ParquetFile(files / "part-000.parquet").read_row_group(0).slice(0, 20_000), few)
-        words = ["train", "table", "--data", str(few), "--out", str(run), "--device", "cpu", *sets]
-        subprocess.run([sys.executable, "-m", "nicest", *words], check=True)
+        settings = ["--set", "train.effort=low", "--device", "cpu"]
+        subprocess.run([*NICEST, "train", str(few), "--out", str(run), *settings], check=True)
         print("made", files)
         return
     shutil.rmtree(out, ignore_errors=True)
     start = time.monotonic()
     if engine == "score":
         words = ["score", str(run), str(files), "--out", f"{out}.parquet", "--device", "cpu"]
-        subprocess.run([sys.executable, "-m", "nicest", *words], check=True)
+        subprocess.run([*NICEST, *words], check=True)
     elif engine == "ray":
         import ray
 
@@ -81,8 +80,7 @@ def main(folder: Path, rows: int, engine: str) -> None:
         frame = builder.config("spark.ui.enabled", "false").getOrCreate().read.parquet(str(files))
         worker = Worker(run)
         frame.mapInArrow(worker.map, worker.schema(frame.schema)).write.parquet(str(out))
-    seconds = time.monotonic() - start
-    times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds(), 1)}
+    times = {"seconds": round(time.monotonic() - start, 1), "cpu_seconds": round(cpu_seconds(), 1)}
     print(json.dumps({"engine": engine, "rows": rows, **times}))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, tensor
 from torch.distributions import Distribution, Independent, LogNormal, MultivariateNormal, Uniform
 
 from nicest.errors import NicestError
@@ -84,10 +84,6 @@ def gaussian_mixture(theta: np.ndarray, rng: Generator) -> np.ndarray:
     return theta + np.where(rng.random((len(theta), 1)) < 0.5, 1.0, 0.1) * rng.normal(size=theta.shape)
 
 
-def rates() -> Distribution:
-    return Independent(LogNormal(torch.tensor([0.4, 0.125]).log(), torch.tensor([0.5, 0.2])), 1)
-
-
 def sir(theta: np.ndarray, rng: Generator) -> np.ndarray:
     """Draw how many of 1,000 tested people are infected on ten days, for a contact rate β and a recovery rate γ."""
     return rng.binomial(TESTED, infected(theta) / PEOPLE).astype(float)
@@ -116,14 +112,6 @@ def infected(theta: np.ndarray) -> np.ndarray:
     return np.stack(found, 1).clip(0, PEOPLE)
 
 
-def smooth_filter() -> Distribution:
-    """Return the prior of an offset and of a filter of nine numbers with small second differences."""
-    difference = torch.eye(9) - torch.ones(8).diag(-1)
-    filtered = difference @ difference + (torch.arange(9) / 9).sqrt().diag()
-    precision = torch.block_diag(torch.tensor([[0.5]]), filtered.mT @ filtered)
-    return MultivariateNormal(torch.zeros(10), precision_matrix=precision)
-
-
 def bernoulli_glm(theta: np.ndarray, rng: Generator) -> np.ndarray:
     """Draw spikes of a neuron over 100 steps, y ~ Bernoulli(sigmoid(X θ)); return the sufficient sums Xᵀy."""
     design = torch.load(files("bernoulli_glm") / "design_matrix.pt", weights_only=True).double().numpy()
@@ -131,25 +119,21 @@ def bernoulli_glm(theta: np.ndarray, rng: Generator) -> np.ndarray:
     return (rng.random(chance.shape) < chance) @ design
 
 
-def moons_prior() -> Distribution:
-    return box(1.0, 2)
-
-
-def slcp_prior() -> Distribution:
-    return box(3.0, 5)
-
-
-def mixture_prior() -> Distribution:
-    return box(10.0, 2)
+def smooth_filter() -> Distribution:
+    """Return the prior of an offset and of a filter of nine numbers with small second differences."""
+    difference = torch.eye(9) - torch.ones(8).diag(-1)
+    filtered = difference @ difference + (torch.arange(9) / 9).sqrt().diag()
+    precision = torch.block_diag(tensor([[0.5]]), filtered.mT @ filtered)
+    return MultivariateNormal(torch.zeros(10), precision_matrix=precision)
 
 
 TASKS = {
     task.name: task
     for task in (
-        Task("two_moons", moons_prior, two_moons),
-        Task("slcp", slcp_prior, slcp),
-        Task("gaussian_mixture", mixture_prior, gaussian_mixture),
-        Task("sir", rates, sir),
+        Task("two_moons", lambda: box(1.0, 2), two_moons),
+        Task("slcp", lambda: box(3.0, 5), slcp),
+        Task("gaussian_mixture", lambda: box(10.0, 2), gaussian_mixture),
+        Task("sir", lambda: Independent(LogNormal(tensor([0.4, 0.125]).log(), tensor([0.5, 0.2])), 1), sir),
         Task("bernoulli_glm", smooth_filter, bernoulli_glm),
     )
 }

@@ -5,129 +5,102 @@ from __future__ import annotations
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import torch
+import typer
 from torch import Tensor, nn
 
+from benchmarks.report import Report, origin
 from nicest.errors import NicestError
-from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, Units, odd_even
+from nicest.flows import MLP, VAE, Additive, Chain, Coupling, DiagonalScaling, odd_even
 from nicest.progress import Bar
 from nicest.recipes import load_recipe
 from nicest.recipes.build import units_of
 from nicest.recipes.recipe import TrainSettings
 from nicest.recipes.splits import describe, load_splits
-from nicest.runs.runtime import choose_device, describe_device, rows_to
+from nicest.runs.runtime import choose_device, rows_to
+from nicest.tasks import options
 from nicest.train.callbacks import Callback
 from nicest.train.fit import fit
 
 Model = Literal["plain", "wider", "posterior", "prior"]
+MODELS: tuple[Model, ...] = get_args(Model)
+BATCH, LATENT, WIDTH = 500, 32, 320  # batch size, latent dimension, width of encoder and decoder
+DRAWS, IMPORTANCE_DRAWS = 8, 64  # of both noises, per row
 CONTEXT = 64  # size of the summary of x that conditions the posterior
 ROWS = 2000  # per batch when scoring
 FLOOR = -2.0  # lower bound of the log-scale of a pixel, on the interval of the recipe
 
 
 def study(
-    recipe: str = "mnist",
-    *,
-    models: Sequence[Model] = get_args(Model),
-    seeds: Sequence[int] = (0, 1, 2),
-    steps: int = 10_000,
-    batch: int = 500,
-    lr: float = 2e-3,
-    latent_dim: int = 32,
-    width: int = 320,
-    draws: int = 8,
-    importance_draws: int = 64,
-    device: str = "auto",
-) -> dict[str, Any]:
-    """Train a plain VAE, one with a NICE posterior and one with a NICE prior, and compare their bounds.
+    recipe: Annotated[str, typer.Option(help="The recipe whose data to use.")] = "mnist",
+    seeds: Annotated[int, options.integer(1, 100, "Seeds per model.")] = 3,
+    steps: Annotated[int, options.integer(1, 10_000_000, "Training steps.")] = 10_000,
+    out: Annotated[Path | None, options.out_file("The results, as JSON.")] = Path("results/vae.json"),
+    device: options.Device = "auto",
+) -> Report:
+    """Compare the bounds of VAEs (App. C of the paper): plain, with a NICE posterior, with a NICE prior.
 
     All have the same data, steps, batches, learning rates, encoder and decoder. `wider` is a plain VAE with as many
     parameters as the largest model, to show what parameters alone gain. Nats are on the recipe's interval of pixel
-    values, means over `draws` draws of both noises. `importance_nats` is the bound with `importance_draws` draws, which
-    is closer to the log-likelihood. `gain_nats` is the difference to the plain VAE of the same seed.
+    values. `importance_nats` is a bound that is closer to the log-likelihood. `gain_nats` is the difference to the
+    plain VAE of the same seed.
+
+    Example: python -m benchmarks vae --recipe digits --seeds 1
     """
-    place = choose_device(device)
-    chosen = load_recipe(recipe)
+    place, chosen = choose_device(device), load_recipe(recipe)
     splits = load_splits(chosen)
     data = describe(chosen, splits).data
     if not data.levels:
         raise NicestError(f"{data.name} is continuous: the study is of pixels, which have grey levels")
     rows = {part: rows_to(splits.split(part), place) for part in ("train", "valid", "test")}
     scored = rows | {"train": rows["train"][: len(rows["test"])]}
-    batch = min(batch, len(rows["train"]))
+    batch = min(BATCH, len(rows["train"]))
     per_epoch = len(rows["train"]) // batch
     epochs = max(1, round(steps / per_epoch))
     steps = epochs * per_epoch
-
-    richest = max(size(model, data.dim, latent_dim, width) for model in get_args(Model))
-    widths = dict.fromkeys(models, width) | {"wider": widest(data.dim, latent_dim, richest)}
+    widths = dict.fromkeys(MODELS, WIDTH)
+    widths["wider"] = widest(data.dim, max(size(model, data.dim, WIDTH) for model in MODELS))
     runs: list[dict[str, Any]] = []
-    with Bar("VAE", steps * len(models) * len(seeds)) as bar:
-        for seed in seeds:
+    with Bar("VAE", steps * len(MODELS) * seeds) as bar:
+        for seed in range(seeds):
             settings = TrainSettings(
-                epochs=epochs,
-                batch=batch,
-                lr=lr,
-                eps=1e-8,
-                schedule="cosine",
-                warmup=min(100, steps - 1),
-                precision="float32",
-                evaluate_every=epochs,  # keep the last weights of every model
-                seed=seed,
-            )
-            for model in models:
+                **{"epochs": epochs, "evaluate_every": epochs, "batch": batch, "lr": 2e-3, "eps": 1e-8, "seed": seed},
+                **{"schedule": "cosine", "warmup": min(100, steps - 1), "precision": "float32"},
+            )  # one validation: keep the last weights of every model
+            for model in MODELS:
                 torch.manual_seed(seed)
-                vae = build(model, units_of(data), latent_dim, widths[model])
+                vae = VAE(units_of(data), LATENT, **parts(model, data.dim, widths[model]), floor=FLOOR)
                 watch = Watch(bar, len(runs) * steps, f"{model}, seed {seed}")
                 start = time.perf_counter()
                 try:
                     fit(vae, splits.train, valid=splits.valid, settings=settings, callbacks=[watch], device=device)
                 except NicestError as error:
                     raise NicestError(f"the {model} VAE of seed {seed} diverged: {error}") from error
-                seconds = time.perf_counter() - start
-                run = {"model": model, "seed": seed, "parameters": count(vae), "seconds": seconds}
-                run |= {f"{part}_nats": mean_nats(vae, each, draws) for part, each in scored.items()}
-                run["importance_nats"] = mean_nats(vae, rows["test"], 1, importance_draws)
+                run = {"model": model, "seed": seed, "parameters": count(vae), "seconds": time.perf_counter() - start}
+                run |= {f"{part}_nats": mean_nats(vae, each, DRAWS) for part, each in scored.items()}
+                run["importance_nats"] = mean_nats(vae, rows["test"], 1, IMPORTANCE_DRAWS)
                 runs.append(run)
-                bar.note(f"{model}, seed {seed}: test bound {run['test_nats']:.1f} nats in {seconds:.0f} s")
-    return {
-        "dataset": data.name,
-        "interval": list(data.interval),
-        "n": len(rows["test"]),
-        "dim": data.dim,
-        "latent_dim": latent_dim,
-        "steps": steps,
-        "batch": batch,
-        "lr": lr,
-        "weight_decay": settings.weight_decay,
-        "width": width,
-        "floor": FLOOR,
-        "draws": draws,
-        "importance_draws": importance_draws,
-        "device": describe_device(place),
-        "rows": [summary(model, runs) for model in models],
-        "runs": runs,
-    }
+                bar.note(f"{model}, seed {seed}: test bound {run['test_nats']:.1f} nats in {run['seconds']:.0f} s")
+    about = {"dataset": data.name, "interval": list(data.interval), "n": len(rows["test"]), "dim": data.dim}
+    about |= {"steps": steps, "batch": batch, "latent_dim": LATENT, "width": WIDTH, "draws": DRAWS, "floor": FLOOR}
+    found = origin(place) | about | {"rows": [summary(model, runs) for model in MODELS], "runs": runs}
+    return Report(found=found, out=out)
 
 
-def build(model: Model, units: Units, latent_dim: int, width: int) -> VAE:
-    """Build a VAE whose encoder and decoder have two hidden layers of `width`; NICE starts as the identity."""
-    return VAE(units, latent_dim, **parts(model, units.dim, latent_dim, width), floor=FLOOR)
-
-
-def parts(model: Model, dim: int, latent_dim: int, width: int) -> dict[str, Any]:
+def parts(model: Model, dim: int, width: int) -> dict[str, Any]:
     """Build the modules of a VAE, which hold all its parameters."""
     found: dict[str, Any] = {
-        "encoder": MLP(dim, 2 * latent_dim, (width, width)),
-        "decoder": MLP(latent_dim, 2 * dim, (width, width)),
+        "encoder": MLP(dim, 2 * LATENT, (width, width)),
+        "decoder": MLP(LATENT, 2 * dim, (width, width)),
     }
     if model == "posterior":
-        found |= {"posterior": nice(latent_dim, CONTEXT), "summary": MLP(dim, CONTEXT, (2 * CONTEXT,))}
+        found |= {"posterior": nice(LATENT, CONTEXT), "summary": MLP(dim, CONTEXT, (2 * CONTEXT,))}
     elif model == "prior":
-        found |= {"prior": Chain(nice(latent_dim), DiagonalScaling(latent_dim))}
+        found |= {"prior": Chain(nice(LATENT), DiagonalScaling(LATENT))}
     return found
 
 
@@ -141,15 +114,15 @@ def nice(dim: int, context_dim: int = 0, couplings: int = 4, width: int = 128) -
     return Chain(*(Coupling(part, Additive(), m) for part, m in zip(parts, networks, strict=False)))
 
 
-def size(model: Model, dim: int, latent_dim: int, width: int) -> int:
+def size(model: Model, dim: int, width: int) -> int:
     """Return the number of parameters of a VAE, without allocating them."""
     with torch.device("meta"):
-        return sum(count(part) for part in parts(model, dim, latent_dim, width).values())
+        return sum(count(part) for part in parts(model, dim, width).values())
 
 
-def widest(dim: int, latent_dim: int, parameters: int) -> int:
+def widest(dim: int, parameters: int) -> int:
     """Return the width of the widest plain VAE with at most this many parameters."""
-    return bisect_right(range(1, 100_000), parameters, key=lambda width: size("plain", dim, latent_dim, width))
+    return bisect_right(range(1, 100_000), parameters, key=lambda width: size("plain", dim, width))
 
 
 def count(module: nn.Module) -> int:

@@ -18,7 +18,7 @@ STYLE_URL = re.compile(r"""(?:url\(|@import\s+)["']?((?:https?:)?//[^"')\s]+)"""
 
 
 class Page(HTMLParser):
-    """The ids of a page, what it links to and what it loads."""
+    """A page: its ids, the addresses it links to and those it loads."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -28,6 +28,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Record ids, links and loads of an element."""
         found = {name: value for name, value in attributes if value}
         self.ids |= {found[name] for name in ("id", "name") if name in found}
         for name in ("href", "src"):
@@ -38,6 +39,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
+    """Return a line for every broken link, and for everything that is loaded from another host."""
     pages = {path.resolve(): Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
     found = []
     for path, page in pages.items():
@@ -62,6 +64,7 @@ def problems(site: Path) -> list[str]:
 
 
 def main() -> None:
+    """Check the site named on the command line."""
     site = Path(sys.argv[1])
     if found := problems(site):
         sys.exit("\n".join(found))

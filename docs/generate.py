@@ -16,20 +16,20 @@ COMMANDS = [
     ["models"],
     ["train"],
     ["evaluate"],
-    ["sample"],
-    ["classify"],
     ["score"],
-    ["compress"],
-    ["decompress"],
     ["impute"],
     ["predict"],
+    ["sample"],
     ["calibrate"],
+    ["classify"],
     ["inpaint"],
     ["certify"],
+    ["compress"],
+    ["decompress"],
+    ["export"],
     ["pack"],
     ["push"],
     ["pull"],
-    ["export"],
     ["latent"],
     ["latent", "spectrum"],
     ["latent", "sphere"],
@@ -57,6 +57,7 @@ print(json.dumps([CliRunner().invoke(app, words, **told).stdout for words in ask
 
 
 def page() -> str:
+    """Return the page as Markdown."""
     parts = [
         "# The command line",
         "",
@@ -65,13 +66,18 @@ def page() -> str:
         "",
     ]
     for command, text in zip(COMMANDS, help_texts(), strict=True):
-        lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+        lines = "\n".join(unboxed(line) for line in text.strip().splitlines() if not line.startswith("╰"))
         parts += [f"## nicest {' '.join(command)}".rstrip(), "", "```text", lines, "```", ""]
     return "\n".join(parts)
 
 
+def unboxed(line: str) -> str:
+    """Return a line of help without the box that rich draws around lists."""
+    return line.replace("─", "").replace("╮", ":").replace("╭ ", "").replace("│", "").rstrip().replace(" :", ":")
+
+
 def help_texts() -> list[str]:
-    """The help of every command, by one process: its width and colours are settled when typer is imported."""
+    """Return the help of every command, from one process: typer settles width and colours when it is imported."""
     plain = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "100", "TERMINAL_WIDTH": "100", "PYTHONIOENCODING": "utf-8"}
     asked = [sys.executable, "-c", EVERY_HELP, json.dumps(COMMANDS)]
     answer = subprocess.run(asked, env=os.environ | plain, capture_output=True, encoding="utf-8", check=True)

@@ -1,4 +1,4 @@
-"""What the site takes from outside docs/: the README as its first page, other pages of the root, and result files."""
+"""Add files from outside docs/ to the site: the README as its first page, other pages of the root, and results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def moved(text: str) -> str:
-    """A page of the root as a page of docs/: its links into docs/ start there."""
+    """Return a page of the root as a page of docs/, with its links adapted."""
     return re.sub(r"(\]\(|src=\")docs/", r"\1", text)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links from docs/ to the root lead to the files that were added."""
+    """Make links from docs/ to the root lead to the files that were added."""
     return re.sub(r"\]\(\.\./", "](", markdown)

@@ -19,12 +19,12 @@ DOCS = Path(__file__).resolve().parent
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    """The language and the code of every block that runs."""
+    """Return the language and the code of every block that runs."""
     return re.findall(r"^```(python|sh)\n(.*?)^```$", page, re.S | re.M)
 
 
 def run(page: str) -> dict[str, Any]:
-    """Run the blocks here; returns the names that the Python ones have defined."""
+    """Run the blocks in the current folder and return the names that the Python blocks define."""
     names: dict[str, Any] = {}
     for language, code in blocks(page):
         if language == "python":
@@ -37,7 +37,7 @@ def run(page: str) -> dict[str, Any]:
 
 
 def command(words: list[str]) -> None:
-    """One command of nicest, in this process."""
+    """Run a command of nicest in this process."""
     from nicest.cli import main
 
     sys.argv = words
@@ -49,6 +49,7 @@ def command(words: list[str]) -> None:
 
 
 def main() -> None:
+    """Run the page named on the command line."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -133,11 +133,11 @@ def resident(pid: int) -> float:
 
 
 def table_run(folder: Path) -> Path:
-    """A small model of a table, to be sent bombs."""
+    """Train a small model of a table, which then gets bombs."""
     rows = np.random.default_rng(0).normal(size=(300, 2))
     (folder / "table.csv").write_text("a,b\n" + "".join(f"{a:.3f},{b:.3f}\n" for a, b in rows))
-    own = (f'data.name="{folder / "table.csv"}"', "model.width=16", "train.epochs=2", "train.evaluate_every=1")
-    train(load_recipe("digits"), folder / "table", overrides=own, device="cpu")
+    own = (f'data.name="{folder / "table.csv"}"', "train.epochs=2", "train.evaluate_every=1")
+    train(load_recipe("table"), folder / "table", overrides=own, device="cpu")
     return folder / "table"
 
 

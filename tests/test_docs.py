@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -76,11 +77,7 @@ def faults() -> list[list[str]]:
 @pytest.mark.parametrize("row", faults(), ids=lambda row: row[0])
 def test_tests_of_the_faults_exist(row: list[str]):
     assert all(row)
-    _, _, seen, tests = row
-    if seen == "*open*":
-        assert tests == "*open*"
-        return
-    held_by = re.findall(r"`([^`]+)`", tests)
+    held_by = re.findall(r"`([^`]+)`", row[2])
     assert held_by
     for test in held_by:
         file, _, name = test.partition("::")
@@ -103,7 +100,7 @@ def templates() -> list[re.Pattern]:
 @pytest.mark.parametrize("row", faults(), ids=lambda row: row[0])
 def test_messages_of_the_faults_are_those_of_the_sources(row: list[str]):
     begins = r"error: |warning: |ValueError: |stopped at |non-finite |the training scores "
-    for message in re.findall(rf"`((?:{begins})[^`]+)`", row[2]):
+    for message in re.findall(rf"`((?:{begins})[^`]+)`", row[1]):
         said = message.replace("--set ", "set ")  # the command line makes an option of it
         assert any(each.search(said) for each in templates()), message
 
@@ -122,32 +119,77 @@ def test_cli_page_is_made_from_help():
 
 
 def test_cli_page_has_every_command():
-    from nicest.cli import app
-    from nicest.cli.base import data_app
+    from nicest.cli.commands import app
 
     page = (ROOT / "docs/cli.md").read_text()
-    names = [command.callback.__name__ for command in app.registered_commands]
-    names += [f"data {command.name}" for command in data_app.registered_commands]
+    groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+    names = [
+        prefix + (command.name or command.callback.__name__)
+        for prefix, group in groups
+        for command in group.registered_commands
+    ]
+    assert len(names) > 25
     assert all(f"\n## nicest {name}\n" in page for name in names)
+
+
+def python_of(page: Path) -> list[str]:
+    """Return the Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.S | re.M)
 
 
 def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(code) == 2
+    table, flow = python_of(ROOT / "README.md")
     scope: dict = {}
-    exec(code[0], scope)
-    assert scope["rows"].shape == (100, 13)
-    assert set(scope["labels"]) <= {-1, 1}
-    exec(code[1], scope)
-    assert scope["samples"].shape == (100, 13)
+    exec(table, scope)
+    assert scope["odd"].shape == (178, 14)
+    assert not scope["whole"].isna().any(axis=None)
+    assert np.allclose(scope["chances"].sum(1), 1, atol=1e-4)
+    assert (scope["strong"]["alcohol"] > 14).all()
+    assert (scope["strong"]["target"] == 0).all()
+    exec(flow, scope)
+    assert scope["samples"].shape == (100, 4)
     assert scope["log_p"].isfinite().all()
 
 
-def test_files_named_in_the_readme_exist():
-    named = re.findall(r"\]\((?!https:)([^)]+)\)", (ROOT / "README.md").read_text())
-    assert len(named) > 20
-    assert [each for each in named if not (ROOT / each.partition("#")[0]).exists()] == []
+def test_the_questions_of_the_page_of_tables_have_answers():
+    scope: dict = {}
+    asked, classified = python_of(ROOT / "docs" / "tables.md")
+    exec(asked, scope)
+    known, holes = scope["known"], scope["holes"]
+    assert not scope["whole"].isna().any(axis=None)
+    assert len(scope["draws"]) == 20
+    assert scope["whole"].where(holes.notna()).equals(holes)  # observed cells stay
+    assert (np.diff(scope["low_high"]) > 0).all()
+    error = scope["alcohol"] - scope["new"]["alcohol"]
+    assert float((error**2).mean()) < 0.6 * float(known["alcohol"].var())
+    assert set(scope["strong"]["cultivar"]) == {"Barolo"}
+    assert (scope["strong"]["alcohol"] > 13.5).all()
+    exec(classified, scope)
+    assert (scope["classifier"].predict(scope["new"][scope["X"].columns]) == scope["new"]["cultivar"]).mean() > 0.9
+
+
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that the site gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.M)
+    plain = (re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", heading)).strip().lower() for heading in headings)
+    return {re.sub(r"[\s-]+", "-", each) for each in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page: Path):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_readme_has_two_screens():

@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,20 @@ from nicest import Run
 from nicest.data import tables
 from nicest.integrations import TASKS, Worker
 from nicest.recipes import load_recipe
-from nicest.tasks import predict as prediction
-from nicest.tasks.impute_table import impute_table
+from nicest.tasks.impute import impute
 from nicest.tasks.predict import predict
 from nicest.tasks.sample import sample
 from nicest.tasks.score import score
 from nicest.train.fit import train
 from small_runs import people
 
-TINY = ("model.law=additive", "model.width=8", "model.couplings=3", "model.hidden_layers=1", "train.epochs=2")
-PREDICTS = ("train.effort=low", "train.epochs=2", "model.width=8", "model.members=1")
+TINY = ("table.width=8", "table.depth=1", "table.components=2", "train.epochs=2")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "score": {"draws": 4, "seed": 3},
-    "impute": {"draws": 16, "steps": 8, "seed": 3},
-    "predict": {"draws": 1, "seed": 3},
+    "score": {},
+    "impute": {},
+    "predict": {"target": ["height", "seen"], "interval": 0.8},
     "sample": {"rows": 40, "seed": 7},
 }
-IMAGES = Path(__file__).parent / "fixtures" / "format-1" / "images"
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = table.append_column("seen", pa.array(seen, pa.timestamp("ms", "UTC")))
     parquet.write_table(table, folder / "train.parquet")
     data = f'data.name="{folder / "train.parquet"}"'
-    train(load_recipe("table"), folder / "run", overrides=(data, *TINY), device="cpu")
-    targets = 'data.target=["height", "seen"]'
-    train(load_recipe("table"), folder / "predict", overrides=(data, *PREDICTS, targets), device="cpu")
-    for task in ("score", "impute", "sample"):
-        (folder / task).symlink_to(folder / "run")
+    train(replace(load_recipe("table"), sized=False), folder / "run", overrides=(data, *TINY), device="cpu")
     rows = table.slice(0, 250).append_column("key", pa.array(range(250)))
     parquet.write_table(rows, folder / "rows.parquet")
     return folder
@@ -57,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(task: str, folder: Path) -> pa.Table:
     """Return what the command writes for rows.parquet, without its row numbers."""
-    run, file, out, options = Run(folder / task), folder / "rows.parquet", folder / f"{task}.parquet", OPTIONS[task]
+    run, file, out, options = Run(folder / "run"), folder / "rows.parquet", folder / f"{task}.parquet", OPTIONS[task]
     if task == "sample":
         written = []
         for i in range(3):
@@ -67,7 +61,7 @@ def expected(task: str, folder: Path) -> pa.Table:
     if task == "score":
         score(run, [file], out=out, **options)
     else:
-        {"impute": impute_table, "predict": predict}[task](run, file, out=out, **options)
+        {"impute": impute, "predict": predict}[task](run, file, out=out, **options)
     written = parquet.read_table(out)
     return written.drop_columns("row") if "row" in written.column_names else written
 
@@ -97,9 +91,8 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_batch_gets_what_the_command_writes(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "BATCH", 64)  # several parts, the last one smaller
-    monkeypatch.setattr(prediction, "ROWS", 100)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    worker = pickle.loads(pickle.dumps(Worker(folder / task, task, **OPTIONS[task])))
+    worker = pickle.loads(pickle.dumps(Worker(folder / "run", task, **OPTIONS[task])))
     batch = pa.table({"id": range(3)}) if task == "sample" else parquet.read_table(folder / "rows.parquet")
     found = worker(batch)
     same(task, found, folder)
@@ -113,14 +106,13 @@ def test_a_batch_gets_what_the_command_writes(task: str, folder: Path, monkeypat
 
 def test_bad_input_is_one_line(folder: Path, refusal: Callable[..., str]) -> None:
     assert "expected a task, 'score', 'impute'" in refusal(Worker, folder / "run", "guess")
-    assert "is a model of 'height', 'seen' given the other columns" in refusal(Worker, folder / "predict", "impute")
-    assert "has no target" in refusal(Worker, folder / "run", "predict")
-    assert "not a model of a table" in refusal(Worker, IMAGES, "sample")
+    assert "name a target" in refusal(Worker, folder / "run", "predict")
+    assert "not a model of a table" in refusal(Worker, "digits-conv", "sample")
     with pytest.raises(TypeError, match="unexpected keyword argument 'steps'"):
         Worker(folder / "run", "score", steps=3)
     rows = parquet.read_table(folder / "rows.parquet")
     worker = Worker(folder / "run", **OPTIONS["score"])
-    assert "batch: lacks 'height', which training had" in refusal(worker, rows.drop_columns("height"))
+    assert "lacks 'height', which training had" in refusal(worker, rows.drop_columns("height"))
     assert "two columns 'log_density', 'outlier_score'" in refusal(worker, worker(rows))
     assert "expected a column `id`" in refusal(Worker(folder / "run", "sample"), rows)
     worker.version = "0.0.1"
@@ -135,7 +127,7 @@ def test_ray(folder: Path) -> None:
     for task, options in OPTIONS.items():
         rows = ray.data.read_parquet(str(folder / "rows.parquet"), override_num_blocks=1)
         rows = ray.data.range(3, override_num_blocks=1) if task == "sample" else rows
-        found = rows.map_batches(Worker(folder / task, task, **options), batch_format="pyarrow", batch_size=None)
+        found = rows.map_batches(Worker(folder / "run", task, **options), batch_format="pyarrow", batch_size=None)
         same(task, pa.concat_tables(ray.get(found.to_arrow_refs())), folder)
     ray.shutdown()
 
@@ -149,7 +141,7 @@ def test_spark(folder: Path) -> None:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     for task, options in OPTIONS.items():
-        worker = Worker(folder / task, task, **options)
+        worker = Worker(folder / "run", task, **options)
         rows = session.range(0, 3, 1, 1) if task == "sample" else session.read.parquet(str(folder / "rows.parquet"))
         same(task, rows.mapInArrow(worker.map, worker.schema(rows.schema)).toArrow(), folder)
     session.stop()

@@ -106,8 +106,8 @@ def test_it_builds_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert problems(tmp_path / "site") == []
-    (page,) = (tmp_path / "site").glob("estimator.html")
-    page.write_text(page.read_text().replace("own-tables.html#", "own-tables.html#no-"))
+    (page,) = (tmp_path / "site").glob("tables.html")
+    page.write_text(page.read_text().replace("likelihood.html#", "likelihood.html#no-"))
     assert len(problems(tmp_path / "site")) > 0
 
 

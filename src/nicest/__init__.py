@@ -1,6 +1,7 @@
-"""Exact-likelihood density models by invertible coupling layers (NICE, Dinh, Krueger and Bengio 2014).
+"""Exact-likelihood density models by invertible coupling layers (NICE, Dinh, Krueger and Bengio 2014), and tables.
 
-model = nicest.NICE().fit(X)             # a scikit-learn estimator for tables
+table = nicest.NICETable().fit(frame)    # score, impute, predict, sample: any question about a table
+model = nicest.NICE().fit(X)             # the paper's flow as a scikit-learn estimator of rows of numbers
 run = nicest.open("runs/mnist")          # run.flow is a torch module: run.flow.log_prob(x), run.flow.sample(10)
 flow = nicest.Flow(units, chain, prior)  # or build your own from nicest.flows, and
 nicest.fit(flow, rows, valid=held_out)   # train it: in memory, or in a run folder that survives crashes
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nicest.codec import compress, decompress
     from nicest.errors import NicestError
+    from nicest.estimators.detector import NICEDetector
     from nicest.estimators.nice import NICE
+    from nicest.estimators.table import NICEClassifier, NICERegressor, NICETable
     from nicest.fast import lower
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
@@ -33,6 +36,10 @@ __all__ = [
     "Flow",
     "Gaussian",
     "Logistic",
+    "NICEClassifier",
+    "NICEDetector",
+    "NICERegressor",
+    "NICETable",
     "NicestError",
     "Run",
     "RunFolder",
@@ -50,6 +57,10 @@ __all__ = [
 # torch is imported when something needs it, not before: `nicest --help` answers at once
 _HOMES = {
     "NICE": "nicest.estimators.nice",
+    "NICEClassifier": "nicest.estimators.table",
+    "NICEDetector": "nicest.estimators.detector",
+    "NICERegressor": "nicest.estimators.table",
+    "NICETable": "nicest.estimators.table",
     "Chain": "nicest.flows",
     "Engine": "nicest.inference.engine",
     "Flow": "nicest.flows",

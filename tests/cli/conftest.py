@@ -25,6 +25,11 @@ TINY = [
     "--set=train.warmup=0",
 ]
 
+TABLE = [
+    *("--set=table.width=16", "--set=table.depth=1", "--set=table.components=2", "--set=train.epochs=5"),
+    *("--set=train.batch=40", "--set=train.lr=0.01", "--set=train.evaluate_every=1"),
+]
+
 
 class Outcome(NamedTuple):
     """What a command gave back."""
@@ -122,18 +127,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a table with texts and missing values; for reading only."""
     folder = tmp_path_factory.mktemp("cli")
     data = small_runs.people(folder / "people.csv")
-    additive = "--set=model.law=additive"
-    assert call("train", "table", "--data", data, "--out", folder / "run", "--device", "cpu", *TINY, additive) == 0
-    return folder / "run"
-
-
-@pytest.fixture(scope="session")
-def height(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that predicts a column of people.csv, in a folder beside it; for reading only."""
-    folder = tmp_path_factory.mktemp("cli")
-    data = small_runs.people(folder / "people.csv")
-    asked = ["--target", "height", "--out", folder / "run", "--device", "cpu", "--set=train.effort=low"]
-    assert call("train", "table", "--data", data, *asked, *TINY) == 0
+    assert call("train", data, "--target", "height", "--out", folder / "run", "--device", "cpu", *TABLE) == 0
     return folder / "run"
 
 

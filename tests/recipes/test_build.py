@@ -98,14 +98,6 @@ class TestLayers:
         assert (units.levels, units.interval, units.standardise) == (17, (-3.0, 5.0), False)
         assert units.place(torch.tensor([[0.0, 17.0] * 8])).tolist() == [[-3.0, 5.0] * 8]
 
-    def test_units_of_a_table_have_its_steps(self):
-        recipe = on("table", *SMALL, shape=(3,), levels=0)
-        splits = Splits("t", *[np.zeros((3, 3), np.float32)] * 3, (3,), None, (1.0, 0.0, 1.0))
-        units = build(recipe, splits).units
-        assert units.step.tolist() == [1.0, 0.0, 1.0]
-        assert units.standardise
-        assert not build(recipe).units.discrete
-
     def test_whitening_is_held_while_the_couplings_learn(self):
         flow = build(on("tfd", *SMALL))
         held = {name for name, p in flow.named_parameters() if not p.requires_grad}

@@ -141,13 +141,13 @@ def test_digits_from_training_to_inpainting(tmp_path: Path):
     assert 2 < samples.mean() < 8  # the digits have 4.9
 
     certificate = certify(run, n=20, jacobians=2)
-    float64, float32 = certificate["max_roundtrip"][:2]
+    float64, float32 = certificate.max_roundtrip[:2]
     assert float64 < 1e-10
     assert float32 < 1e-4
-    assert certificate["mean_roundtrip"][1] < 1e-4 / 17  # of the width of a level
-    assert certificate["max_logdet_error"][0] < 1e-7
+    assert certificate.mean_roundtrip[1] < 1e-4 / 17  # of the width of a level
+    assert certificate.max_logdet_error[0] < 1e-7
 
-    (filled,) = inpaint(run, n=4, mask="left", steps=60, out=tmp_path / "fill.png")["masks"]
+    (filled,) = inpaint(run, n=4, mask="left", steps=60, out=tmp_path / "fill.png").masks
     assert filled["mean_gain_nats"] > 0
     assert (tmp_path / "fill.png").exists()
-    assert len(spectrum(run, out=tmp_path / "spectrum.png")["sigma"]) == 64
+    assert len(spectrum(run, out=tmp_path / "spectrum.png").sigma) == 64

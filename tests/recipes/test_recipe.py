@@ -64,7 +64,7 @@ BEST = (
 
 class TestShipped:
     def test_there_are_two_readings_of_four_columns_ours_and_digits(self):
-        assert set(names()) == {*COLUMNS, *BEST, *CONVOLUTIONAL, *LABELLED, "digits", "images", "table"}
+        assert set(names()) == {*COLUMNS, *BEST, *CONVOLUTIONAL, *LABELLED, "digits", "images", "rows", "table"}
 
     @pytest.mark.parametrize("name", sorted({*BEST} - {"fer2013", "fer2013-tfd"}))
     def test_better_training_keeps_the_papers_data_and_architecture(self, name: str):

@@ -100,7 +100,7 @@ def changed(path: Path, **figures: object) -> None:
     [
         ({"factory": "gone.module:f"}, "cannot import the factory gone.module:f .No module named 'gone'.: install it"),
         ({"factory": "own_flows_of_a_test:gone"}, "cannot import the factory own_flows_of_a_test:gone"),
-        ({"factory": "own_flows_of_a_test:nothing"}, "own_flows_of_a_test:nothing to give a Flow, got 'dict'"),
+        ({"factory": "own_flows_of_a_test:nothing"}, "own_flows_of_a_test:nothing to return a Density, got 'dict'"),
         ({"factory": "no name at all"}, "such as 'package.module:function', got 'no name at all'"),
         ({"factory": "a:b.c"}, "such as 'package.module:function', got 'a:b.c'"),
         ({"arguments": "[1]"}, "the arguments of 'own_flows_of_a_test:affine' in JSON"),

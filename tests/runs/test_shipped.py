@@ -52,7 +52,7 @@ class TestPack:
         assert (packed / MODEL).stat().st_size < 0.8 * (run / MODEL).stat().st_size
 
     def test_the_copy_is_nearly_as_good_and_its_card_tells_how_good(self, run: Path, packed: Path):
-        before, after = (evaluate(nicest.open(each), with_baselines=False)["mean_nats"] for each in (run, packed))
+        before, after = (evaluate(nicest.open(each), baselines=False).mean_nats for each in (run, packed))
         card = shipped.card(packed)
         assert after == pytest.approx(before, abs=0.2)
         assert card["test_nats"] == after
@@ -101,8 +101,8 @@ class TestShipped:
         assert len(run.engine.sample(5)) == 5
         assert all(card[key] for key in ("about", "data", "licence", "limits", "recipe"))
         if run.recipe.data.name == "digits":
-            found = evaluate(run, with_baselines=False)
-            assert found["mean_nats"] == pytest.approx(card["test_nats"], abs=1e-2)
+            found = evaluate(run, baselines=False)
+            assert found.mean_nats == pytest.approx(card["test_nats"], abs=1e-2)
 
     def test_a_folder_of_that_name_comes_first(self, packed: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
         name = next(iter(shipped.shipped()))

@@ -1,12 +1,16 @@
-"""Tiny runs that the studio serves: images, a table, and one without a model; and the application around them."""
+"""Small runs for the studio to serve: images, labelled images, a table, and a run without a model."""
 
 import asyncio
+import base64
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nicest.recipes import load_recipe
 from nicest.train.fit import train
@@ -19,7 +23,30 @@ from nicest.studio.limits import Desk
 from nicest.studio.server import create_app
 
 TINY = ("model.width=16", "model.hidden_layers=1", "train.batch=50", "train.lr=0.02", "train.warmup=0")
+DIGITS, PEOPLE = "/api/runs/digits", "/api/runs/people"
 Ask = Callable[..., httpx.Response]
+
+
+def packed(array: np.ndarray) -> str:
+    return base64.b64encode(array.astype(np.uint8).tobytes()).decode()
+
+
+def levels(picture: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(picture), np.uint8).reshape(8, 8)
+
+
+def png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    parts = [part.split("\n") for part in text.strip().split("\n\n")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
+
+
+TOP = packed(np.arange(64) < 32)
 
 
 @pytest.fixture(scope="session")
@@ -40,19 +67,20 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """People whose weight is 0.4 of their height plus N(0, 1)."""
     folder = tmp_path_factory.mktemp("studio")
     rng = np.random.default_rng(0)
-    height = rng.normal(170, 10, 300)
+    height = rng.normal(170, 10, 1000)
     lines = [f"{h:.2f},{h * 0.4 + rng.normal():.2f},{rng.choice(['red', 'blue'])}" for h in height]
     (folder / "people.csv").write_text("\n".join(["height,weight,colour", *lines]) + "\n")
-    own = (f'data.name="{folder / "people.csv"}"', "train.epochs=3", "train.evaluate_every=1")
-    train(load_recipe("digits"), folder / "people", overrides=(*TINY, *own), device="cpu")
+    own = (f'data.name="{folder / "people.csv"}"', "train.epochs=40", "train.evaluate_every=10")
+    train(load_recipe("table"), folder / "people", overrides=own, device="cpu")
     return folder / "people"
 
 
 @pytest.fixture(scope="session")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which training has not got to a model."""
+    """A run folder without a model yet."""
     out = tmp_path_factory.mktemp("studio") / "young"
     out.mkdir()
     return out
@@ -68,8 +96,13 @@ def ask(app: Guard) -> Ask:
     return asking(app)
 
 
+@pytest.fixture(scope="session")
+def test_image(ask: Ask) -> str:
+    return ask("GET", f"{DIGITS}/pictures?n=1").json()["pictures"][0]
+
+
 def asking(app: Guard) -> Ask:
-    """Ask the application, in this process."""
+    """Return a function that sends a request to the application, in this process."""
 
     def ask(method: str, path: str, **options: Any) -> httpx.Response:
         async def once() -> httpx.Response:

@@ -30,6 +30,16 @@ TINY = (
     "train.evaluate_every=1",
 )
 
+SMALL_TABLE = (
+    "table.width=32",
+    "table.depth=1",
+    "table.components=4",
+    "train.epochs=40",
+    "train.batch=50",
+    "train.lr=0.01",
+    "train.evaluate_every=10",
+)
+
 SaveRun = Callable[..., Run]
 
 
@@ -88,8 +98,8 @@ def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     count = rng.integers(0, 12, 400)
     lines = [f"{c + rng.normal():.4f},{c},{'low' if c < 6 else 'high'},{'abc'[c // 4]}" for c in count]
     (folder / "table.csv").write_text("\n".join(["x,count,half,third", *lines]) + "\n")
-    own = (f'data.name="{folder / "table.csv"}"', "model.preprocess=zca")
-    train(load_recipe("digits"), folder / "table", overrides=(*TINY, *own), device="cpu")
+    recipe = replace(load_recipe("table"), sized=False)
+    train(recipe, folder / "table", overrides=(f'data.name="{folder / "table.csv"}"', *SMALL_TABLE), device="cpu")
     return folder / "table"
 
 

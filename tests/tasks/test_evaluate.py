@@ -41,7 +41,7 @@ CONTRACT = {
 
 
 def plain(run: Run, **options: object) -> dict:
-    return evaluate(run, with_baselines=False, **options)
+    return evaluate(run, baselines=False, **options).to_dict()
 
 
 def test_the_result_has_every_key_of_the_contract(any_run: Run):
@@ -309,5 +309,5 @@ def test_the_engine_that_stays_with_the_run_is_good_for_gradients(any_run: Run):
 
 
 def test_the_result_is_plain_numbers_that_json_can_hold(any_run: Run):
-    result = evaluate(any_run, draws=1)
+    result = evaluate(any_run, draws=1).to_dict()
     assert json.loads(json.dumps(result, allow_nan=False)) == result

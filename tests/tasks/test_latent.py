@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
-from nicest.tasks.latent_model import rotation, spherical, straight, principal
 from nicest.tasks.latent import (
     BASES,
     WAYS,
@@ -24,13 +23,14 @@ from nicest.tasks.latent import (
     sphere_points,
     truncate,
 )
+from nicest.tasks.latent_model import rotation, spherical, straight
 
 LOOKS = [spectrum, sphere, interpolate, truncate]
 
 
 def arrays(look: Callable[..., dict], run: Run, folder: Path, **options: object) -> tuple[dict, dict[str, np.ndarray]]:
     """What a look says, and the arrays it writes."""
-    result = look(run, out=folder / "a.npz", **options)
+    result = look(run, out=folder / "a.npz", **options).to_dict()
     assert json.loads(to_json(result)) == result
     with np.load(folder / "a.npz") as archive:
         return result, dict(archive)
@@ -198,8 +198,7 @@ class TestSphere:
 class TestInterpolate:
     @pytest.mark.parametrize("way", WAYS)
     def test_begins_and_ends_with_the_images_themselves(self, any_run: Run, tmp_path: Path, way: str):
-        pairs = [(3, 1), (0, 2), (1, 1)]
-        result, kept = arrays(interpolate, any_run, tmp_path, pairs=pairs, steps=4, way=way)
+        result, kept = arrays(interpolate, any_run, tmp_path, start=[3, 0, 1], end=[1, 2, 1], steps=4, way=way)
         shape = any_run.recipe.data.shape
         x = examples(any_run).reshape(-1, *shape)
         assert kept["images"].shape == kept["pixels"].shape == (3, 4, *shape)
@@ -212,7 +211,7 @@ class TestInterpolate:
         assert result["pairs"] == [[3, 1], [0, 2], [1, 1]]
 
     def test_is_straight_in_h_and_decoded(self, digits_run: Run, tmp_path: Path):
-        kept = arrays(interpolate, digits_run, tmp_path, pairs=[(3, 8)], steps=5)[1]
+        kept = arrays(interpolate, digits_run, tmp_path, start=[3], end=[8], steps=5)[1]
         start, end = codes(digits_run, examples(digits_run)[[3, 8]])
         expected = start + np.linspace(0, 1, 5)[:, None] * (end - start)
         np.testing.assert_allclose(kept["h"][0], expected, rtol=1e-4, atol=1e-4)
@@ -228,7 +227,7 @@ class TestInterpolate:
 
     def test_is_spherical_around_the_mode_in_units_of_the_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         flow, run = learned
-        h = arrays(interpolate, run, tmp_path, pairs=[(0, 1)], steps=5, way="spherical")[1]["h"][0]
+        h = arrays(interpolate, run, tmp_path, start=[0], end=[1], steps=5, way="spherical")[1]["h"][0]
         np.testing.assert_allclose(h[[0, -1]], codes(run, examples(run)[:2]), rtol=1e-4, atol=1e-4)
         e = (h - flow.prior.loc.detach().numpy()) / flow.prior.log_scale.detach().exp().numpy()
         lengths = np.linalg.norm(e, axis=1)
@@ -267,7 +266,7 @@ class TestTruncate:
                 np.testing.assert_allclose(kept[name][:, -1], kept["truth"], rtol=1e-4, atol=1e-4)
 
     def test_that_keeps_nothing_gives_the_mode_or_the_mean(self, digits_run: Run, tmp_path: Path):
-        kept = arrays(truncate, digits_run, tmp_path, n=2, kept=[0])[1]
+        kept = arrays(truncate, digits_run, tmp_path, n=2, keep=[0])[1]
         mode = decoded(digits_run, np.zeros((1, 64)))
         assert np.array_equal(kept["nice"][:, 0], np.concatenate([mode, mode]))
         mean = (numpy_pca(digits_run)[0] * 17).astype(int).reshape(8, 8)
@@ -275,7 +274,7 @@ class TestTruncate:
 
     def test_puts_the_rest_to_the_mode_of_a_learned_prior(self, learned: tuple[Flow, Run], tmp_path: Path):
         _, run = learned
-        kept = arrays(truncate, run, tmp_path, n=4, kept=[0, 3])[1]["nice"]
+        kept = arrays(truncate, run, tmp_path, n=4, keep=[0, 3])[1]["nice"]
         h, mode = codes(run, examples(run)[:4]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
         for column, chosen in enumerate(([], [1, 2, 4])):
             cut = np.tile(mode, (4, 1))
@@ -283,7 +282,7 @@ class TestTruncate:
             np.testing.assert_allclose(kept[:, column], decoded(run, cut), rtol=1e-4, atol=1e-4)
 
     def test_keeps_the_components_of_largest_sigma(self, digits_run: Run, tmp_path: Path):
-        kept = arrays(truncate, digits_run, tmp_path, n=4, kept=[5, 20])[1]
+        kept = arrays(truncate, digits_run, tmp_path, n=4, keep=[5, 20])[1]
         h = codes(digits_run, examples(digits_run)[:4])
         s = digits_run.flow.bijection.layers["scaling"].s.detach().numpy()
         for column, k in enumerate((5, 20)):
@@ -294,7 +293,7 @@ class TestTruncate:
 
     def test_errors_are_those_of_the_pictures_and_of_numpys_pca(self, digits_run: Run, tmp_path: Path):
         x = examples(digits_run)
-        result, kept = arrays(truncate, digits_run, tmp_path, n=len(x), kept=[3, 30])
+        result, kept = arrays(truncate, digits_run, tmp_path, n=len(x), keep=[3, 30])
         mean, _, directions = numpy_pca(digits_run)
         y = on_interval(digits_run, x)
         for column, k in enumerate((3, 30)):
@@ -310,40 +309,6 @@ class TestTruncate:
         assert (np.diff(errors) < 1e-4).all()
 
 
-class TestDiscreteColumns:
-    """Integer and categorical columns, at the middle of their intervals: no noise."""
-
-    def test_are_encoded_alike_every_time(self, table_run: Run):
-        assert [column.discrete for column in table_run.columns] == [False, True, True, True]
-        model, x = Model(table_run), table_run.rows("test")
-        first, again = model.encode(x), model.encode(x)
-        assert torch.equal(first, again)
-        np.testing.assert_allclose(first, codes(table_run, x.numpy()), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(model.units.leave(model.middle(x)), x, rtol=1e-4, atol=1e-4)
-
-    def test_have_one_spectrum(self, table_run: Run, tmp_path: Path):
-        first, again = (arrays(spectrum, table_run, tmp_path)[1] for _ in range(2))
-        assert np.array_equal(first["pca"], again["pca"])
-        train = table_run.flow.units.enter(table_run.rows("train")).double().numpy()
-        expected = np.sqrt(np.linalg.eigvalsh(np.cov(train.T, bias=True))[::-1])
-        np.testing.assert_allclose(first["pca"], expected, rtol=0.1)
-
-    def test_come_back_when_all_components_are_kept(self, table_run: Run, tmp_path: Path):
-        (said, first), (_, again) = (arrays(truncate, table_run, tmp_path, n=20) for _ in range(2))
-        for name in ("nice", "pca"):
-            assert np.array_equal(first[name], again[name])
-            assert np.array_equal(first[name][:, -1, 1:], first["truth"][:, 1:])
-            np.testing.assert_allclose(first[name][:, -1, 0], first["truth"][:, 0], rtol=1e-4, atol=1e-4)
-            assert said[f"{name}_errors"][-1] < 1e-6 < said[f"{name}_errors"][0] < 2
-
-    def test_are_whole_on_every_way(self, table_run: Run, tmp_path: Path):
-        kept = arrays(interpolate, table_run, tmp_path, pairs=[(0, 1)], steps=4)[1]
-        x = examples(table_run)[[0, 1]]
-        for name in ("images", "pixels"):
-            assert np.array_equal(kept[name][..., 1:], kept[name][..., 1:].round())
-            np.testing.assert_allclose(kept[name][0, [0, -1]], x, rtol=1e-4, atol=1e-4)
-
-
 class TestFigures:
     @pytest.mark.parametrize("look", LOOKS)
     def test_of_images_go_into_the_run_unless_told_otherwise(
@@ -352,7 +317,7 @@ class TestFigures:
         run = copy_of(colour_run)
         path = run.path / "figures" / f"{look.__name__}.png"
         few = {"n": 2} if look is truncate else {}
-        assert look(run, **few)["out"] == str(path)
+        assert look(run, **few).out == str(path)
         assert min(picture_at(path).size) > 200
 
     @pytest.mark.parametrize("look", LOOKS)
@@ -388,7 +353,7 @@ class TestFigures:
         self, look: Callable[..., dict], rows_run: Run, tmp_path: Path, refusal: Callable[..., str]
     ):
         assert f"write arrays, to {look.__name__}.npz" in refusal(look, rows_run, out=tmp_path / "a.png")
-        assert look(rows_run, out=tmp_path / "a.npz")["out"] == str(tmp_path / "a.npz")
+        assert look(rows_run, out=tmp_path / "a.npz").out == str(tmp_path / "a.npz")
 
     @pytest.mark.parametrize("look", LOOKS)
     def test_of_another_kind_are_refused(
@@ -405,14 +370,14 @@ class TestFigures:
         (sphere, {"radius": 0.0}, "a radius above 0"),
         (sphere, {"radius": math.nan}, "a radius above 0"),
         (sphere, {"grid": 0}, "a grid of 1"),
-        (interpolate, {"pairs": [(0, 180)]}, "images 0 to 179 of the test split, got 180"),
-        (interpolate, {"pairs": [(-1, 0)]}, "got -1"),
+        (interpolate, {"start": [0], "end": [180]}, "images 0 to 179 of the test split, got 180"),
+        (interpolate, {"start": [-1], "end": [0]}, "got -1"),
         (interpolate, {"steps": 1}, "2 steps"),
         (interpolate, {"way": "around"}, "a way of straight, spherical"),
         (truncate, {"n": 0}, "1 to 180 images"),
         (truncate, {"n": 181}, "1 to 180 images"),
-        (truncate, {"kept": [0, 65]}, "0 to 64 components, got 65"),
-        (truncate, {"kept": [-1, 3]}, "got -1"),
+        (truncate, {"keep": [0, 65]}, "0 to 64 components, got 65"),
+        (truncate, {"keep": [-1, 3]}, "got -1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -55,5 +55,5 @@ def test_classify_leaves_the_state_of_the_generator(tmp_path: Path):
 
 
 def test_the_seed_decides(digits_run: Run):
-    first, again, other = (evaluate(digits_run, seed=seed, with_baselines=False).mean_nats for seed in (1, 1, 2))
+    first, again, other = (evaluate(digits_run, seed=seed, baselines=False).mean_nats for seed in (1, 1, 2))
     assert first == again != other

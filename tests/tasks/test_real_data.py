@@ -114,7 +114,7 @@ def test_mnist_goes_all_the_way_from_its_recipe_to_a_certificate(
     assert train(load_recipe("mnist"), tmp_path / "run", overrides=settings, device="cpu")["finished"]
     run = nicest.open(tmp_path / "run")
 
-    evaluation = evaluate(run, draws=1, with_baselines=False)
+    evaluation = evaluate(run, draws=1, baselines=False)
     assert (evaluation.n, evaluation.dim, evaluation.paper_nats) == (1000, 784, 1980.5)
     assert evaluation.non_finite == 0
     assert evaluation.bits_per_dim == pytest.approx(8 - evaluation.mean_nats / (784 * math.log(2)), abs=1e-5)

@@ -167,7 +167,7 @@ class TestAverage:
             scored.append({name: tensor.clone() for name, tensor in engine.flow.state_dict().items()})
             return torch.full((len(rows),), next(nats))
 
-        monkeypatch.setattr(Engine, "log_prob", score)
+        monkeypatch.setattr(Engine, "validation_log_prob", score)
         result = run(tmp_path, "train.ema=0.9")
         assert result["best_epoch"] == 2
         assert equal(trained(model(tmp_path)), trained(scored[1]))
@@ -380,7 +380,7 @@ class TestPatience:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         nats = iter([1.0, 3.0, 2.0, 2.5, 2.9, 2.0, 9.0])
-        monkeypatch.setattr(Engine, "log_prob", lambda _, rows, __: torch.full((len(rows),), next(nats)))
+        monkeypatch.setattr(Engine, "validation_log_prob", lambda _, rows, __: torch.full((len(rows),), next(nats)))
         result = run(tmp_path, "train.epochs=20", "train.patience=3")
         assert result["finished"]
         assert (result["best_epoch"], result["step"]) == (2, 5 * PER_EPOCH)
@@ -392,7 +392,7 @@ class TestPatience:
 
     def test_is_asked_at_validations_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         nats = iter([3.0, 2.0, 1.0, 0.0])
-        monkeypatch.setattr(Engine, "log_prob", lambda _, rows, __: torch.full((len(rows),), next(nats)))
+        monkeypatch.setattr(Engine, "validation_log_prob", lambda _, rows, __: torch.full((len(rows),), next(nats)))
         result = run(tmp_path, "train.epochs=20", "train.patience=3", "train.evaluate_every=2")
         assert result["step"] == 6 * PER_EPOCH
 

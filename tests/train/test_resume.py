@@ -161,12 +161,12 @@ class TestInterrupt:
                 os.kill(os.getpid(), signal.SIGTERM)
             return log_prob(engine, rows)
 
-        monkeypatch.setattr(Engine, "log_prob", interrupt)
+        monkeypatch.setattr(Engine, "validation_log_prob", interrupt)
         result = run(tmp_path / "run")
         assert (result["step"], result["finished"], result["unscored"]) == (14 * epoch, False, True)
         assert len(calls) == 2 * epoch - 1
         assert [row["epoch"] for row in metrics(tmp_path / "run")] == list(range(1, epoch))
-        monkeypatch.setattr(Engine, "log_prob", log_prob)
+        monkeypatch.setattr(Engine, "validation_log_prob", log_prob)
         assert resume(tmp_path / "run")["finished"]
         assert same_run(tmp_path / "run", tmp_path / "straight")
 
@@ -487,7 +487,7 @@ class TestGoingOn:
         train(
             load_recipe("table"),
             tmp_path / "run",
-            overrides=(f"data.name={table}", "model.law=additive", "train.epochs=2"),
+            overrides=(f"data.name={table}", "table.members=1", "train.epochs=2"),
             device="cpu",
         )
         kept = (tmp_path / "run" / "columns.json").read_text()

@@ -49,7 +49,8 @@ def task_command(group: typer.Typer, module: str, function: str, name: str, *mor
 
     @functools.wraps(outline)
     def call(**given: Any) -> Result:
-        return getattr(importlib.import_module(module), function)(**given)  # type: ignore[no-any-return]
+        found: Result = getattr(importlib.import_module(module), function)(**given)
+        return found
 
     command(group, name, *more)(call)
 
@@ -81,7 +82,7 @@ def command(group: typer.Typer, name: str, *more: str) -> Callable[[Callable[...
 
         paragraphs = (inspect.getdoc(function) or "").split("\n\n")
         call.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-        parameters = [each.replace(kind=BY_NAME, annotation=_plain(each.annotation)) for each in own.values()]
+        parameters = [_for_typer(each) for each in own.values()]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         group.command(name)(call)
@@ -104,6 +105,14 @@ def _outline(module: str, function: str) -> Callable[..., Any]:
     return found
 
 
+def _for_typer(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter of a task with a type and a default that typer takes."""
+    kind, default = _plain(parameter.annotation), parameter.default
+    if isinstance(default, str) and typing.get_origin(typing.get_args(kind)[0]) is list:
+        default = [default]
+    return parameter.replace(kind=BY_NAME, annotation=kind, default=default)
+
+
 def _plain(kind: Any) -> Any:
     """Return a type that typer knows for one of a task: lists for sequences, paths for paths or texts."""
     if typing.get_origin(kind) is Annotated:
@@ -114,6 +123,8 @@ def _plain(kind: Any) -> Any:
         return list[_plain(each)]  # type: ignore[misc]
     if isinstance(kind, types.UnionType):
         among = typing.get_args(kind)
+        if several := [each for each in among if typing.get_origin(each) is collections.abc.Sequence]:
+            return _plain(several[0])
         one = Path if Path in among else next(each for each in among if each is not type(None))
         return one | None if type(None) in among else one
     return str if kind is Any else kind

@@ -104,7 +104,7 @@ class TableEstimator(BaseEstimator):
         return {"names": list(getattr(self, "feature_names_in_", [])), "n_features": self.n_features_in_}
 
     def _restore(self, kept: dict[str, Any]) -> None:
-        self._like = None
+        self._like: Any = None
         self.n_features_in_ = int(kept.get("n_features", len(self.schema_)))
         if kept.get("names"):
             self.feature_names_in_ = np.asarray(kept["names"], dtype=object)
@@ -178,7 +178,7 @@ class NICETable(DensityMixin, TableEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the density to the rows of X; y is ignored."""
         data = self._read(X, reset=True)
-        self._like = X[:0] if is_frame(X) else np.empty((0, data.shape[1]))  # for samples of the same kind
+        self._like: Any = X[:0] if is_frame(X) else np.empty((0, data.shape[1]))  # for samples of the same kind
         schema = self._schema(data)
         given = () if self.target is None else self.target
         targets = [given] if isinstance(given, str | int) else list(given)

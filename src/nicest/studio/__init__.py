@@ -1,1 +1,1 @@
-"""The studio: trained models in the browser, served from this machine (`nicest studio RUN`)."""
+"""The studio: trained models in the browser."""

@@ -1,28 +1,23 @@
-"""What stands before every request: host, origin and size are checked, and every answer has its headers."""
+"""Checks before every request (host, origin, token, size), headers of every answer, and clients that stall."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nicest.studio import limits
 
-Scope = dict[str, Any]
-
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob: data:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -34,142 +29,160 @@ HEADERS = {
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PAGES = ("/", "/docs")
-PATIENCE = 8  # times as many bytes as are taken are read, and thrown away
-
-
-class Refused(Exception):
-    def __init__(self, status: int, error: str) -> None:
-        self.status, self.error = status, error
+PATIENCE = 8  # this many times the size limit is read and dropped, because clients hear no answer while they send
 
 
 class Guard:
-    """An ASGI application around another.
+    """ASGI middleware that refuses requests before they reach the application.
 
-    `hosts` are the names the server may be called by, which keeps a page elsewhere from reaching it under a name of
-    its own. A request that computes something must come from a page of this server, or from a program, which names no
-    origin. With a `token`, a browser must have opened the page with it once, and a program must send it as a bearer.
-    Bodies are read whole before anything is done with them.
+    `hosts` are the names by which the server may be called: this keeps a page elsewhere from reaching it under a name
+    of its own (DNS rebinding). Requests that compute something must come from a page of this server, or from a
+    program, which sends no origin. With a `token`, a browser must have opened the page with it once, and a program
+    must send it as a bearer token. Bodies are read completely before the application starts.
     """
 
     def __init__(self, app: Any, *, hosts: tuple[str, ...] = LOOPBACK, body: int, token: str = "") -> None:
         self.app, self.hosts, self.body, self.token = app, hosts, body, token
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
-        async def guarded(message: dict[str, Any]) -> None:
+        async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        answer: Response | None
         try:
-            self.check(scope, headers)
-            if self.token and (cookie := self.admit(scope, headers)):
-                await redirect(guarded, cookie)
-                return
-            try:
-                whole = await asyncio.wait_for(self.read(receive), limits.BODY_SECONDS)
-            except TimeoutError as error:
-                raise Refused(
-                    408, f"expected the whole request within {limits.BODY_SECONDS} s: send it again"
-                ) from error
-        except Refused as refused:
-            await answer(guarded, refused.status, refused.error)
-            return
-        await self.app(scope, replay(whole, receive), guarded)
+            answer = self.check(request := Request(scope)) or (self.admit(request) if self.token else None)
+            whole = b"" if answer else await asyncio.wait_for(self.read(receive), limits.BODY_SECONDS)
+        except TimeoutError:
+            answer = refusal(408, f"expected the whole request within {limits.BODY_SECONDS} s: send it again")
+        except HTTPException as error:
+            answer = refusal(error.status_code, error.detail)
+        if answer:
+            await answer(scope, receive, guarded)
+        else:
+            await self.app(scope, replay(whole, receive), guarded)
 
-    def check(self, scope: Scope, headers: dict[str, str]) -> None:
-        host = headers.get("host", "")
-        name = _name(f"//{host}")
-        if name not in self.hosts:
+    def check(self, request: Request) -> Response | None:
+        """Return a refusal if the host, the origin or the announced size of a request is wrong."""
+        headers, host = request.headers, request.headers.get("host", "")
+        if (name := host_name(host)) not in self.hosts:
             wanted = " or ".join(self.hosts)
-            raise Refused(400, f"expected to be called by {wanted}, got {name!r}: --allow-host adds a name")
-        reads = scope["method"] in ("GET", "HEAD")
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not (
-            reads and scope["path"] in PAGES  # a link from elsewhere may lead here
-        ):
-            raise Refused(403, "a page of another site may not ask this server for anything")
-        if reads:
-            return
+            return refusal(400, f"expected to be called by {wanted}, got {name!r}: --allow-host adds a name")
+        reads = request.method in ("GET", "HEAD")
+        from_link = reads and request.scope["path"] in PAGES  # pages elsewhere may link to the studio
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not from_link:
+            return refusal(403, "a page of another site may not ask this server for anything")
         origin = headers.get("origin")
-        if origin is not None and origin.lower() != f"{scope['scheme']}://{host}".lower():
-            raise Refused(403, f"a page of {origin[:100]} may not ask this server for anything")
+        if not reads and origin is not None and origin.lower() != f"{request.scope['scheme']}://{host}".lower():
+            return refusal(403, f"a page of {origin[:100]} may not ask this server for anything")
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length) > self.body:
-            raise Refused(413, self.too_large())
+            return refusal(413, self.too_large())
+        return None
 
-    def admit(self, scope: Scope, headers: dict[str, str]) -> str:
-        """Refuse who does not know the token; whoever opens the page with it gets a cookie, which is returned."""
-        name = f"nicest-{(scope.get('server') or ('', 0))[1]}"  # cookies are of a host, whatever the port
-        cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
-        given = [value for key, _, value in cookies if key == name]
-        if (kind := headers.get("authorization", "").split(" ", 1))[0].lower() == "bearer":
-            given += kind[1:]
-        if any(self.knows(each) for each in given):
-            return ""
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        if scope["path"] == "/" and any(self.knows(each) for each in asked):
-            return f"{name}={self.token}; HttpOnly; SameSite=Lax; Path=/"
-        raise Refused(
-            401, "expected the token: open the whole address that `nicest studio` printed, ?token=... included"
-        )
+    def admit(self, request: Request) -> Response | None:
+        """Refuse clients without the token; set a cookie for a browser that opens the page with it."""
+        name = f"nicest-{(request.scope.get('server') or ('', 0))[1]}"  # cookies ignore ports, so the name has it
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        known = (request.cookies.get(name, ""), bearer if kind.lower() == "bearer" else "")
+        if any(self.knows(each) for each in known):
+            return None
+        if request.scope["path"] != "/" or not self.knows(request.query_params.get("token", "")):
+            line = "expected the token: open the whole address that `nicest studio` printed, ?token=... included"
+            return refusal(401, line)
+        answer = RedirectResponse("/", 303)  # without the token, which history and screens would keep
+        answer.set_cookie(name, self.token, httponly=True, samesite="lax")
+        return answer
 
     def knows(self, given: str) -> bool:
+        """Compare a token with ours, in constant time."""
         return secrets.compare_digest(given.strip().encode(), self.token.encode())
 
     async def read(self, receive: Any) -> bytes:
+        """Read the whole body, which is never larger than it may be."""
         parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                raise Refused(400, "the request was broken off")
+                raise HTTPException(400, "the request was broken off")
             part, more = message.get("body", b""), message.get("more_body")
             size += len(part)
             if size <= self.body:
                 parts.append(part)
-            elif not more or size > PATIENCE * self.body:  # a client hears no answer while it sends
-                raise Refused(413, self.too_large())
+            elif not more or size > PATIENCE * self.body:
+                raise HTTPException(413, self.too_large())
             if not more:
                 return b"".join(parts)
 
     def too_large(self) -> str:
+        """Return the error for a body above the limit."""
         return f"expected at most {self.body / 2**20:g} MB, got more: send a smaller file"
 
 
-def replay(body: bytes, receive: Any) -> Any:
-    """A `receive` that gives the whole body, then waits for what comes: that the client leaves."""
-    given = False
+def refusal(status: int, line: str) -> Response:
+    """Return an error that also closes the connection."""
+    return JSONResponse({"error": line}, status, {"Connection": "close"})
 
-    async def again() -> dict[str, Any]:
-        nonlocal given
-        if given:
-            message: dict[str, Any] = await receive()
-            return message
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+
+def replay(body: bytes, receive: Any) -> Any:
+    """Return a `receive` that gives the whole body first, and then reports when the client leaves."""
+    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def again() -> Any:
+        return next(parts, None) or await receive()
 
     return again
 
 
-async def redirect(send: Any, cookie: str) -> None:
-    """To the page without the token in its address, which history and screens would keep."""
-    headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
-    await send({"type": "http.response.start", "status": 303, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def answer(send: Any, status: int, error: str) -> None:
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _name(address: str) -> str:
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without its port; empty if it is malformed."""
     try:
-        return "" if "@" in address else urlsplit(address).hostname or ""
+        return "" if "@" in host else urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+class Connection(H11Protocol):
+    """A connection that ends if its client stalls, or if there are too many others.
+
+    uvicorn has no time limit for the head of a first request nor for a client that stops reading, and its
+    `limit_concurrency` counts requests, not open sockets. (A slow body is refused in words, by `Guard`.)
+    """
+
+    reads: asyncio.TimerHandle | None = None
+    sends: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > limits.CONNECTIONS:
+            transport.abort()
+        self.reads = self.loop.call_later(limits.HEAD_SECONDS, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.reads, self.sends):
+            if timer:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if busy and self.reads:
+            self.reads.cancel()
+            self.reads = None
+        elif not busy and not self.reads:  # a part of the next request
+            self.reads = self.loop.call_later(limits.HEAD_SECONDS, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.sends = self.loop.call_later(limits.SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.sends:
+            self.sends.cancel()

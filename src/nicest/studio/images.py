@@ -1,122 +1,114 @@
-"""What the studio asks of a model of images: pictures in base64 in and out, and a task of the library in between."""
+"""A model of images: pictures in base64 in and out."""
 
 from __future__ import annotations
 
 import base64
-import binascii
+import copy
+import functools
 import hashlib
 import itertools
 import math
+import secrets
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
+from fastapi import Query
 from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
 from nicest.inference.impute import split_r_hat
+from nicest.inference.langevin import ALIKE, SAMPLES, Chains
 from nicest.inference.surprise import surprise
+from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits, messages
-from nicest.studio.films import Films
-from nicest.studio.messages import number, numbers
-from nicest.studio.served import Loaded, noise
+from nicest.studio.api import Events, File, Json, bytes_in, endpoint
+from nicest.studio.explorer import Explorer, decoded
+from nicest.studio.film import Film
+from nicest.studio.messages import Count, SeedQuery
+from nicest.studio.opened import number
 from nicest.tasks.inpaint import spread
-from nicest.tasks.latent import even_points
 from nicest.tasks.masks import hidden_by
 from nicest.tasks.pictures import fit_picture
 from nicest.tasks.score import CAVEAT, ledger, outlier_scores
 
-DRAWS = 32  # of the noise, that the score of a picture is the mean over
-FRAMES = 150  # looks at an ascent, at least
-SECONDS = 1 / 25  # that pass between two looks, at most
-KEPT = 100  # states of a chain, that its R-hat is of
+DRAWS = 32  # of the dequantisation noise; the score of an image is their mean
+FRAMES = 150  # of an inpainting, at least
+SECONDS = 1 / 25  # between two frames, at most
+KEPT = 100  # states of a chain, from which R-hat is computed
+FILMS = 6  # whose frames are kept
+NOISE = threading.Lock()  # an engine swaps torch's own generator, which belongs to all threads
 
-Look = tuple[int, Tensor, Tensor, dict[str, Any]]  # steps done, states (chains, D), their nats, and what else is known
-Events = Generator[tuple[str, dict[str, Any]], None, None]  # what an event is called, and what it says
+Looks = Generator[tuple[int, Tensor, Tensor, Json], None, None]  # steps, states (chains, D), their nats, extra fields
+Due = Callable[[int], bool]
 
 
-class Images:
-    """A model of images."""
+class Images(Explorer):
+    """A flow over images: everything that is not about its latent space."""
 
-    def __init__(self, loaded: Loaded) -> None:
-        if len(loaded.data.shape) == 1:
-            raise NicestError(f"this model is of rows of {loaded.data.dim} numbers, not of images")
-        self.loaded, self.data, self.model, self.units = loaded, loaded.data, loaded.model, loaded.run.flow.units
+    def __init__(self, run: Run, stamp: tuple[int, ...]) -> None:
+        super().__init__(run, stamp)
+        self.films: dict[str, Film] = {}
 
-    def packed(self, rows: Tensor) -> list[str]:
-        """Rows (N, D) as pictures."""
-        return [base64.b64encode(row.tobytes()).decode() for row in rows.cpu().numpy().astype(self.loaded.kind)]
+    def info(self) -> Json:
+        return super().info() | {
+            "dtype": self.dtype,
+            "brightest": self.brightest,
+            "interval": list(self.data.interval) if self.data.levels else None,
+            "classes": len(self.run.trained.data.classes),
+        }
 
-    def row(self, picture: str) -> np.ndarray:
-        """A picture as a row (D,), checked."""
-        values = np.frombuffer(_bytes(picture), np.uint8)
-        if values.size != self.data.dim * self.loaded.kind.itemsize:
-            raise NicestError(
-                f"expected a picture of {self.data.dim} numbers of {self.loaded.dtype}, as this model is of;"
-                f" got {values.size} bytes"
-            )
-        row = values.view(self.loaded.kind).astype(self.loaded.kind.newbyteorder("="))
-        if self.data.levels and int(row.max()) >= self.data.levels:
-            raise NicestError(f"expected levels 0 to {self.data.levels - 1}, got {int(row.max())}")
-        if not np.isfinite(row).all():
-            raise NicestError("expected finite numbers, got a picture with others")
-        return row
+    @functools.cached_property
+    def brightest(self) -> float:
+        """The pixel value that is drawn white."""
+        if self.data.levels:
+            return self.data.levels - 1
+        return 1.0 if self.no_data else float(np.abs(self.run.splits.train).max()) or 1.0
 
-    def tensor(self, *pictures: str) -> Tensor:
-        return rows_to(np.stack([self.row(each) for each in pictures]), self.model.device)
-
-    def test_images(self, first: int, n: int) -> messages.Pictures:
-        if self.loaded.no_data:
-            raise NicestError(self.loaded.no_data)
-        rows = self.loaded.run.splits.test
+    @endpoint("GET")
+    def pictures(self, first: Annotated[int, Query(ge=0)] = 0, n: Count = 24) -> Json:
+        """Return images of the test split, and their total number."""
+        if self.no_data:
+            raise NicestError(self.no_data)
+        rows = self.run.splits.test
         chosen = rows_to(rows[first : first + n], self.model.device)
-        return messages.Pictures(pictures=self.packed(chosen) if len(chosen) else [], total=len(rows))
+        return {"pictures": self.packed(chosen) if len(chosen) else [], "total": len(rows)}
 
-    def samples(self, n: int, temperature: float, seed: int) -> messages.Pictures:
-        return self.pictures_of(self.drawn(temperature, seed)[:n])
+    @endpoint("POST", "read", **bytes_in("image/*"))
+    def upload(self, content: File, inverted: bool = False) -> Json:
+        """Fit an image file to the size, colours and levels of the model."""
+        row = torch.from_numpy(fit_picture(content, self.data, inverted=inverted))
+        return {"picture": self.packed(row[None])[0]}
 
-    def drawn(self, temperature: float, seed: int) -> Tensor:
-        """Codes of samples: as many as may be asked for, so that each has its place whatever their number."""
-        return self.model.draw(limits.WALL, temperature=temperature, seed=seed)
-
-    def pictures_of(self, h: Tensor) -> messages.Pictures:
-        return messages.Pictures(pictures=self.packed(self.model.decode(h)), nats=numbers(self.model.code_nats(h)))
-
-    def code(self, origin: messages.Origin) -> Tensor:
-        """The code (1, D) of a sample, as it was drawn, or of a picture."""
-        if origin.sample:
-            asked = origin.sample
-            return self.drawn(asked.temperature, asked.seed)[asked.index, None]
-        if origin.sphere:
-            point = origin.sphere
-            if point.index >= point.n:
-                raise NicestError(f"expected one of the points 0 to {point.n - 1} of the sphere, got {point.index}")
-            return self.on_sphere(point.basis, point.seed, even_points(point.n)[point.index, None])
-        return self.model.encode(self.tensor(origin.picture or ""))
-
-    def upload(self, content: bytes, inverted: bool) -> str:
-        return self.packed(torch.from_numpy(fit_picture(content, self.data, inverted=inverted))[None])[0]
-
-    def mask(self, name: str, seed: int) -> str:
+    @endpoint("GET")
+    def mask(self, name: messages.MaskName, seed: SeedQuery = 0) -> Json:
+        """Return one of the ten masks of the paper's figure, a byte per pixel."""
         hidden = hidden_by(name, self.data.shape[-2:], seed=seed)
-        return base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()
+        return {"mask": base64.b64encode(hidden.astype(np.uint8).tobytes()).decode()}
 
     def hidden(self, mask: str) -> Tensor:
-        """What a mask hides of a picture, (1, D)."""
-        bits = np.frombuffer(_bytes(mask), np.uint8)
+        """Decode a mask; return the hidden pixel values (1, D)."""
+        bits = np.frombuffer(decoded(mask), np.uint8)
         height, width = self.data.shape[-2:]
         if bits.size != height * width:
             raise NicestError(f"expected a mask of {height * width} bytes, one for each pixel, got {bits.size}")
         return torch.from_numpy(hidden_by(bits.reshape(height, width), self.data.shape).reshape(1, -1))
 
-    def inpainting(self, ask: messages.Inpainting, films: Films) -> Events:
-        """The events of an inpainting: its start, frames, and its end; what is wrong with it is said at once."""
+    @endpoint("POST", "stream")
+    def inpaint(self, ask: messages.Inpainting) -> Events:
+        """Fill in the hidden part of an image: server-sent events with the states and nats of every chain.
+
+        The event `start` has the id of the `film`. The last frame of exact draws has their `spread`, the standard
+        deviation of every pixel as a fraction of white, and `r_hat`, which is near 1 if the chains agree.
+        """
         x, hidden = self.tensor(ask.picture), self.hidden(ask.mask)
         truth = float(self.model.nats(x)[0])
         if not math.isfinite(truth):
@@ -124,45 +116,45 @@ class Images:
         marks, last = set(spread(ask.steps, FRAMES)), time.perf_counter()
 
         def due(i: int) -> bool:
-            """When to look: often at the start, and never later than a frame's time after the last look."""
+            """Return True for frequent steps at the start, and whenever a frame's time has passed."""
             return i in marks or time.perf_counter() - last > SECONDS
 
         climbs = ask.method == "ascent"
         looks = self.climb(ask, x, hidden, due) if climbs else self.wander(ask, x, hidden, due)
+        film_id, film = self.new_film()
 
         def events() -> Events:
             nonlocal last
-            self.loaded.climbers(+1)
-            film_id, film = films.begin(self.loaded.brightest)
-            try:
-                yield "start", {"truth_nats": truth, "steps": ask.steps, "film": film_id}
+            yield "start", {"truth_nats": truth, "steps": ask.steps, "film": film_id}
+            with closing(looks):
                 for step, states, heights, more in looks:
                     nats = [round(each + self.units.interval_nats, 3) for each in heights.tolist()]
                     film.add(states.cpu().numpy().reshape(-1, *self.data.shape))
                     yield "frame", {"step": step, "nats": nats, "pictures": self.packed(states), **more}
                     last = time.perf_counter()
-                yield "end", {"steps": ask.steps}
-            finally:
-                self.loaded.climbers(-1)
+            yield "end", {"steps": ask.steps}
 
         return events()
 
-    def climb(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Callable[[int], bool]) -> Iterator[Look]:
-        """Looks at the ascent of NICE §5.2."""
+    def climb(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Due) -> Looks:
+        """Yield the states of the ascent of NICE §5.2 that are due."""
         schedule = replace(OURS, steps=ask.steps, noise=ask.noise)
         climb = ascend(self.model.flow, x, hidden, due, schedule=schedule, chains=ask.chains, seed=ask.seed)
         return ((each.looks[0], each.result[:, 0], each.nats[0, :, 0], {}) for each in climb)
 
-    def wander(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Callable[[int], bool]) -> Iterator[Look]:
-        """Looks at exact chains through what is hidden given the rest. A quarter of the steps is the warm-up; all
-        states after it make the spread, the standard deviation of every pixel as a share of the brightest."""
-        chains = self.loaded.chains(ask.chains, ask.seed)
+    def wander(self, ask: messages.Inpainting, x: Tensor, hidden: Tensor, due: Due) -> Looks:
+        """Yield the states of exact chains that are due.
+
+        A quarter of the steps is warm-up. The last look has the standard deviation of every pixel over all later
+        states, as a fraction of white, and the worst split R-hat.
+        """
+        chains = self.chains(ask.chains, ask.seed)
         warmup = max(1, ask.steps // 4)
         steps = max(1, ask.steps - warmup)
         keep = {round((k + 1) * steps / KEPT) for k in range(KEPT)}
 
-        def looks() -> Iterator[Look]:
-            sums, kept = torch.zeros(3, x.shape[1], dtype=torch.float64), []  # of ones, of levels, of their squares
+        def looks() -> Looks:
+            sums, kept = torch.zeros(3, x.shape[1], dtype=torch.float64), []  # sums of the powers 0, 1, 2 of the states
             for i, at in chains.walk(x, hidden, warmup=warmup, steps=steps):
                 y = at.y[0]
                 states = torch.where(hidden, self.units.leave(y).to(x), x)
@@ -176,99 +168,104 @@ class Images:
 
         return looks()
 
-    def spread(self, sums: Tensor, kept: list[Tensor], hidden: Tensor) -> dict[str, Any]:
-        """The standard deviation of every pixel, and the worst split R-hat."""
+    def spread(self, sums: Tensor, kept: list[Tensor], hidden: Tensor) -> Json:
+        """Return the standard deviation of every pixel, and the worst split R-hat."""
         variance = (sums[2] / sums[0] - (sums[1] / sums[0]).square()).clamp_min(0)
-        pixels = variance.view(-1, *self.data.shape[-2:]).mean(0).sqrt() / self.loaded.brightest
+        pixels = variance.view(-1, *self.data.shape[-2:]).mean(0).sqrt() / self.brightest
         r_hat = float(split_r_hat(torch.stack(kept, 1)[None])[0, hidden[0]].max()) if len(kept) > 3 else math.nan
         return {"spread": [round(each, 4) for each in pixels.flatten().tolist()], "r_hat": number(r_hat)}
 
-    def move(self, ask: messages.Move) -> messages.Moved:
-        model = self.model
-        if ask.keep is not None and ask.keep > self.data.dim:
-            raise NicestError(f"expected to keep at most {self.data.dim} components, got {ask.keep}")
-        if len(ask.places) > self.data.dim:
-            raise NicestError(f"expected at most {self.data.dim} places, got {len(ask.places)}")
-        h = self.code(ask)
-        h = model.put(h, torch.tensor([ask.places])) if ask.places else h
-        h = h if ask.direction is None else h + self.direction(ask.direction)
-        h = h if ask.keep is None else model.cut(h, ask.keep)
-        still = ask.picture is not None and not ask.places and ask.direction is None and ask.keep is None
-        shown = self.tensor(ask.picture or "") if still else model.decode(h)
-        places = model.places(h)[0]
-        k = min(limits.COMPONENTS, self.data.dim)
-        ends: list[list[str]] = []
-        if ask.ends:
-            both = places[:k].repeat(2 * k, 1)
-            both[torch.arange(2 * k), torch.arange(k).repeat_interleave(2)] = (
-                torch.tensor([-3.0, 3.0]).repeat(k).to(both)
+    def chains(self, count: int, seed: int) -> Chains:
+        """Return exact chains; the Gaussian that preconditions them is fitted once."""
+        if self.dim > limits.WALK:
+            raise NicestError(
+                f"exact draws need a model of at most {limits.WALK} dimensions, this one has {self.dim}: use the ascent"
             )
-            pictures = self.packed(model.decode(model.put(h.expand(2 * k, -1), both)))
-            ends = [pictures[i : i + 2] for i in range(0, 2 * k, 2)]
-        return messages.Moved(
-            picture=self.packed(shown)[0],
-            nats=number(float(model.code_nats(h)[0])),
-            places=[round(each, 4) for each in places[:k].tolist()],
-            sigma=(model.deviation * model.sigma[model.order[:k]]).tolist(),
-            radius=float(places.norm()),
-            typical_radius=math.sqrt(self.data.dim),
-            ends=ends,
-        )
+        made = copy.copy(self.fitted_chains)
+        made.chains, made.generator = count, torch.Generator(self.run.device).manual_seed(seed)
+        return made
 
-    def labels(self) -> messages.Labels:
-        means = self.loaded.label_means
-        return messages.Labels(means=self.packed(self.model.decode(means)) if len(means) else [])
+    @functools.cached_property
+    def fitted_chains(self) -> Chains:
+        """Chains with the moments of samples of the model."""
+        with self.lock:
+            generator = torch.Generator(self.run.device).manual_seed(0)
+            samples = self.engine.sample(SAMPLES, generator=generator)
+            return Chains(self.run.flow, samples, generator, alike=ALIKE)
 
-    def direction(self, ask: messages.Direction) -> Tensor:
-        """From one mean code to another, (D,), so many times."""
-        means = self.loaded.label_means
-        for label in (ask.start or 0, ask.end):
-            if label >= len(means):
-                raise NicestError(f"expected one of the {len(means)} labels of this run's data, got {label}")
-        start = means.mean(0) if ask.start is None else means[ask.start]
-        return ask.amount * (means[ask.end] - start)
+    def new_film(self) -> tuple[str, Film]:
+        """Return an empty film and its secret id; the oldest film is dropped."""
+        id, film = secrets.token_hex(8), Film(self.brightest)
+        with self.lock:
+            self.films[id] = film
+            for old in list(self.films)[:-FILMS]:
+                del self.films[old]
+        return id, film
 
-    def between(self, ask: messages.Between) -> messages.Pictures:
-        h0, h1 = self.code(ask.start), self.code(ask.end)
-        return self.pictures_of(self.model.between(h0, h1, ask.count, ask.way)[0])
+    @endpoint("GET", out="image/gif")
+    def film(self, id: Annotated[str, Query(max_length=40)]) -> bytes:
+        """Return a recent inpainting as an animated GIF."""
+        film = self.films.get(id)
+        if film is None or not film.frames:
+            raise NicestError(
+                f"the frames of this inpainting are not kept any more (only the last {FILMS} are): run it again"
+            )
+        return film.gif()
 
-    def plane(self, ask: messages.Plane) -> messages.Pictures:
-        corners = torch.cat([self.code(each) for each in ask.corners])
-        return self.pictures_of(self.model.plane(corners, torch.tensor(ask.points), ask.way))
+    @endpoint("GET")
+    def reference_scores(self) -> Json:
+        """Return quantiles of the nats of held-out images; none while they are computed, or without data."""
+        found = self.reference()
+        counting = found is None and self.counter is not None and self.counter.is_alive()
+        kept = [] if found is None else (found[::10] + self.units.interval_nats).tolist()
+        return {"quantiles": kept, "counting": counting, "reference": self.compared_with}
 
-    def classes(self, origin: messages.Origin, others: list[Images]) -> messages.Pictures:
-        """One code, as models of other labels decode it."""
-        h = self.code(origin)
-        each = [other.pictures_of(h) for other in others]
-        return messages.Pictures(pictures=[one.pictures[0] for one in each], nats=[one.nats[0] for one in each])
+    @endpoint("POST")
+    def score(self, ask: messages.ToScore) -> Json:
+        """Score images: log-density term by term, and the fraction of held-out images that are denser.
 
-    def on_sphere(self, basis: str, seed: int, points: np.ndarray) -> Tensor:
-        return self.model.on_sphere(points, self.model.axes(basis, seed), self.model.typical_radius(basis))
+        `terms` sum to `nats`, a mean over draws of the noise and so a lower bound; `nats_error` is its standard error.
+        """
+        rows, (low, high) = [self.row(each) for each in ask.pictures], self.data.interval
+        reference = self.reference()
+        return {
+            "scores": [self.score_row(row, reference) for row in rows],
+            "draws": DRAWS if self.units.discrete else 1,
+            "reference": self.compared_with,
+            "caveat": CAVEAT,
+            "unit": f"nats on [{low:g}, {high:g}]" if self.data.levels else "nats in the units of the data",
+        }
 
-    def sphere(self, basis: str, seed: int, n: int) -> messages.Sphere:
-        points = even_points(n)
-        x = self.model.decode(self.on_sphere(basis, seed, points))
-        deviations = self.model.typical_radius(basis) / self.model.deviation
-        return messages.Sphere(points=points.round(4).tolist(), pictures=self.packed(x), radius=deviations)
+    def score_row(self, row: np.ndarray, reference: np.ndarray | None) -> Json:
+        """Score a row (D,), as the mean over draws of noise whose seed is the row's digest."""
+        draws = DRAWS if self.units.discrete else 1
+        generator = torch.Generator(self.run.device)
+        generator.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
+        with NOISE:
+            terms = ledger(self.engine, row, draws, generator)
+        each = np.sum(list(terms.values()), axis=0)
+        nats, means = float(each.mean()), {name: number(float(term.mean())) for name, term in terms.items()}
+        levels = self.units.terms() if self.units.levels else {}
+        return {
+            "nats": number(nats + self.units.interval_nats),
+            "nats_error": number(float(each.std(ddof=1)) / math.sqrt(draws)) if draws > 1 else 0.0,
+            "level_nats": number(nats),
+            "bits_per_dim": number(bits_per_dim(nats, self.dim)),
+            "terms": {name: mean for name, mean in means.items() if name not in levels},
+            "denser_share": number(float(outlier_scores(np.array([nats]), reference)[0])),
+        }
 
-    def score(self, pictures: list[str]) -> messages.Scores:
-        rows = [self.row(each) for each in pictures]
-        reference = self.loaded.reference()
-        scores = [self.score_row(row, reference) for row in rows]
-        return messages.Scores(
-            scores=scores,
-            draws=DRAWS if self.units.discrete else 1,
-            reference=self.loaded.compared_with,
-            caveat=CAVEAT,
-            unit=self.loaded.unit,
-        )
+    @endpoint("POST", "stream")
+    def surprise(self, ask: messages.OnePicture) -> Events:
+        """Find surprising pixels: server-sent events with the `excess` of some `pixels`, in nats.
 
-    def surprise(self, picture: str) -> Events:
-        """Events of a surprise map: of each pixel, -log p(its level | all others) less the entropy there, in nats."""
-        row = self.tensor(picture)[0]
+        The excess is -log p(level | all other pixels) minus its expectation, the entropy of the pixel given the
+        others. It is exact except that all other pixels stand at the middle of their levels.
+        """
+        row = self.tensor(ask.picture)[0]
         height, width = self.data.shape[-2:]
-        parts = surprise(self.loaded.engine, row, self.data.levels)
-        first = next(parts)  # what is wrong is said at once
+        parts = surprise(self.engine, row, self.data.levels)
+        first = next(parts)  # raises errors in the request at once
 
         def events() -> Events:
             yield "start", {"pixels": height * width}
@@ -279,30 +276,3 @@ class Images:
             yield "end", {}
 
         return events()
-
-    def score_row(self, row: np.ndarray, reference: np.ndarray | None) -> messages.Score:
-        """Means over draws of noise that is the picture's own, so that its score does not depend on what is beside."""
-        draws = DRAWS if self.units.discrete else 1
-        generator = torch.Generator(self.loaded.run.device)
-        generator.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
-        with noise:
-            terms = ledger(self.loaded.engine, row, draws, generator)
-        each = np.sum(list(terms.values()), axis=0)
-        nats, means = float(each.mean()), {name: float(term.mean()) for name, term in terms.items()}
-        levels = self.units.terms() if self.units.levels else {}
-        return messages.Score(
-            nats=number(nats + self.units.interval_nats),
-            nats_error=number(float(each.std(ddof=1)) / math.sqrt(draws)) if draws > 1 else 0.0,
-            level_nats=number(nats),
-            bits_per_dim=number(bits_per_dim(nats, self.data.dim)),
-            terms={name: number(mean) for name, mean in means.items() if name not in levels},
-            level_terms={name: number(mean) for name, mean in means.items() if name in levels},
-            denser_share=number(float(outlier_scores(np.array([nats]), reference)[0])),
-        )
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise NicestError("expected base64, got something else") from error

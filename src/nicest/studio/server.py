@@ -1,4 +1,4 @@
-"""The studio's server: the application, its page, what it answers to what is wrong, and its sockets."""
+"""The studio's server: the application, its page, its error messages and its socket."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import threading
 import traceback
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import uvicorn
@@ -27,30 +26,21 @@ from starlette.exceptions import HTTPException
 from nicest import __version__
 from nicest.errors import NicestError
 from nicest.messages import one_line, printable
-from nicest.runs.shipped import fetched
-from nicest.studio import limits
-from nicest.studio.connections import Connection
-from nicest.studio.endpoints import add_endpoints
-from nicest.studio.guard import LOOPBACK, Guard
+from nicest.studio import limits, routes
+from nicest.studio.guard import LOOPBACK, Connection, Guard
 from nicest.studio.limits import Busy, Desk
 from nicest.studio.messages import Problem
-from nicest.studio.served import Served, Unready, add_run
+from nicest.studio.served import Unready, add_run, name_runs
 from nicest.studio.trainer import Trainer
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FOLDER = Path("runs/studio")  # where trainings from the page keep their data and runs
-PROBLEMS = {
-    400: "Called by a name that is not this server's.",
-    401: "Asked without the token, where one is needed.",
-    403: "Asked by a page of another origin.",
-    404: "No such run.",
-    408: "The request took too long to arrive.",
-    409: "The run has no model that can be read now, or one of another form than the header `nicest-form` names.",
-    413: "More bytes than are taken.",
-    422: "Not what was expected; the error says what was.",
-    429: "Too much at once: try again later.",
-}
+PROBLEMS = (400, 401, 403, 404, 408, 409, 413, 422, 429)  # statuses of refusals
+DESCRIPTION = """Trained density models: sample, score, fill in, predict, walk through latent space.
+
+A refusal is an object with one line, `error`. 409 means that the run has no model that can be read now, or one of
+another form than the header `nicest-form` names; 429 that there are too many requests at once."""
 
 
 def create_app(
@@ -62,15 +52,22 @@ def create_app(
     desk: Desk | None = None,
     debug: bool = False,
 ) -> Guard:
-    """The whole application, guard included; it serves the runs that are named and those that were trained from the
-    page, in the `folder` for that, and nothing else on the disk."""
-    served, desk, trainer = name_runs(runs), desk or Desk(), Trainer(folder)
+    """Return the application behind its guard.
+
+    It serves the named runs and those trained from the page, in `folder`, and nothing else on the disk.
+    """
+    trainer, served = Trainer(folder), name_runs(runs)
     for path in trainer.runs():
         add_run(served, path)
 
+    def warm() -> None:
+        for each in list(served.values()):
+            with suppress(Exception):  # the request that meets the error reports it
+                each.reopened().reference()
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        threading.Thread(target=warm, args=(list(served.values()),)).start()
+        threading.Thread(target=warm).start()
         yield
         for each in served.values():
             each.close()
@@ -78,66 +75,39 @@ def create_app(
     app = FastAPI(
         title="nicest studio",
         version=__version__,
-        description="Trained density models: sample, score, fill in, walk through latent space.",
+        description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses={code: {"model": Problem, "description": text} for code, text in PROBLEMS.items()},
+        responses={status: {"model": Problem} for status in PROBLEMS},
         redirect_slashes=False,
     )
-    app.state.served = served
+    app.state.served, app.state.desk, app.state.trainer = served, desk or Desk(), trainer
     add_errors(app, debug)
     add_page(app)
-    add_endpoints(app, served, desk, trainer)
+    for router in routes.ROUTERS:
+        app.include_router(router)
     return Guard(app, hosts=hosts, body=limits.BODY, token=token)
 
 
-def name_runs(paths: Sequence[Path]) -> dict[str, Served]:
-    """Every run under a name that is safe in an address, made from that of its folder; and every label of a run of
-    images given labels, beside each other."""
-    served: dict[str, Served] = {}
-    for path in map(fetched, paths):
-        if not path.exists():
-            raise NicestError(
-                f"expected a run folder, found no {path}: train one with `nicest train`, or `nicest demo`"
-            )
-        if path.is_file() and path.suffix != ".safetensors":
-            raise NicestError(f"expected a run folder, got the file {path}: give the folder that `nicest train` wrote")
-        add_run(served, path)
-    return served
-
-
-def warm(runs: Any) -> None:
-    """Read the models and count the training scores before anyone asks."""
-    for run in runs:
-        try:
-            run.open().info(run.id, run.name)
-            run.open().reference()
-        except Exception:  # whoever asks is told
-            continue
-
-
 def add_errors(app: FastAPI, debug: bool) -> None:
-    """Every refusal is a JSON object with one line."""
+    """Answer every error with a JSON object that has one line."""
 
-    @app.exception_handler(NicestError)
-    async def refused(_: Request, error: NicestError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 422)
+    def answered(kind: type[Exception], status: int, headers: dict[str, str] | None = None) -> None:
+        @app.exception_handler(kind)
+        async def refused(_: Request, error: Exception) -> JSONResponse:
+            return JSONResponse({"error": str(error)}, status, headers)
 
-    @app.exception_handler(Unready)
-    async def unready(_: Request, error: Unready) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 409)
-
-    @app.exception_handler(Busy)
-    async def busy(_: Request, error: Busy) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 429, {"Retry-After": "1"})
+    answered(NicestError, 422)
+    answered(Unready, 409)
+    answered(Busy, 429, {"Retry-After": "1"})
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[-1]  # of the kinds that a value may be of, the last is a number
+        first = error.errors()[-1]  # of the types that a value may have, the last is a number
         if first["type"] == "json_invalid":
-            said = f"{first['ctx']['error']}, at character {first['loc'][-1]}"
-            return JSONResponse({"error": f"expected JSON in the body, got something else ({said})"}, 422)
+            found = f"{first['ctx']['error']}, at character {first['loc'][-1]}"
+            return JSONResponse({"error": f"expected JSON in the body, got something else ({found})"}, 422)
         where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
         got = f", got {str(first.get('input'))[:80]!r}" if first["type"] != "missing" else ""
         return JSONResponse({"error": f"{where}: {first['msg']}{got}"}, 422)
@@ -157,7 +127,7 @@ def add_errors(app: FastAPI, debug: bool) -> None:
 
 
 def add_page(app: FastAPI) -> None:
-    """The files of the page, read once: an address names one of them or nothing."""
+    """Serve the files of the page, which are read once: an address names one of them or nothing."""
     files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
     def file(name: str) -> Response:
@@ -174,7 +144,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is given by its IPv4 or IPv6 address."""
+    """Return True for an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -183,27 +153,28 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach a host."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens, or an error that says why there is none."""
+    """Return a listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
-        found.listen()  # who comes before the server is up waits, and is not sent away
+        found.listen()  # clients that come before the server is up wait
     except OSError as error:
         found.close()
-        unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL  # not of this machine
+        unknown = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         other = "--host" if unknown else "--port"
         raise NicestError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another {other}") from error
     return found
 
 
 def names(host: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """The names that the server may be called by."""
+    """Return the names by which the server may be called."""
     for each in (host, *allowed):
         if not re.fullmatch(r"[a-z0-9_.-]+", each, re.IGNORECASE) and not is_address(each):
             raise NicestError(
@@ -218,20 +189,8 @@ def names(host: str, allowed: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.lower() for each in (*own, *allowed, *LOOPBACK)))
 
 
-class Server(uvicorn.Server):
-    """A server that ends its streams when it is told to end."""
-
-    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
-        super().__init__(config)
-        self.desk = desk
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        self.desk.closing = True
-        super().handle_exit(sig, frame)
-
-
-def make_server(app: Guard, desk: Desk) -> Server:
-    """Without uvicorn's own log: what goes wrong is told by `add_errors`, in one line."""
+def make_server(app: Guard) -> uvicorn.Server:
+    """Return a server without a log of its own: `add_errors` prints one line per error."""
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -239,9 +198,9 @@ def make_server(app: Guard, desk: Desk) -> Server:
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=1,  # after which streams are broken off
     )
-    return Server(config, desk)
+    return uvicorn.Server(config)
 
 
 def serve(
@@ -255,17 +214,16 @@ def serve(
     debug: bool = False,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve the studio until it is interrupted; `ready(url)` hears when it listens.
+    """Serve the studio until it is interrupted; call `ready(url)` when it listens.
 
-    Whoever can reach another host than this machine's own needs the token that is in the address.
+    On any host but this machine's own, the address has a token, and requests need it.
     """
     hosts = names(host, allowed)
     if folder.exists() and not folder.is_dir():
         raise NicestError(f"expected a folder for trainings from the page, got the file {folder}: name another one")
     token = "" if is_loopback(host) and not allowed else secrets.token_urlsafe(24)
-    torch.set_num_threads(1)  # requests are small and many: threads would wait for one another
-    desk = Desk()
-    app = create_app(runs, folder=folder, hosts=hosts, token=token, desk=desk, debug=debug)
+    torch.set_num_threads(1)  # requests are small and many: threads would wait for each other
+    app = create_app(runs, folder=folder, hosts=hosts, token=token, debug=debug)
     listening = bind(host, port)
     name = allowed[0] if allowed else host
     shown = f"[{name}]" if ":" in name else name
@@ -273,9 +231,5 @@ def serve(
     ready(url)
     if browser:
         threading.Timer(0.5, webbrowser.open, (url,)).start()
-    try:
-        make_server(app, desk).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        listening.close()
+    with listening, suppress(KeyboardInterrupt):
+        make_server(app).run(sockets=[listening])

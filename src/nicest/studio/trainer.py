@@ -1,7 +1,6 @@
-"""Training from the page: data that was sent, looked at, and `nicest train` on it, in a process of its own.
+"""Training from the page: uploaded data, what is in it, and `nicest train` in a process of its own.
 
-The process belongs to nobody: it goes on when the page is closed and when the server ends. What is known of it lies in
-its run folder, so that the next server finds it again.
+The process survives the page and the server. Its state is in its run folder, so that the next server finds it.
 """
 
 from __future__ import annotations
@@ -19,60 +18,62 @@ import warnings
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from nicest.data.cells import is_moment
-from nicest.data.scan import read_table
-from nicest.data.splits import read_rows
-from nicest.data.tables import TableFile
+import numpy as np
+
+from nicest.data.loading import read_rows
+from nicest.data.tables import TableFile, read_table
 from nicest.errors import NicestError
-from nicest.files import write_text, writing
+from nicest.files import lock, write_text, writing
 from nicest.runs.folder import COLUMNS, METRICS, MODEL, RECIPE
 from nicest.studio import limits
-from nicest.studio.messages import Begin, ColumnKind, Found, FoundColumn, Process
-from nicest.studio.rows import _ends, _rows_of
+from nicest.studio.api import Json
+from nicest.studio.messages import Begin
+from nicest.studio.tables import described, in_json
 
-DATA = "data"  # where the data lies, beside the run folders
-PROCESS, LOG = "studio.json", "train.log"  # of a run folder: what process trains, and what it says
-KINDS: dict[str, ColumnKind] = {"real": "real", "steps": "integer", "values": "categorical"}
+DATA = "data"  # folder of the uploaded data, next to the run folders
+PROCESS, LOG = "studio.json", "train.log"  # files in a run folder: the process that trains, and its output
+
+STARTED: list[subprocess.Popen[bytes]] = []  # trainings of this process, which must reap them
 
 
 class Trainer:
-    """Trainings in the sub-folders of one folder, one at a time."""
+    """Trainings in the subfolders of one folder, one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder.resolve(), threading.Lock()
-        self.staged: dict[str, Path] = {}  # data that was looked at, the newest last
-        self.children: dict[Path, subprocess.Popen[bytes]] = {}
+        self.staged: dict[str, Path] = {}  # data that waits for its training, the newest last
 
     def runs(self) -> list[Path]:
-        """The run folders of trainings that were begun here, by this server or by one before it."""
+        """Return the run folders of trainings that this server or an earlier one started here."""
         return sorted(path.parent for path in self.folder.glob(f"*/{PROCESS}"))
 
-    def stage(self, content: bytes, name: str, kind: str) -> Found:
-        """Keep data for a training, and say what it is; what cannot be trained on is refused, and nothing is left."""
+    def stage(self, content: bytes, name: str, kind: str) -> Json:
+        """Store data for a training and describe it; data that cannot be trained on is refused and deleted."""
         id = secrets.token_hex(8)
         path = self.folder / DATA / f".{id}.{kind}"
         with writing(f"in {self.folder}", "; start the studio with another --folder"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         try:
-            found = self.look(path, plain(name))
-        except NicestError as error:
+            with self.lock:
+                found = self.look(path, plain(name))
+        except BaseException as error:
             path.unlink()
-            raise NicestError(str(error).replace(str(path), name[:80])) from error
-        except BaseException:
-            path.unlink()
+            if isinstance(error, NicestError):
+                raise NicestError(str(error).replace(str(path), name[:80])) from error
             raise
         with self.lock:
             self.staged[id] = path
             for old in list(self.staged)[: -limits.STAGED]:
                 self.staged.pop(old).unlink(missing_ok=True)
-        return found.model_copy(update={"id": id})
+        return found | {"id": id}
 
-    def look(self, path: Path, name: str) -> Found:
-        """What a file holds. Its size is checked before its rows are read."""
-        with self.lock, warnings.catch_warnings(record=True) as heard:  # which are the process's
+    def look(self, path: Path, name: str) -> Json:
+        """Describe a file, whose size is checked before its rows are read."""
+        found: Json
+        notes: list[str] = []
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if path.suffix == ".npy":
                 rows = read_rows(path)
@@ -83,7 +84,7 @@ class Trainer:
                         f"{path}: expected images of at most {limits.TRAIN_DIM} numbers, got {rows.values.shape[1]}:"
                         " choose a smaller size"
                     )
-                found = Found(kind="images", name=name, rows=len(rows.values), shape=list(rows.shape))
+                count, found = len(rows.values), {"kind": "images", "shape": list(rows.shape)}
             else:
                 table = TableFile(path, most=8 * limits.CELLS)
                 if (table.count or 0) * len(table.names) > limits.CELLS:
@@ -91,26 +92,23 @@ class Trainer:
                         f"{path}: expected at most {limits.CELLS} cells, got {table.count} rows of {len(table.names)}"
                         " columns: use `nicest train`"
                     )
-                complete, incomplete, columns = read_table(path)
-                first = next(iter(table.batches([column.name for column in columns])))
-                found = Found(
-                    kind="table",
-                    name=name,
-                    rows=len(complete) + len(incomplete),
-                    incomplete=len(incomplete),
-                    shape=[len(columns)],
-                    columns=[_described(column) for column in columns],
-                    preview=_rows_of(first.slice(0, 5)),
-                )
-            if found.rows < limits.FEWEST:
-                raise NicestError(f"{path}: expected at least {limits.FEWEST} rows, got {found.rows}")
-        said = [str(each.message).replace(str(path), name) for each in heard]
-        return found.model_copy(update={"warnings": said[:5]})
+                schema, values, notes = read_table(path)
+                count = len(values)
+                found = {
+                    "kind": "table",
+                    "incomplete": int(np.isnan(values).any(1).sum()),
+                    "columns": [described(column) for column in schema],
+                    "preview": in_json(next(iter(table.batches(schema.names))).slice(0, 5), schema.names),
+                }
+        if count < limits.FEWEST:
+            raise NicestError(f"{path}: expected at least {limits.FEWEST} rows, got {count}")
+        notes = [each.replace(str(path), name) for each in (*notes, *(str(each.message) for each in caught))]
+        return {"name": name, "rows": count, "warnings": notes[:5]} | found
 
     def begin(self, ask: Begin) -> Path:
-        """Start `nicest train` on staged data; its run folder."""
+        """Start `nicest train` on staged data; return its run folder."""
         with self.lock:
-            if going := next((run.name for run in self.runs() if self.state(run).running), None):
+            if going := next((run.name for run in self.runs() if self.state(run)["running"]), None):
                 raise NicestError(f"{going} is being trained: one at a time; stop it, or wait")
             if len(self.runs()) >= limits.RUNS:
                 raise NicestError(f"{self.folder} holds {limits.RUNS} runs already: move some of them away")
@@ -132,52 +130,44 @@ class Trainer:
             command += ["--set", f"train.effort={ask.effort}"]
             command += ["--set", f"train.epochs={ask.epochs}"] if ask.epochs else []
             with log:
+                lock(log)  # the child inherits the lock, and holds it until it ends
                 child = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
                 )
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, child.pid, 10)  # those who look at models come first
-            self.children[out] = child
+                os.setpriority(os.PRIO_PROCESS, child.pid, 10)  # requests come first
+            STARTED[:] = [each for each in STARTED if each.poll() is None] + [child]
             write_text(out / PROCESS, json.dumps({"pid": child.pid, "data": kept.name}))
             return out
 
-    def state(self, run: Path) -> Process:
-        """Whether a training goes on, and what it said last where it failed."""
-        if not (run / PROCESS).is_file():
-            return Process()
-        child = self.children.get(run)
-        if child and child.poll() is not None:  # and is no zombie any more
-            del self.children[run]
-        running = self.pid(run) is not None
-        lines = _last_lines(run / LOG)
-        failed = not running and any(line.startswith("error:") for line in lines[-3:])
-        return Process(here=True, running=running, failed=failed, said=lines[-1] if lines else "")
+    def state(self, run: Path) -> Json:
+        """Return whether a training started `here` is `running`, whether it `failed`, and its last line of output."""
+        here, running, lines = (run / PROCESS).is_file(), self.pid(run) is not None, last_lines(run / LOG)
+        failed = here and not running and any(line.startswith("error:") for line in lines[-3:])
+        return {"here": here, "running": running, "failed": failed, "said": lines[-1] if here and lines else ""}
 
     def stop(self, run: Path) -> None:
-        """Tell a training to save what it has and end; its best model stays."""
+        """Tell a training to save and end; its best model stays."""
         if (pid := self.pid(run)) is None:
             raise NicestError(f"{run.name} is not being trained here now")
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
     def pid(self, run: Path) -> int | None:
-        """The process that trains a run, while it does; a number that another process has now is not one."""
+        """Return the process that trains a run; None unless it holds the lock of its log."""
         try:
-            pid = int(json.loads((run / PROCESS).read_text())["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        child = self.children.get(run)
-        if child and child.pid == pid:
-            return pid if child.poll() is None else None
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if Path("/proc/self").exists() else _ps(pid)
+            with (run / LOG).open("rb") as log:
+                lock(log)
+        except BlockingIOError:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return int(json.loads((run / PROCESS).read_text())["pid"])
         except OSError:
-            return None
-        return pid if str(run).encode() in words else None
+            pass
+        return None
 
 
 def packed(run: Path) -> bytes:
-    """A run as a .zip file that `nicest.open` reads once it is unpacked: model, recipe, columns, metrics."""
+    """Return a run as a .zip file that `nicest.open` reads once it is unpacked."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         for name in (MODEL, RECIPE, COLUMNS, METRICS, "environment.json"):
@@ -187,25 +177,13 @@ def packed(run: Path) -> bytes:
 
 
 def plain(name: str) -> str:
-    """A name that is safe as that of a folder and in an address."""
+    """Return a name that is safe for a folder and in an address."""
     stem = re.sub(r"\.(csv|parquet|arrow|feather|npy)$", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:40].strip("-") or "run"
 
 
-def _described(column: Any) -> FoundColumn:
-    low, high = (None, None) if column.kind == "values" else _ends(column)
-    return FoundColumn(
-        name=column.name,
-        kind="date or time" if is_moment(column) else KINDS[column.kind],
-        low=low,
-        high=high,
-        values=[str(each)[:40] for each in column.values[:8]],
-        distinct=len(column.values),
-    )
-
-
-def _last_lines(path: Path, most: int = 4096) -> list[str]:
-    """The last lines of a log, as a terminal would show them."""
+def last_lines(path: Path, most: int = 4096) -> list[str]:
+    """Return the last lines of a log, as a terminal would show them."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - most))
@@ -213,8 +191,3 @@ def _last_lines(path: Path, most: int = 4096) -> list[str]:
     except OSError:
         return []
     return [line.strip()[:300] for line in re.split(r"[\r\n]+", text) if line.strip()]
-
-
-def _ps(pid: int) -> list[bytes]:
-    found = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False)
-    return found.stdout.split()

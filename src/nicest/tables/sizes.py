@@ -10,7 +10,7 @@ from nicest.data.columns import Schema
 from nicest.recipes import Recipe
 
 STEPS = {"low": 0.3, "medium": 1.0, "high": 4.0}
-WORK = {"low": 2e11, "medium": 1e12, "high": 8e12}  # multiplications of a training, at most
+WORK = {"low": 1e12, "medium": 4e12, "high": 3e13}  # multiplications of a training, at most
 
 
 def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[str, Any]]) -> Recipe:
@@ -26,19 +26,21 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
         Settings of [table] and [train] by name.
     """
     effort = given["train"].get("effort", recipe.train.effort)
-    members = 8 if n < 2_000 else 4 if n < 10_000 else 1
+    small, large = n < 2_000, n >= 8_000
     table = {
-        "width": 64 if n < 2_000 else 128,
-        "depth": 3,
+        "width": 64 if small else 128 if large else 96,
+        "depth": 2 if small else 3,
         "components": 12,
-        "dropout": 0.5 if n < 500 else 0.3 if n < 2_000 else 0.1,
-        "members": members,
+        "dropout": 0.3 if n < 1_000 else 0.2 if n < 4_000 else 0.1,
+        "members": 4 if small else 1 if large else 2,
     } | dict(given.get("table", {}))
-    batch = given["train"].get("batch", min(256, max(16, n // 2)) if n < 5_000 else 512)
-    outputs = sum(head.categories or 3 * table["components"] for head in schema.heads())
-    inputs = sum(head.categories + len(head.knots) + 4 for head in schema.heads())
-    each = table["width"] * (inputs + outputs + 4 * table["width"] * table["depth"])  # multiplications of a row
-    steps = min(round(STEPS[effort] * 1_000 * max(1.0, n / 1_000) ** 0.4), max(300, round(WORK[effort] / (3 * batch * each))))
+    batch = given["train"].get("batch", max(8, min(64 if small else 512 if large else 256, n // 2)))
+    steps = round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2)
+    heads = schema.heads()
+    outputs = sum(head.categories or 3 * table["components"] + len(head.atoms) for head in heads)
+    inputs = sum(head.categories + len(head.knots) + 4 for head in heads)
+    each = table["members"] * table["width"] * (inputs + outputs + 4 * table["width"] * table["depth"])
+    steps = max(min(steps, round(WORK[effort] / (3 * batch * each))), min(steps, 300))
     per_epoch = max(1, round(0.9 * n) // batch)
     every = max(1, round(max(25, steps / 40) / per_epoch))
     train = {

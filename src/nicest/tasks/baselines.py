@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nicest.data import Splits
-from nicest.flows import ZCA, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine
+from nicest.flows import ZCA, Bijection, Chain, Flow, Gaussian, Logistic, Prior, TriangularAffine
 from nicest.inference import engine
 from nicest.progress import track
 from nicest.recipes.build import units_of
@@ -37,10 +37,10 @@ def baselines(
 
 
 def _baselines(splits: Splits, split: str, data: DataSettings, device: torch.device, draws: int) -> dict[str, float]:
-    rows, held_out = rows_to(splits.training, device), rows_to(splits.split(split), device)
+    rows, held_out = rows_to(splits.train, device), rows_to(splits.split(split), device)
     scores = {}
     for name in track(NAMES, "baselines", len(NAMES)):
-        flow = linear_flow(name, data, splits).double()
+        flow = linear_flow(name, data).double()
         try:
             flow.initialise(rows)
             flow = flow.float().to(device)
@@ -55,10 +55,10 @@ def _baselines(splits: Splits, split: str, data: DataSettings, device: torch.dev
     return scores
 
 
-def linear_flow(name: str, data: DataSettings, splits: Splits | None = None) -> Flow:
+def linear_flow(name: str, data: DataSettings) -> Flow:
     """Return a baseline before it is fitted."""
-    units = units_of(data, splits)
-    linear = units.first_layers()
+    units = units_of(data)
+    linear: dict[str, Bijection] = {}
     prior: Prior = Logistic(data.dim, learned=True)
     if name == "zca_logistic":
         linear["zca"] = ZCA(data.dim)

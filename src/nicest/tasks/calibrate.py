@@ -13,13 +13,13 @@ import numpy as np
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
 from nicest.files import require_writable, to_json, write_text
-from nicest.remote import place
 from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tasks import options, rows
 from nicest.tasks.results import Result, cell, columns, count
 
-MOST = 10_000  # rows that are looked at
+LEVELS = (0.5, 0.8, 0.9, 0.95)  # of intervals
+MOST, FEWER = 10_000, 1_000  # rows that are looked at, and rows whose chains are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,6 @@ class Calibration(Result):
     seed: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the verdict and the tables behind it."""
         yield self.verdict
         levels = columns("intervals", ">cells inside", ">chance allows")
         for row in self.coverage:
@@ -98,12 +97,12 @@ def calibrate(
     values, unknown = held_out(run, table)
     rng = np.random.default_rng(seed)
     values = values[rng.permutation(len(values))[:MOST]]
-    found = run.table.calibration(values, seed=seed)
-    by_column = column_pits(run, values, rng)
-    _draw(files["png"], found, by_column, f"{Path(run.recipe.data.name).name}: {run.path.name}")
-    ks = {name: ks_distance(pit) for name, pit in by_column.items()}
-    told = _summary(found, len(values)) | {"columns": ks, "data": str(table or run.recipe.data.name)}
-    told |= {"unknown": unknown, "seed": seed}
+    pits = column_pits(run, values, rng)
+    gap = run.table.calibration(values[:FEWER], seed=seed)["gap"]
+    told = summary(pits, len(values)) | {"gap": gap, "unknown": unknown, "seed": seed}
+    told |= {"data": str(table or run.recipe.data.name)}
+    if pits:
+        _draw(files["png"], pits, told["coverage"], f"{Path(run.recipe.data.name).name}: {run.path.name}")
     write_text(files["json"], to_json(told))
     return Calibration(out=[str(file) for file in files.values()], **told)
 
@@ -111,10 +110,10 @@ def calibrate(
 def column_pits(run: Run, values: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Return PIT values of every column of numbers given the other columns, by name."""
     found = {}
-    for i, name in enumerate(run.schema.names):
+    for i, name in enumerate(run.table.schema.names):
         (marginal,) = run.table.marginals(values, [i])
         there = ~np.isnan(values[:, i])
-        if marginal.numeric and not run.schema[i].constant and there.any():
+        if marginal.numeric and not run.table.schema[i].constant and there.any():
             codes = np.where(there, values[:, i], np.float32(0))
             lower, upper = marginal.cdf_of(codes, strict=True), marginal.cdf_of(codes)
             found[name] = (lower + rng.random(len(codes)) * (upper - lower))[there]
@@ -127,12 +126,12 @@ def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
         try:
             return run.splits.test, 0
         except NicestError as error:
-            raise NicestError(f"{run.path} has no held-out rows at hand: name a table by --data ({error})") from error
+            raise NicestError(f"{run.path} has no held-out rows at hand: name a table as data ({error})") from error
     path = rows.table_path(table)
-    file: TableFile = rows.open_table(path, run.schema)
+    file: TableFile = rows.open_table(path, run.table.schema)
     parts, unknown, n = [], 0, 0
-    for some in rows.batches(file, run.schema.names):
-        values, new = rows.encoded(some, run.schema, path)
+    for some in rows.batches(file, run.table.schema.names):
+        values, new = rows.encoded(some, run.table.schema, path)
         parts.append(values)
         unknown, n = unknown + int(new.sum()), n + len(values)
         if n >= 10 * MOST:  # enough to choose from
@@ -151,10 +150,12 @@ def ks_distance(pit: np.ndarray) -> float:
     return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
 
 
-def _summary(found: dict[str, Any], n: int) -> dict[str, Any]:
-    """Return the metrics of `Table.calibration` for n rows as fields of a `Calibration`."""
-    pit, coverage, worst = np.asarray(found["pit"]), [], 0.0
-    for level, share in sorted(found["coverage"].items()):
+def summary(pits: dict[str, np.ndarray], n: int) -> dict[str, Any]:
+    """Return the metrics of PIT values by column, of n rows, as fields of a `Calibration`."""
+    pit = np.concatenate([*pits.values(), np.empty(0)])
+    coverage, worst = [], 0.0
+    for level in LEVELS if len(pit) else ():
+        share = float((np.abs(2 * pit - 1) <= level).mean())
         spread = 2 * math.sqrt(level * (1 - level) / n)  # cells of a row are dependent: as if each row had one
         coverage.append({"level": level, "share": share, "low": level - spread, "high": min(1.0, level + spread)})
         worst = max(worst, abs(share - level) - spread)
@@ -166,24 +167,23 @@ def _summary(found: dict[str, Any], n: int) -> dict[str, Any]:
         verdict = "overconfident: intervals hold fewer cells than they claim"
     else:
         verdict = "underconfident: intervals hold more cells than they claim"
+    columns = {name: ks_distance(each) for name, each in pits.items()}
     told: dict[str, Any] = {"rows": n, "cells": len(pit), "verdict": verdict, "coverage": coverage}
-    return told | {"ks": ks_distance(pit), "limit": 1.36 / math.sqrt(n), "gap": found["gap"]}
+    return told | {"ks": ks_distance(pit), "limit": 1.36 / math.sqrt(n), "columns": columns}
 
 
-def _draw(path: Path, found: dict[str, Any], by_column: dict[str, np.ndarray], title: str) -> None:
-    """Draw coverage by level, and a histogram of the PIT values."""
+def _draw(path: Path, pits: dict[str, np.ndarray], coverage: list[dict[str, float]], title: str) -> None:
+    """Draw coverage by level, and histograms of the PIT values."""
     from nicest.plots import calibration_figure, save_figure
 
-    pit, levels = np.asarray(found["pit"]), np.linspace(0, 1, 101)
-    if not len(pit):
-        return
-    worst = max(by_column, key=lambda name: ks_distance(by_column[name]))
-    pits = {"all cells": pit, f"worst column, {worst}": by_column[worst]}
+    worst = max(pits, key=lambda name: ks_distance(pits[name]))
+    pit, levels = np.concatenate(list(pits.values())), np.linspace(0, 1, 101)
+    shown = {"all cells": pit, f"worst column, {worst}": pits[worst]}
     curves = {
-        name: np.array([(np.abs(2 * each - 1) <= level).mean() for level in levels]) for name, each in pits.items()
+        name: np.array([(np.abs(2 * each - 1) <= level).mean() for level in levels]) for name, each in shown.items()
     }
     spread = 2 * np.sqrt(levels * (1 - levels) / len(pit))
     band = (levels - spread).clip(0), (levels + spread).clip(max=1)
-    marked = sorted(found["coverage"].items())
+    marked = [(row["level"], row["share"]) for row in coverage]
     how: dict[str, Any] = {"independent": len(pit), "title": title}
-    save_figure(calibration_figure(levels, curves, band, marked, pits, **how), path)
+    save_figure(calibration_figure(levels, curves, band, marked, shown, **how), path)

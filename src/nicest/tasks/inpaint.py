@@ -63,7 +63,6 @@ class Inpainting(Result):
     masks: list[dict[str, Any]]
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table with a row for each mask."""
         source = "samples" if self.split == "samples" else f"{self.split} split"
         noise = "" if self.noise is None else f", noise {self.noise:g}"
         yield (
@@ -130,12 +129,12 @@ def inpaint(
     ] = "test",
     seed: options.Seed = 0,
     out: Annotated[
-        Sequence[str | Path],
+        str | Path | Sequence[str | Path],
         options.out_file(
             "The figure (.png, .svg, .pdf), an animation (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
-    ] = ("inpaint.png",),
+    ] = "inpaint.png",
 ) -> Inpainting:
     """Hide part of each image and fill it in, by maximising the log-likelihood (NICE §5.2) or by draws.
 

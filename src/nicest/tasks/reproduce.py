@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 from nicest.data.download import SETS, list_sets
 from nicest.errors import NicestError
 from nicest.files import to_json, write_text
+from nicest.messages import printable
 from nicest.plots import likelihood_figure, save_figure
 from nicest.recipes import Recipe, load_recipe, parse
 from nicest.recipes.splits import load_splits
@@ -82,11 +84,9 @@ class Reproduction(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if training was interrupted, 1 if a row failed."""
         return 130 if self.unfinished else int(bool(self.failed))
 
     def lines(self) -> Iterator[Any]:
-        """Yield the table and the failures."""
         found = columns("recipe", "settings", ">paper, nats", "ours, nats", "bits/dim", "seeds", "minutes each")
         for row in self.rows:
             paper = f"{row['paper_nats']:.2f}" if row["paper_nats"] else "–"
@@ -99,12 +99,16 @@ class Reproduction(Result):
             found.add_row(name, row["reading"], paper, *cells)
         yield found
         yield f"results in {self.out}"
-        yield from (f"{name} failed: {reason}" for name, reason in (self.failed or {}).items())
+
+    def show(self) -> None:
+        super().show()
+        for name, reason in (self.failed or {}).items():
+            print(f"{name} failed: {printable(reason)}", file=sys.stderr)
 
 
 def table(
-    *,
     recipe: Annotated[Sequence[str], options.option(help="A row of the table; repeatable.", show_default="all")] = (),
+    *,
     seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
     runs: options.Runs = "runs/reproduce",
     overrides: options.Set = (),  # type: ignore[assignment]
@@ -261,19 +265,17 @@ class Figures(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if training was interrupted."""
         return 130 if self.unfinished else 0
 
     def lines(self) -> Iterator[Any]:
-        """Yield the files."""
         for row in self.recipes:
             yield f"{row['recipe']}:"
             yield from (f"  {each}" for each in row.get("figures", [row.get("missing") or row.get("unfinished")]))
 
 
 def figures(
-    *,
     recipe: Annotated[Sequence[str], options.option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
+    *,
     runs: options.Runs = "runs/reproduce",
     overrides: options.Set = (),  # type: ignore[assignment]
     out: Annotated[str | Path, options.out_folder("The folder for the figures.")] = "results/figures",

@@ -45,7 +45,6 @@ class Samples(Result):
     effective_size: float | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts."""
         yield f"{self.n} samples in {self.out}"
         if self.probability is not None and self.effective_size is not None:
             yield f"probability of the conditions: {self.probability:.3g}"
@@ -85,10 +84,11 @@ def sample(
     data, kind = run.recipe.data, path.suffix.lower()
     if kind not in SUFFIXES:
         raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
-    if kind in TABLES and run.kind != "table":
-        raise NicestError(f"the model is not of a table: write samples.npy instead of {str(path)!r}")
+    if (kind in TABLES) != (run.kind == "table"):
+        what, example = ("of a table", "samples.csv") if run.kind == "table" else ("not of a table", "samples.npy")
+        raise NicestError(f"the model is {what}: write {example} instead of {str(path)!r}")
     if kind == ".png" and run.kind != "images":
-        raise NicestError(f"rows of {data.dim} numbers are not images: write samples.npy, or .csv for a table")
+        raise NicestError(f"rows of {data.dim} numbers are not images: write samples.npy")
     require_own_file(path, run.recipe)
     told: dict[str, Any] = {"temperature": temperature, "seed": seed, "shape": list(data.shape), "dataset": data.name}
     if run.kind == "table":
@@ -103,41 +103,38 @@ def sample(
     drawn = draw(run, n, temperature=temperature, seed=seed, labels=labels)
     if kind == ".png":
         save_grid(path, drawn, data, columns=columns)
-    else:
-        _save(path, drawn, **({} if labels is None else {"labels": labels}))
-    return Samples(out=str(path), n=len(drawn), **told)
-
-
-def _save(path: Path, samples: np.ndarray, **more: np.ndarray) -> None:
-    if path.suffix.lower() == ".npz":
-        save_arrays(path, samples=samples, **more)
+    elif kind == ".npz":
+        save_arrays(path, samples=drawn, **({} if labels is None else {"labels": labels}))
     else:
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, samples)
+            np.save(file, drawn)
+    return Samples(out=str(path), n=len(drawn), **told)
 
 
 def sample_table(run: Run, n: int, where: str, seed: int, path: Path) -> dict[str, Any]:
     """Write n rows of a table, those that meet conditions if there are any; return their probability."""
-    if where or path.suffix.lower() not in TABLES:
+    if where:
         drawn = run.table.sample(n, where=where, seed=seed)
-        if path.suffix.lower() in TABLES:
-            write_table(path, run.schema.decode(drawn.rows))
-        else:
-            _save(path, np.asarray(drawn.rows))
-        found = {"probability": float(drawn.probability), "effective_size": float(drawn.effective_size)}
-        return {"where": where, **found} if where else {}
+        write_table(path, run.table.schema.decode(drawn.rows))
+        return {"where": where, "probability": drawn.probability, "effective_size": drawn.effective_size}
     require_pyarrow()
     with Bar("sampling", n) as bar, writing(path, empty_table(run).schema) as write:
-        for first in range(0, n, ROWS):
-            own_seed = int(np.random.SeedSequence([seed, first]).generate_state(1)[0])
-            write(run.schema.decode(run.table.sample(min(ROWS, n - first), seed=own_seed).rows).columns)
-            bar.update(first)
+        for done, some in enumerate(parts(run, n, seed), 1):
+            write(some.columns)
+            bar.update(done * ROWS)
     return {}
+
+
+def parts(run: Run, n: int, seed: int) -> Iterator[Any]:
+    """Draw n rows of a table; yield them as Arrow tables of at most ROWS rows."""
+    for first in range(0, n, ROWS):
+        own_seed = int(np.random.SeedSequence([seed, first]).generate_state(1)[0])
+        yield run.table.schema.decode(run.table.sample(min(ROWS, n - first), seed=own_seed).rows)
 
 
 def empty_table(run: Run) -> Any:
     """Return an Arrow table of no rows with the columns of a model."""
-    return run.schema.decode(np.empty((0, len(run.schema)), dtype=np.float32))
+    return run.table.schema.decode(np.empty((0, len(run.table.schema)), dtype=np.float32))
 
 
 def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> Any:
@@ -148,8 +145,7 @@ def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> An
         names = listed(table.column_names)
         raise NicestError(f"expected a column `id` of whole numbers, got {names}: see docs/scale.md")
     seeds = [seed + number for number in table.column("id").to_pylist()]
-    drawn = (run.schema.decode(run.table.sample(rows, seed=each).rows) for each in seeds)
-    return pa.concat_tables([empty_table(run), *drawn])
+    return pa.concat_tables([empty_table(run), *(some for each in seeds for some in parts(run, rows, each))])
 
 
 def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: np.ndarray | None = None) -> np.ndarray:

@@ -34,11 +34,9 @@ class Training(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if a signal stopped it."""
         return 0 if self.finished else 130
 
     def lines(self) -> Iterator[Any]:
-        """Yield the best validation and what to do next."""
         if not self.finished:
             yield f"stopped at step {self.step}, all saved in {self.run}: --resume continues it"
             return
@@ -111,9 +109,11 @@ def train(
     if data and folder.resolve() == place(data).resolve():
         raise NicestError(f"expected a separate folder for the run, got {folder}, which holds the data: choose another")
     if verify and not resume:
-        raise NicestError("--verify checks a run that is resumed: add --resume, or leave out --verify")
-    if private and (resume or logger):
-        raise NicestError("--private is for new runs, and loggers record host and user names: leave out one of them")
+        raise NicestError("only a run that is resumed can be verified: resume one, or leave verify out")
+    if private and resume:
+        raise NicestError("private is for a new run: leave it out, the resumed run keeps its setting")
+    if private and logger:
+        raise NicestError("loggers record names of host, user or paths: leave out the logger or private")
     from nicest.train.callbacks import LOGGERS, ProgressBar  # after the recipe: this import takes two seconds
     from nicest.train.fit import train as run_training
 

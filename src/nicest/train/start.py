@@ -58,6 +58,7 @@ def prepare(
                 flow.initialise(*data.split(rows_to(rows, device)))
         except ValueError as error:  # such as columns that depend on each other
             raise NicestError(str(error)) from error
+        flow.double()  # a density may have replaced its constants
     if world.joined:
         flow.load_state_dict(world.sent({name: tensor.cpu() for name, tensor in flow.state_dict().items()}))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nicest.errors import NicestError
-from nicest.flows import Density
+from nicest.flows import Density, Flow, Mixture
 from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.runs.folder import Sink
@@ -48,7 +48,8 @@ class State:
         self.constants = {n: t.clone() for n, t in stored.items() if n not in trained and t.is_floating_point()}
         self.recipe, self.device, self.world = recipe, device, world
         self.precision = training_precision(recipe.train.precision, device)
-        self.sharded = world.joined and recipe.train.sharding == "full"
+        flows = isinstance(flow, Flow | Mixture)  # other densities are small
+        self.sharded = world.joined and recipe.train.sharding == "full" and flows
         self.entire = copy.deepcopy(flow).float() if self.sharded else flow
         self.flow = flow.float().to(device)
         self.average = copy.deepcopy(self.flow) if recipe.train.ema else self.flow

@@ -119,7 +119,7 @@ async function pack() {
 function present(what) {
   show(what);
   $("train-name").value = what.name;
-  const range = (each) => (each.kind === "categorical" ? `${each.values.join(", ")}${each.distinct > each.values.length ? `, … ${each.distinct} in all` : ""}` : `${each.low} to ${each.high}`);
+  const range = (each) => (each.kind === "category" ? `${each.values.join(", ")}${each.distinct > each.values.length ? `, … ${each.distinct} in all` : ""}` : `${each.low} to ${each.high}`);
   const words = what.kind === "table" ? `${what.rows} rows of ${what.columns.length} columns${what.incomplete ? `, ${what.incomplete} of them with missing values` : ""}.` : `${what.rows} ${what.shape.length === 3 ? "colour" : "grey"} images of ${what.shape.at(-1)} by ${what.shape.at(-2)} pixels.`;
   const parts = [el("p", {}, words), ...what.warnings.map((each) => el("p", { className: "hint" }, each))];
   if (what.kind === "table") {

@@ -31,7 +31,8 @@ export function leave() { clearTimeout(timer); polls(); }
 export function enter(chosen) {
   if (run !== chosen) {
     run = chosen;
-    if (run.ready) { components(); samples(); }
+    $("spectrum-pane").hidden = run.kind === "table"; // it has no latent space
+    if (run.ready) { if (run.kind !== "table") components(); samples(); }
     else note("spectrum-note", "The spectrum appears with the first model.");
   }
   poll();
