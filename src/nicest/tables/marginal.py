@@ -80,7 +80,8 @@ class Marginal:
         def of(head: Numbers) -> Tensor:
             return head.quantile(torch.full_like(head.loc[..., 0], float(shares)))
 
-        return self._own(_by_rows(self._numbers(), of))
+        codes = _by_rows(self._numbers(), of)
+        return self.column.plain(codes) if self.column.discrete else self._own(codes)
 
     def interval(self, level: float = 0.9) -> np.ndarray:
         """Return the ends of the central intervals that hold at least `level` of the probability, (N, 2)."""
@@ -116,8 +117,8 @@ class Marginal:
         y = np.broadcast_to(np.asarray(y, dtype=float), len(self))
         if self._weights is not None:
             levels, gaps = self._weights.cumsum(-1), np.diff(self.values)
-            inside = (((levels - (self.values >= y[:, None])) ** 2)[:, :-1] * gaps).sum(-1)
-            return inside + np.clip(self.values[0] - y, 0, None) + np.clip(y - self.values[-1], 0, None)
+            distance = (self._weights * np.abs(self.values - y[:, None])).sum(-1)
+            return distance - (levels * (1 - levels))[:, :-1] @ gaps  # E|X - y| - E|X - X'| / 2
         return self._scale * _by_rows(self._numbers(), lambda head, code: head.crps(code), self._codes(y))
 
     def sample(self, n: int = 1, seed: int = 0) -> np.ndarray:

@@ -269,8 +269,19 @@ class TableModel(Density):
             missing = x[:, i].isnan()
             if bool(missing.any()):
                 rows = x[missing]
-                x[missing, i] = self.conditional(rows, (~rows.isnan()).to(x), i).sample(generator).view(-1)
+                x[missing, i] = self._draw(self.conditional(rows, (~rows.isnan()).to(x), i), i, generator)
         return x
+
+    def _draw(
+        self,
+        head: Numbers | Categories,
+        column: int,
+        generator: torch.Generator | None,
+        intervals: Sequence[Interval] = (),
+    ) -> Tensor:
+        """Draw cells (B,) of one column; those of a grid are the float32 numbers of the schema, to the last digit."""
+        drawn, step = head.sample(generator, intervals).view(-1), self.heads[column].step
+        return (drawn.double() / step).round().mul(step).to(drawn) if step else drawn
 
     @torch.no_grad()
     def sample_where(
@@ -306,7 +317,7 @@ class TableModel(Density):
                 return x[:0], -math.inf, 0.0
             weights = torch.softmax(log_weight, 0)
             log_p, effective = log_p + mean, min(effective, 1 / float((weights**2).sum()))
-            x[:, i] = head.sample(generator, intervals).view(-1)
+            x[:, i] = self._draw(head, i, generator, intervals)
             x = x[systematic(weights, generator)]
         rest = [i for i in self.orders[0].tolist() if i not in observed and i not in ranges]
         return self.complete(x, rest, generator=generator), log_p, effective
