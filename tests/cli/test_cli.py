@@ -627,13 +627,7 @@ class TestTables:
         ],
     )
     def test_says_in_words_and_in_json(
-        self,
-        nicest: Callable,
-        people: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        command: str,
-        says: str,
+        self, nicest: Callable, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
     ):
         monkeypatch.chdir(tmp_path)
         words = [{"RUN": str(people), "DATA": str(people.parent / "people.csv")}.get(w, w) for w in command.split()]
@@ -659,13 +653,7 @@ class TestTables:
         ],
     )
     def test_bad_input_is_one_line(
-        self,
-        nicest: Callable,
-        people: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        command: str,
-        says: str,
+        self, nicest: Callable, people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
     ):
         monkeypatch.chdir(tmp_path)
         Path("cut.parquet").write_bytes(b"PAR1" + bytes(50))

@@ -13,16 +13,7 @@ from matplotlib.figure import Figure
 from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
-from nicest.tasks.latent import (
-    BASES,
-    WAYS,
-    even_points,
-    interpolate,
-    spectrum,
-    sphere,
-    sphere_points,
-    truncate,
-)
+from nicest.tasks.latent import BASES, WAYS, even_points, interpolate, spectrum, sphere, sphere_points, truncate
 from nicest.tasks.latent_model import rotation, spherical, straight
 
 LOOKS = [spectrum, sphere, interpolate, truncate]

@@ -56,9 +56,7 @@ class Demo(Result):
 
 
 def demo(
-    out: Annotated[str | Path, options.out_folder("The run folder.")] = "runs/demo",
-    *,
-    device: options.Device = "auto",
+    out: Annotated[str | Path, options.out_folder("The run folder.")] = "runs/demo", *, device: options.Device = "auto"
 ) -> Demo:
     """Train on the bundled 8 x 8 digits, evaluate, certify and draw the figures.
 

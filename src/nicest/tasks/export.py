@@ -59,8 +59,7 @@ def export(
     run: Run,
     to: Annotated[Literal["onnx", "torch-export"], options.option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
-        str | Path | None,
-        options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export"),
+        str | Path | None, options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
     ] = None,
 ) -> Exported:
     """Write a flow as graphs that run without nicest: score, sample and encode, for any number of rows.

@@ -105,8 +105,7 @@ def inpaint(
     n: Annotated[int, options.integer(1, 100_000, "Images per mask.", "-n")] = 10,
     chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
     draws: Annotated[
-        bool,
-        options.option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains."),
+        bool, options.option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains.")
     ] = False,
     preset: Annotated[
         Literal["ours", "authors"],

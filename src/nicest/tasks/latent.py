@@ -96,12 +96,10 @@ def sphere(
     run: Run,
     *,
     basis: Annotated[
-        Literal["random", "top"],
-        options.option(help="Random axes, or the three components with the largest sigma_d."),
+        Literal["random", "top"], options.option(help="Random axes, or the three components with the largest sigma_d.")
     ] = "random",
     radius: Annotated[
-        float | None,
-        options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of a draw"),
+        float | None, options.real(0, 1_000_000, "In units of the prior.", show_default="the typical norm of a draw")
     ] = None,
     grid: Annotated[int, options.integer(1, 200, "Images per side.")] = 10,
     seed: options.Seed = 0,
