@@ -562,7 +562,7 @@ class TestVerify:
     def test_is_in_the_help_of_every_command_with_a_run(self, nicest: Callable):
         import inspect
 
-        from nicest.cli.commands import app, latent_app
+        from nicest.cli import app, latent_app
 
         with_a_run = [
             command.callback

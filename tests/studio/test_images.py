@@ -394,7 +394,9 @@ class TestScoring:
         served = Served("run", Path(shutil.copytree(digits, tmp_path / "run")))
         model = served.open(Images)
         (tmp_path / "run" / "validation-scores.npy").unlink(missing_ok=True)
-        keep_quantiles(tmp_path / "run", np.linspace(-1, 1, 1001), model.draws, model.run.figures["step"])
+        keep_quantiles(
+            tmp_path / "run" / "training-scores.npy", np.linspace(-1, 1, 1001), model.draws, model.run.figures["step"]
+        )
         model.no_data = "gone"
         found = model.reference_scores()
         assert (found["reference"], len(found["quantiles"])) == ("training", 101)

@@ -13,8 +13,19 @@ from matplotlib.figure import Figure
 from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
-from nicest.tasks.latent import BASES, WAYS, even_points, interpolate, spectrum, sphere, sphere_points, truncate
-from nicest.tasks.latent_model import rotation, spherical, straight
+from nicest.studio.latents import even_points
+from nicest.tasks.latent import (
+    BASES,
+    WAYS,
+    interpolate,
+    rotation,
+    spectrum,
+    sphere,
+    sphere_points,
+    spherical,
+    straight,
+    truncate,
+)
 
 LOOKS = [spectrum, sphere, interpolate, truncate]
 

@@ -19,12 +19,11 @@ from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.messages import shown
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.shipped import fetched, shipped
-from nicest.tasks import options
+from nicest.tasks.options import Device, Jobs, given, option, out_file
 from nicest.tasks.results import Result
-from nicest.tasks.rows import model_rows, require_flow
+from nicest.tasks.rows import model_rows, require_flow, require_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +70,10 @@ class Decompressed(Result):
 
 def compress(
     run: Run,
-    files: Annotated[Sequence[str | Path], options.given("Arrays, idx files or folders of images.")],
+    files: Annotated[Sequence[str | Path], given("Arrays, idx files or folders of images.")],
     *,
-    out: Annotated[str | Path, options.out_file("The compressed file.")] = "packed.nicest",
-    jobs: options.Jobs = 0,
+    out: Annotated[str | Path, out_file("The compressed file.")] = "packed.nicest",
+    jobs: Jobs = 0,
 ) -> Compressed:
     """Compress images without loss. You need the same model to decompress. Needs the extra `codec`.
 
@@ -86,7 +85,7 @@ def compress(
     if run.recipe.data.classes:
         raise NicestError(f"{run.path} is a model given labels, which cannot compress: train one without labels")
     require_flow(run, "compression")
-    require_own_file(out, run.recipe, *paths)
+    require_outputs(run, out, inputs=paths)
     codec = Codec(_exact_flow(run))
     # images are compressed as they are: cropped or resized, they would not come back
     recipe = replace(run.recipe, data=replace(run.recipe.data, crop=(), resize=()))
@@ -109,14 +108,12 @@ def compress(
 
 
 def decompress(
-    packed: Annotated[str | Path, options.given("A file of `nicest compress`.")],
+    packed: Annotated[str | Path, given("A file of `nicest compress`.")],
     *,
-    out: Annotated[str | Path, options.out_file("The images as an array, .npy.")] = "images.npy",
-    run: Annotated[
-        Any, options.option("--run", help="The run that compressed it.", show_default="as the file says")
-    ] = None,
-    device: options.Device = "auto",
-    jobs: options.Jobs = 0,
+    out: Annotated[str | Path, out_file("The images as an array, .npy.")] = "images.npy",
+    run: Annotated[Any, option("--run", help="The run that compressed it.", show_default="as the file says")] = None,
+    device: Device = "auto",
+    jobs: Jobs = 0,
 ) -> Decompressed:
     """Decompress a file of `nicest compress`. Rows in damaged blocks are left out, and the rest is written.
 

@@ -15,14 +15,12 @@ from torch import Tensor
 from nicest import plots
 from nicest.data.tables import writing
 from nicest.errors import NicestError
-from nicest.files import require_writable
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks import options
+from nicest.tasks.options import Noise, Seed, Split, argument, local, out_file, to_read
 from nicest.tasks.results import Result
-from nicest.tasks.rows import image_names, model_rows, plain_name, plan
+from nicest.tasks.rows import image_names, model_rows, plain_name, plan, require_outputs
 
 BINS = 15  # of the probability of the most probable label, in which calibration is measured
 ROWS = 2000  # images that are classified at once
@@ -58,8 +56,8 @@ def classify(
     run: Run,
     files: Annotated[
         Sequence[str | Path],
-        options.argument(
-            parser=lambda text: options.local(options.to_read(str(text))),
+        argument(
+            parser=lambda text: local(to_read(str(text))),
             help="Arrays, images or folders of images.",
             show_default="a split of the run, whose labels are known",
         ),
@@ -67,14 +65,14 @@ def classify(
     *,
     out: Annotated[
         str | Path | None,
-        options.out_file(
+        out_file(
             "A line per image (.csv, .parquet), or a figure (.png, .svg, .pdf) for a split.",
             show_default="classes.csv, or RUN/figures/classify.png",
         ),
     ] = None,
-    split: options.Split = "test",
-    draws: options.Noise = 8,
-    seed: options.Seed = 0,
+    split: Split = "test",
+    draws: Noise = 8,
+    seed: Seed = 0,
 ) -> Classification:
     """Classify images by Bayes' rule, from their exact log-likelihood under each label.
 
@@ -92,8 +90,7 @@ def classify(
         raise NicestError(f"expected a file for the classes that ends in .csv or .parquet, got {str(path)!r}")
     if not lines:
         plots.picture_kind(path)
-    require_own_file(path, run.recipe, *paths)
-    require_writable(path)
+    require_outputs(run, path, inputs=paths)
     generator = torch.Generator(run.device).manual_seed(seed)
     draws = run.draws(draws)
     parts = _of_files(run, paths) if paths else _of_split(run, split)

@@ -14,8 +14,8 @@ import torch
 from nicest.flows import bits_per_dim
 from nicest.progress import Bar, track
 from nicest.runs.run import Run
-from nicest.tasks import options
 from nicest.tasks.baselines import baselines as linear_baselines
+from nicest.tasks.options import Noise, Seed, Split, option
 from nicest.tasks.results import Result, cell, columns, plus_minus
 
 WHY_POSITIVE = (
@@ -94,10 +94,10 @@ class Evaluation(Result):
 def evaluate(
     run: Run,
     *,
-    split: options.Split = "test",
-    draws: options.Noise = 8,
-    baselines: Annotated[bool, options.option(help="Score simple baselines, too.")] = True,
-    seed: options.Seed = 0,
+    split: Split = "test",
+    draws: Noise = 8,
+    baselines: Annotated[bool, option(help="Score simple baselines, too.")] = True,
+    seed: Seed = 0,
 ) -> Evaluation:
     """Report the mean log-likelihood of a model, term by term, next to baselines (NICE §5.1).
 

@@ -22,7 +22,7 @@ from nicest.flows import Mixture, members
 from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 from nicest.runs.run import Run
-from nicest.tasks import options
+from nicest.tasks.options import option, out_folder
 from nicest.tasks.results import Result
 from nicest.tasks.rows import require_flow
 
@@ -57,9 +57,9 @@ class Exported(Result):
 
 def export(
     run: Run,
-    to: Annotated[Literal["onnx", "torch-export"], options.option(help="For onnxruntime, or for torch.")] = "onnx",
+    to: Annotated[Literal["onnx", "torch-export"], option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
-        str | Path | None, options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
+        str | Path | None, out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
     ] = None,
 ) -> Exported:
     """Write a flow as graphs that run without nicest: score, sample and encode, for any number of rows.

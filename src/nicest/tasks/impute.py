@@ -14,9 +14,9 @@ from nicest.data.columns import Column, Number
 from nicest.data.tables import writing
 from nicest.errors import NicestError
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
-from nicest.tasks import options, rows
+from nicest.tasks import rows
+from nicest.tasks.options import Interval, Seed, Table, integer, out_file
 from nicest.tasks.results import Result, count
 
 
@@ -44,18 +44,17 @@ class Imputation(Result):
 
 def impute(
     run: Run,
-    table: options.Table,
+    table: Table,
     *,
-    out: Annotated[str | Path, options.out_file("The completed table.", rows=True)] = "imputed.csv",
+    out: Annotated[str | Path, out_file("The completed table.", rows=True)] = "imputed.csv",
     cells: Annotated[
-        str | Path | None, options.out_file("One line per imputed cell: value, interval, probability.", rows=True)
+        str | Path | None, out_file("One line per imputed cell: value, interval, probability.", rows=True)
     ] = None,
     draws: Annotated[
-        int,
-        options.integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one."),
+        int, integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one.")
     ] = 0,
-    interval: options.Interval = 0.9,
-    seed: options.Seed = 0,
+    interval: Interval = 0.9,
+    seed: Seed = 0,
 ) -> Imputation:
     """Impute the missing cells of a table. Observed cells and other columns stay as they are.
 
@@ -75,8 +74,7 @@ def impute(
         raise NicestError("cells describe the best values, not draws: leave out one of them")
     if not 0 < interval < 1:
         raise NicestError(f"expected a probability between 0 and 1 for the interval, got {interval:g}")
-    for each in outputs:
-        require_own_file(each, run.recipe, path)
+    rows.require_outputs(run, *outputs, inputs=[path])
     import pyarrow as pa
 
     file = rows.open_table(path, run.table.schema)

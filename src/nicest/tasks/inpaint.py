@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.files import require_writable
 from nicest.flows import Flow
 from nicest.inference.fill import PRESETS, Filled, Schedule, fill
 from nicest.inference.impute import impute_rows
@@ -22,15 +21,13 @@ from nicest.inference.langevin import ALIKE
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks import options
 from nicest.tasks.masks import hidden_by, mask_list, mask_name
-from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.options import Seed, integer, option, out_file, real, to_read
 from nicest.tasks.results import Result, cell, columns
-from nicest.tasks.rows import require_flow
-from nicest.tasks.sample import draw
+from nicest.tasks.rows import require_flow, require_outputs
+from nicest.tasks.sample import as_images, brightest, draw, save_arrays
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
@@ -95,41 +92,40 @@ def inpaint(
     *,
     mask: Annotated[
         Sequence[Any],
-        options.option(
-            parser=options.to_read,
+        option(
+            parser=to_read,
             help="What to hide: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several of them"
             " joined by +, an image or an .npy file; repeatable.",
             show_default="paper, the ten masks of its figure",
         ),
     ] = ("paper",),
-    n: Annotated[int, options.integer(1, 100_000, "Images per mask.", "-n")] = 10,
-    chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
+    n: Annotated[int, integer(1, 100_000, "Images per mask.", "-n")] = 10,
+    chains: Annotated[int, integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
     draws: Annotated[
-        bool, options.option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains.")
+        bool, option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains.")
     ] = False,
     preset: Annotated[
-        Literal["ours", "authors"],
-        options.option(help="The schedule of the ascent: ours, or that of the authors' code."),
+        Literal["ours", "authors"], option(help="The schedule of the ascent: ours, or that of the authors' code.")
     ] = "ours",
-    steps: Annotated[int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
+    steps: Annotated[int | None, integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
         Literal["adam", "gradient"] | None,
-        options.option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),
+        option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),
     ] = None,
     gradient_scale: Annotated[
-        float | None, options.real(0, 1000, "Multiplies the direction.", show_default="the preset's")
+        float | None, real(0, 1000, "Multiplies the direction.", show_default="the preset's")
     ] = None,
     noise: Annotated[
-        float | None, options.real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
+        float | None, real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
     ] = None,
     split: Annotated[
         Literal["train", "valid", "test", "samples"],
-        options.option(help="Which split of the data, or samples of the model, which need no data."),
+        option(help="Which split of the data, or samples of the model, which need no data."),
     ] = "test",
-    seed: options.Seed = 0,
+    seed: Seed = 0,
     out: Annotated[
         str | Path | Sequence[str | Path],
-        options.out_file(
+        out_file(
             "The figure (.png, .svg, .pdf), an animation (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
@@ -147,19 +143,17 @@ def inpaint(
     require_flow(run, "inpainting")
     began = time.perf_counter()
     paths = _outputs(out)
-    options = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
-    if draws and (preset != "ours" or any(value is not None for value in options.values())):
+    chosen = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
+    if draws and (preset != "ours" or any(value is not None for value in chosen.values())):
         raise NicestError(
             "preset, direction, gradient scale and noise apply to the ascent only: leave them out to draw"
         )
-    schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **options)
+    schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **chosen)
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
     if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
         raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
-    for path in paths:
-        require_own_file(path, recipe)
-        require_writable(path)  # found out before the ascent
+    require_outputs(run, *paths)
     if split == "samples":
         source = draw(run, min(n * len(masks), MOST_SAMPLES), seed=seed).reshape(-1, data.dim)
     else:

@@ -17,10 +17,10 @@ from nicest.data.tables import append_columns, writing
 from nicest.errors import NicestError
 from nicest.messages import shown
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tables.marginal import Marginal
-from nicest.tasks import options, rows
+from nicest.tasks import rows
+from nicest.tasks.options import Interval, Table, option, out_file
 from nicest.tasks.results import Result, count
 
 DRAWN = 2000  # rows in a picture
@@ -63,16 +63,15 @@ class Predictions(Result):
 
 def predict(
     run: Run,
-    table: options.Table,
+    table: Table,
     *,
     target: Annotated[
-        Sequence[str],
-        options.option(help="A column to predict; repeatable.", show_default="those that training favoured"),
+        Sequence[str], option(help="A column to predict; repeatable.", show_default="those that training favoured")
     ] = (),
-    out: Annotated[str | Path, options.out_file("The predictions.", rows=True)] = "predictions.csv",
-    interval: options.Interval = 0.9,
+    out: Annotated[str | Path, out_file("The predictions.", rows=True)] = "predictions.csv",
+    interval: Interval = 0.9,
     picture: Annotated[
-        str | Path | None, options.out_file("A figure of the intervals, for one target that is a number.")
+        str | Path | None, out_file("A figure of the intervals, for one target that is a number.")
     ] = None,
 ) -> Predictions:
     """Predict columns of a table from its other columns.
@@ -95,8 +94,7 @@ def predict(
         if len(columns) > 1 or not is_number(columns[0]) or isinstance(columns[0], Moment):
             raise NicestError("a picture shows one target that is a number: leave the picture out")
         picture_kind(Path(picture))
-    for each in (written, *([Path(picture)] if picture else [])):
-        require_own_file(each, run.recipe, path)
+    rows.require_outputs(run, written, *([Path(picture)] if picture else []), inputs=[path])
     file = rows.open_table(path, run.table.schema, optional=[column.name for column in columns])
     observed = all(column.name in file.names for column in columns)
     tally, drawn, n = Tally(), [], 0

@@ -21,10 +21,10 @@ from nicest.recipes.splits import load_splits
 from nicest.runs.folder import LAST
 from nicest.runs.run import Run
 from nicest.runs.runtime import choose_device
-from nicest.tasks import options
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
+from nicest.tasks.options import Device, Runs, Set, integer, option, out_file, out_folder
 from nicest.tasks.results import Result, columns
 from nicest.tasks.results_page import PUBLISHED, results_page, why
 from nicest.tasks.sample import sample
@@ -105,14 +105,14 @@ class Reproduction(Result):
 
 
 def table(
-    recipe: Annotated[Sequence[str], options.option(help="A row of the table; repeatable.", show_default="all")] = (),
+    recipe: Annotated[Sequence[str], option(help="A row of the table; repeatable.", show_default="all")] = (),
     *,
-    seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
-    runs: options.Runs = "runs/reproduce",
-    overrides: options.Set = (),  # type: ignore[assignment]
-    out: Annotated[str | Path, options.out_file("The results, as JSON.")] = "results/table.json",
-    page: Annotated[str | Path | None, options.out_file("The results as a Markdown page.")] = None,
-    device: options.Device = "auto",
+    seeds: Annotated[int, integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
+    runs: Runs = "runs/reproduce",
+    overrides: Set = (),  # type: ignore[assignment]
+    out: Annotated[str | Path, out_file("The results, as JSON.")] = "results/table.json",
+    page: Annotated[str | Path | None, out_file("The results as a Markdown page.")] = None,
+    device: Device = "auto",
 ) -> Reproduction:
     """Train and evaluate the rows of the paper's tables: as in its text, as in the released code, and our own recipes.
 
@@ -272,12 +272,12 @@ class Figures(Result):
 
 
 def figures(
-    recipe: Annotated[Sequence[str], options.option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
+    recipe: Annotated[Sequence[str], option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
     *,
-    runs: options.Runs = "runs/reproduce",
-    overrides: options.Set = (),  # type: ignore[assignment]
-    out: Annotated[str | Path, options.out_folder("The folder for the figures.")] = "results/figures",
-    device: options.Device = "auto",
+    runs: Runs = "runs/reproduce",
+    overrides: Set = (),  # type: ignore[assignment]
+    out: Annotated[str | Path, out_folder("The folder for the figures.")] = "results/figures",
+    device: Device = "auto",
 ) -> Figures:
     """Draw the figures of the paper (samples, inpainting, spheres, spectra), interpolations, truncations, curves.
 

@@ -14,10 +14,12 @@ from nicest.data.columns import Schema
 from nicest.data.loading import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
+from nicest.files import require_writable
 from nicest.messages import listed
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.remote import Remote, looked_from, place
+from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 
 
@@ -79,6 +81,13 @@ def require_flow(run: Run, task: str) -> None:
     """Refuse the model of a table, which is not a flow."""
     if run.kind == "table":
         raise NicestError(f"{run.path} is a model of a table, but {task} needs a flow: a model of images or arrays")
+
+
+def require_outputs(run: Run, *paths: Path, inputs: Sequence[Path] = ()) -> None:
+    """Refuse to write where nothing can be written, or over the data of a run or one of the inputs."""
+    for path in paths:
+        require_own_file(path, run.recipe, *inputs)
+        require_writable(path)
 
 
 def table_path(name: str | Path) -> Path:
