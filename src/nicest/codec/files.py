@@ -39,7 +39,6 @@ class Compressed(Result):
     model_bytes: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the sizes."""
         size = f"{self.bytes:,} bytes, {self.bits_per_dim:.3f} bits/dim, from {self.raw_bytes:,} bytes"
         yield f"{self.rows:,} images in {self.out}: {size}"
         yield f"to decompress, keep the model: {self.model_bytes / 1e6:.1f} MB"
@@ -58,11 +57,9 @@ class Decompressed(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if rows are lost."""
         return int(bool(self.failed))
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts."""
         yield f"{self.rows:,} rows in {self.out}"
         if self.failed:
             yield f"{self.lost_rows:,} rows are lost: {self.failed}"
@@ -92,7 +89,9 @@ def compress(
     parts = [model_rows(path, recipe) for path in paths]
     rows = np.concatenate(parts)
     names = [{"name": path.name, "rows": len(part)} for path, part in zip(paths, parts, strict=True)]
-    header = {"run": _name(run), "files": names}
+    asked = run.folder.asked  # the header has the name of a shipped model, or the path as typed if it is relative
+    own = asked.name in shipped() and fetched(asked.name) == asked
+    header = {"run": asked.name if own or asked.is_absolute() else str(asked), "files": names}
     with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", len(rows)) as bar:
         write_rows(file, codec, rows, shape=recipe.data.shape, header=header, progress=bar.update, jobs=jobs)
     size = out.stat().st_size
@@ -158,10 +157,3 @@ def _model(packed: CompressedFile, path: Path, run: str | Path | None) -> str | 
     if run is None and named not in shipped() and not os.path.exists(named):  # noqa: PTH110 - accepts any text
         raise NicestError(f"{path} was compressed by {shown(named)}, which is not here: name the model by --run")
     return named
-
-
-def _name(run: Run) -> str:
-    """Return the name of the run for the header: that of a shipped model, or the path as typed, if relative."""
-    asked = run.folder.asked
-    own = asked.name in shipped() and fetched(asked.name) == asked
-    return asked.name if own or asked.is_absolute() else str(asked)

@@ -139,12 +139,9 @@ def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
 
 
 def ks_distance(pit: np.ndarray) -> float:
-    """Return the largest distance of the distribution of values in [0, 1] from the uniform one."""
-    ordered, n = np.sort(pit), len(pit)
-    if not n:
-        return math.nan
-    ranks = np.arange(n + 1) / n
-    return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
+    """Return the largest distance of the distribution of values in [0, 1] from the uniform one; NaN without values."""
+    ordered, ranks = np.sort(pit), np.arange(len(pit) + 1) / max(1, len(pit))
+    return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max())) if len(pit) else math.nan
 
 
 def summary(pits: dict[str, np.ndarray], n: int) -> dict[str, Any]:
@@ -176,9 +173,7 @@ def _draw(path: Path, pits: dict[str, np.ndarray], coverage: list[dict[str, floa
     worst = max(pits, key=lambda name: ks_distance(pits[name]))
     pit, levels = np.concatenate(list(pits.values())), np.linspace(0, 1, 101)
     shown = {"all cells": pit, f"worst column, {worst}": pits[worst]}
-    curves = {
-        name: np.array([(np.abs(2 * each - 1) <= level).mean() for level in levels]) for name, each in shown.items()
-    }
+    curves = {name: (np.abs(2 * each - 1)[:, None] <= levels).mean(0) for name, each in shown.items()}
     spread = 2 * np.sqrt(levels * (1 - levels) / len(pit))
     band = (levels - spread).clip(0), (levels + spread).clip(max=1)
     marked = [(row["level"], row["share"]) for row in coverage]

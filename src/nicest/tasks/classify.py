@@ -96,10 +96,11 @@ def classify(
     parts = _of_files(run, paths) if paths else _of_split(run, split)
     named = len(paths) > 1 or any(image_names(each) for each in paths)
     found, truths = [], []
+    schema = [("file", "string")] * named + [("row", "int64")] + [("truth", "int64")] * (not paths)
+    schema += [("label", "int64"), ("probability", "float64"), ("log_density", "float64")]
+    schema += [(f"log_density_{label}", "float64") for label in range(len(classes))]
     with ExitStack() as stack:
-        write = (
-            stack.enter_context(writing(path, _schema(len(classes), named, not paths), plain=True)) if lines else None
-        )
+        write = stack.enter_context(writing(path, schema, plain=True)) if lines else None
         bar = stack.enter_context(Bar("classifying", len(paths) or len(run.splits.split(split))))
         for names, first, images, truth, done in parts:
             nats = log_likelihoods(run, images, draws, generator).cpu().numpy()
@@ -171,9 +172,7 @@ def reliability(log_p: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nd
     return means[0], means[1], count[held] / len(p)
 
 
-Part = tuple[
-    list[str], int, np.ndarray, np.ndarray | None, int
-]  # names, first row, images, labels if known, parts done
+Part = tuple[list[str], int, np.ndarray, np.ndarray | None, int]  # names, first row, images, labels, parts done
 
 
 def _of_files(run: Run, paths: Sequence[Path]) -> Iterator[Part]:
@@ -192,14 +191,6 @@ def _of_split(run: Run, split: str) -> Iterator[Part]:
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
         yield [], start, some[:, :-1], some[:, -1].astype(int), start + len(some)
-
-
-def _schema(count: int, named: bool, known: bool) -> list[tuple[str, str]]:
-    """Return names and types of the columns of the output."""
-    schema = [("file", "string")] if named else []
-    schema += [("row", "int64"), *([("truth", "int64")] if known else []), ("label", "int64")]
-    schema += [("probability", "float64"), ("log_density", "float64")]
-    return schema + [(f"log_density_{label}", "float64") for label in range(count)]
 
 
 def _lines(

@@ -80,10 +80,8 @@ class Evaluation(Result):
         others |= {} if self.paper_nats is None else {"the paper's figure": self.paper_nats}
         ahead = columns("baseline", ">nats", ">this model is ahead by")
         for name, nats in others.items():
-            if math.isfinite(nats):
-                ahead.add_row(name, f"{nats:.2f}", f"{self.mean_nats - nats:+.2f}")
-            else:
-                ahead.add_row(name, "–", "dependent columns, or too few rows")
+            cells = (f"{nats:.2f}", f"{self.mean_nats - nats:+.2f}")
+            ahead.add_row(name, *cells if math.isfinite(nats) else ("–", "dependent columns, or too few rows"))
         if others:
             yield ahead
         yield WHY_POSITIVE if self.interval else WHY_POSITIVE_CONTINUOUS
@@ -111,10 +109,10 @@ def evaluate(
     told |= {"paper_nats": recipe.paper_nats, "epoch": run.figures.get("epoch")}
     if run.kind == "table":
         return _evaluate_table(run, told, baselines=baselines)
-    with torch.no_grad():  # not inference_mode: the engine that is made here stays with the run
-        return _evaluate_flow(run, told, run.draws(draws), seed, baselines=baselines)
+    return _evaluate_flow(run, told, run.draws(draws), seed, baselines=baselines)
 
 
+@torch.no_grad()  # not inference_mode: the engine that is made here stays with the run
 def _evaluate_flow(run: Run, told: dict[str, Any], draws: int, seed: int, *, baselines: bool) -> Evaluation:
     flow, recipe, split, rows = run.flow, run.recipe, told["split"], run.rows(told["split"])
     generator = torch.Generator(run.device).manual_seed(seed)

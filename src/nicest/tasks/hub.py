@@ -146,12 +146,7 @@ def push(
 
     Example: nicest push runs/demo me/digits
     """
-    with needing("hub"):
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    repo = require_name(repository)
+    api, repo = hub_api(), require_name(repository)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         if (run.path / CARD).is_file():
@@ -166,7 +161,6 @@ def push(
         names = [name for name in FILES if (folder / name).is_file()]
         write_text(folder / SUMS, "".join(f"{sha256(folder / name)}  {name}\n" for name in names))
         with one_line(repo):
-            api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
             api.create_repo(repo, private=private, exist_ok=True)
             commit = api.upload_folder(
                 repo_id=repo,
@@ -191,28 +185,22 @@ def pull(
 
     Example: nicest pull me/digits --out digits && nicest sample digits
     """
-    with needing("hub"):
-        from huggingface_hub import HfApi, hf_hub_download
-        from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    repo = require_name(repository)
+    api, repo = hub_api(), require_name(repository)
     folder = Path(out or Path("runs") / repo.partition("/")[2])
     RunFolder(folder).refuse_existing()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NicestError(f"expected a new folder for the model, but {folder} is there already: choose another")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    endpoint = os.environ.get("HF_ENDPOINT")
     try:
         with one_line(repo, revision):
-            info = HfApi(endpoint=endpoint).model_info(repo, revision=revision)
+            info = api.model_info(repo, revision=revision)
             there = {each.rfilename for each in info.siblings or []}
             if missing := [name for name in (*NEEDED, SUMS) if name not in there]:
                 raise NicestError(f"{repo} holds no run that `nicest push` wrote: it lacks {listed(missing)}")
             with writing(folder):
                 temporary.mkdir(parents=True)
             for name in (SUMS, *(name for name in FILES if name in there)):
-                hf_hub_download(repo, name, revision=info.sha, local_dir=temporary, endpoint=endpoint)
+                api.hf_hub_download(repo, name, revision=info.sha, local_dir=temporary)
         require_sums(temporary, f"{repo} at {info.sha}")
         figures = require_figures(temporary, f"{repo} at {info.sha}")
         shutil.rmtree(temporary / ".cache", ignore_errors=True)  # left by the hub's client
@@ -270,6 +258,15 @@ Weights are safetensors; nothing in the files is executed. `sha256sum -c {SUMS}`
 """
 
 
+def hub_api() -> Any:
+    """Return a client of the hub."""
+    with needing("hub"):
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
+    disable_progress_bars()
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
 def require_name(repo: str) -> str:
     """Return OWNER/NAME; refuse other texts."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repo):
@@ -313,17 +310,15 @@ def one_line(repo: str, revision: str | None = None) -> Iterator[None]:
         yield
     except NicestError:
         raise
-    except errors.RevisionNotFoundError as error:
-        raise NicestError(
-            f"{repo} has no revision {shown(revision)}, or no longer: leave it out for the newest one"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise NicestError(
-            f"the hub has no repository {repo} that you may read: check its name, or log in with `hf auth login`"
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        what = "refused it: log in with `hf auth login` and a token that may write" if status in (401, 403) else ""
-        raise NicestError(f"{repo}: the hub {what or f'answered {status}: {brief(error)}'}") from error
-    except Exception as error:  # network errors, incomplete files
-        raise NicestError(f"{repo}: the exchange with the hub failed ({brief(error)}): try again") from error
+    except Exception as error:
+        if isinstance(error, errors.RevisionNotFoundError):
+            what = f"{repo} has no revision {shown(revision)}, or no longer: leave it out for the newest one"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            what = f"the hub has no repository {repo} that you may read: check its name, or log in with `hf auth login`"
+        elif not isinstance(error, errors.HfHubHTTPError):  # network errors, incomplete files
+            what = f"{repo}: the exchange with the hub failed ({brief(error)}): try again"
+        elif (status := error.response.status_code) in (401, 403):
+            what = f"{repo}: the hub refused it: log in with `hf auth login` and a token that may write"
+        else:
+            what = f"{repo}: the hub answered {status}: {brief(error)}"
+        raise NicestError(what) from error

@@ -62,28 +62,24 @@ class Inpainting(Result):
     def lines(self) -> Iterator[Any]:
         source = "samples" if self.split == "samples" else f"{self.split} split"
         noise = "" if self.noise is None else f", noise {self.noise:g}"
-        yield (
-            f"{Path(self.dataset).name}, {source}: {self.n} images under each mask, chains {self.chains};"
-            f" {self.steps} steps{noise}"
-        )
+        what = f"{self.n} images under each mask, chains {self.chains}; {self.steps} steps{noise}"
+        yield f"{Path(self.dataset).name}, {source}: {what}"
         if self.draws:
             table = columns("mask", "draws, nats", ">truth, nats", "moves taken", "largest R-hat")
         else:
             table = columns("mask", ">start, nats", ">end, nats", ">truth, nats", ">gain, nats", ">above truth")
         for row in self.masks:
-            means = [
-                f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth") if f"mean_{name}_nats" in row
-            ]
+            keys = [f"mean_{name}_nats" for name in ("start", "end", "truth")]
+            means = [f"{row[key]:.2f}" for key in keys if key in row]
             if self.draws:
                 last = f"{statistics.fmean(row['acceptance']):.0%}", f"{max(row['r_hat']):.2f}"
             else:
                 last = f"{row['mean_gain_nats']:+.2f}", f"{row['images_above_truth']} of {len(row['images'])}"
             table.add_row(cell(row["mask"]), *means, *last)
         yield table
-        if self.draws:
-            yield "Nats are means. R-hat near 1: the chains of an image agree, and draws are of the whole density."
-        else:
-            yield "Nats are means. Above truth: the best chain ends with a higher log-likelihood than the original."
+        agree = "R-hat near 1: the chains of an image agree, and draws are of the whole density."
+        above = "Above truth: the best chain ends with a higher log-likelihood than the original."
+        yield f"Nats are means. {agree if self.draws else above}"
         yield f"written in {self.seconds:.1f} s: {' '.join(self.out)}"
 
 
@@ -142,7 +138,10 @@ def inpaint(
     """
     require_flow(run, "inpainting")
     began = time.perf_counter()
-    paths = _outputs(out)
+    paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
+    kinds = {path.suffix.lower() for path in paths}
+    if not kinds <= set(SUFFIXES):
+        raise NicestError(f"expected files that end in {', '.join(SUFFIXES)}, got {', '.join(map(str, paths))}")
     chosen = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
     if draws and (preset != "ours" or any(value is not None for value in chosen.values())):
         raise NicestError(
@@ -151,7 +150,7 @@ def inpaint(
     schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **chosen)
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
-    if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
+    if len(data.shape) == 1 and kinds != {".npz"}:
         raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
     require_outputs(run, *paths)
     if split == "samples":
@@ -163,7 +162,7 @@ def inpaint(
     index = np.arange(len(masks) * n) % len(source)
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
-    looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
+    looks = spread(schedule.steps) if kinds & {".gif", ".npz"} else ()
     if (numbers := len(x) * chains * data.dim * (2 + len(looks))) > LARGEST:
         raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: use fewer images or chains")
     where = torch.from_numpy(hidden.reshape(len(x), -1)).to(run.device)
@@ -172,16 +171,8 @@ def inpaint(
         if draws:
             filled, quality = drawn(flow, x, where, chains, schedule.steps, seed, bar)
         else:
-            filled = fill(
-                flow,
-                x,
-                where,
-                schedule=schedule,
-                chains=chains,
-                looks=looks,
-                seed=seed,
-                watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),
-            )
+            watch = lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats")  # noqa: E731
+            filled = fill(flow, x, where, schedule=schedule, chains=chains, looks=looks, seed=seed, watch=watch)
     with torch.no_grad():
         truth_nats = flow.log_prob(x, noise=False).double() + unit
     arrays = {
@@ -211,9 +202,8 @@ def inpaint(
         summaries.append(found)
     told: dict[str, Any] = {"dataset": data.name, "split": split, "shape": list(data.shape), "n": n, "seed": seed}
     told |= {"steps": schedule.steps} if draws else asdict(schedule)
-    seconds = time.perf_counter() - began
-    written = [str(path) for path in paths]
-    return Inpainting(out=written, chains=chains, draws=draws, seconds=seconds, masks=summaries, **told)
+    told |= {"out": list(map(str, paths)), "seconds": time.perf_counter() - began}
+    return Inpainting(chains=chains, draws=draws, masks=summaries, **told)
 
 
 def drawn(
@@ -221,26 +211,12 @@ def drawn(
 ) -> tuple[Filled, dict[str, Tensor]]:
     """Return states of the chains, and for each image the fraction of accepted moves and R-hat."""
     keep = min(FRAMES, steps)
-    rows = x if x.is_floating_point() else x.float()
-    found = impute_rows(
-        flow,
-        rows,
-        hidden,
-        draws=chains * keep,
-        steps=steps,
-        warmup=max(1, steps // 3),
-        rounds=1,  # so that all images have states of the same iterations
-        chains=chains,
-        ascent=0,
-        alike=ALIKE,
-        seed=seed,
-        watch=lambda share: bar.update(int(1000 * share)),
-    )
+    how: dict[str, Any] = {"draws": chains * keep, "steps": steps, "warmup": max(1, steps // 3), "chains": chains}
+    how |= {"rounds": 1, "ascent": 0, "alike": ALIKE, "seed": seed}  # one round: all states are of the same iterations
+    found = impute_rows(flow, x.to(flow.units.scale), hidden, **how, watch=lambda share: bar.update(int(1000 * share)))
     states = found.draws.unflatten(0, (chains, keep)).transpose(0, 1)
     with torch.no_grad():
-        nats = torch.stack(
-            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in states]
-        )
+        nats = torch.stack([flow.log_prob(each.flatten(0, 1), noise=False).view(chains, -1) for each in states])
     looks = tuple(round((k + 1) * steps / keep) for k in range(keep))
     quality = {"acceptance": found.acceptance.cpu(), "r_hat": found.r_hat.cpu()}
     return Filled(looks, states.to(x.dtype), nats), quality
@@ -262,14 +238,6 @@ def choose_schedule(preset: str = "ours", **changes: float | str | None) -> Sche
 def spread(steps: int, count: int = FRAMES) -> tuple[int, ...]:
     """Return iterations to keep, evenly spaced in log(1 + i/100), as the length of the path grows."""
     return tuple(round(100 * ((1 + steps / 100) ** (k / count) - 1)) for k in range(1, count))
-
-
-def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:
-    paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
-    for path in paths:
-        if path.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
-    return paths
 
 
 def _write(

@@ -107,16 +107,9 @@ def batches(file: TableFile, names: Sequence[str], group: int | None = None) -> 
 
 
 def encoded(table: Any, schema: Schema, source: Path | str) -> tuple[np.ndarray, np.ndarray]:
-    """Encode an Arrow table, or an array (N, D).
+    """Encode an Arrow table, in which columns may be absent, or an array: rows (N, D), and a mask of unknown values.
 
-    Columns that are absent count as missing.
-
-    Returns
-    -------
-    rows : ndarray, shape (N, D)
-        Encoded values, NaN where a cell is missing or holds a value that training never saw.
-    unknown : ndarray of bool, shape (N, D)
-        True for values that training never saw.
+    Rows are NaN where a cell is missing or holds a value that training never saw. The mask is True for the latter.
     """
     if not isinstance(table, np.ndarray):
         import pyarrow as pa

@@ -92,12 +92,8 @@ def train(
             raise NicestError(f"expected one data set, got {recipe} and {data}: leave one out")
         recipe, data, name = kind, recipe, Path(recipe).stem
     loaded, overrides = load_recipe(recipe), list(change)
-    if data:
-        overrides.append(f"data.name={_quoted(located(data))}")
-    if target:
-        overrides.append(f"table.targets={_quoted(list(target))}")
-    if effort:
-        overrides.append(f"train.effort={_quoted(effort)}")
+    settings = {"data.name": data and located(data), "table.targets": list(target), "train.effort": effort}
+    overrides += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items() if value]
     to_read(loaded.override(*overrides).data.name)
     folder = Path(out) if out else Path("runs") / (name or loaded.name)
     if data and folder.resolve() == place(data).resolve():
@@ -141,7 +137,3 @@ def located(data: str) -> str:
     """Return the absolute path of existing data, so that a run finds it from any folder."""
     path = place(data)
     return str(path.resolve()) if path.exists() else data
-
-
-def _quoted(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
