@@ -117,9 +117,9 @@ def sample_table(run: Run, n: int, where: str, seed: int, path: Path) -> dict[st
         write_table(path, run.table.schema.decode(drawn.rows))
         return {"where": where, "probability": drawn.probability, "effective_size": drawn.effective_size}
     require_pyarrow()
-    drawn = parts(run, n, seed)
-    with Bar("sampling", n) as bar, writing(path, next(drawn).schema) as write:
-        for done, some in enumerate(drawn, 1):
+    batches = parts(run, n, seed)
+    with Bar("sampling", n) as bar, writing(path, next(batches).schema) as write:
+        for done, some in enumerate(batches, 1):
             write(some.columns)
             bar.update(done * ROWS)
     return {}

@@ -116,12 +116,9 @@ def score(
                 bar.update(done - 1, f"{counts['rows']:,} rows")
             bar.update(done)
     finite = counts["rows"] - counts["unknown"]
-    told: dict[str, Any] = {
-        "out": str(path),
-        "dataset": run.recipe.data.name,
-        "mean_nats": total / finite if finite else None,
-    }
-    return Scores(**told, draws=draws, seed=seed, caveat=CAVEAT, **counts)
+    told: dict[str, Any] = {"out": str(path), "dataset": run.recipe.data.name, **counts}
+    mean = total / finite if finite else None
+    return Scores(mean_nats=mean, draws=draws, seed=seed, caveat=CAVEAT, **told)
 
 
 def _scores(
