@@ -286,7 +286,7 @@ class PriorBins:
     def push(self, i: Tensor, grid: Grid) -> None:
         """Push latent points (B, D)."""
         if self.prior.learned:
-            i = grid.bend(i, self._standardise()[0])
+            i = grid.map(i, *self._standardise())
         grid.require_between(i, *self.limits)
         k = self.bin_of[(i - self.limits[0]) >> NARROWEST]
         grid.stack.push(i - self.edges[k], self.sizes[k])
@@ -296,7 +296,7 @@ class PriorBins:
         """Pop latent points (count, D)."""
         k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device).long()
         i = self.edges[k].add_(grid.stack.pop(self.sizes[k]))
-        return grid.unbend(i, *self._standardise()) if self.prior.learned else i
+        return grid.map(i, *self._standardise()) if self.prior.learned else i
 
     def _standardise(self) -> tuple[Map, Map]:
         loc, scale = self.prior.loc, self.prior.log_scale.exp()
