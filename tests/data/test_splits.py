@@ -243,8 +243,8 @@ def test_unknown_names_and_missing_paths(tmp_path: Path, refusal: Refusal) -> No
         assert f"found no {missing}" in refusal(load, str(missing))
     assert "cannot be read (File name too long)" in refusal(load, "x" * 300)
     (tmp_path / "table.txt").write_text("1 2 3")
-    (tmp_path / "table.xlsx").touch()
-    assert "save the sheet as CSV" in refusal(load, str(tmp_path / "table.xlsx"))
+    (tmp_path / "table.ods").touch()
+    assert "save the sheet as CSV" in refusal(load, str(tmp_path / "table.ods"))
     assert ".npy, .npz, an idx file, or a folder" in refusal(load, str(tmp_path / "table.txt"))
 
 

@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nicest.data import load
 from nicest.recipes import load_recipe
 from nicest.train.fit import train
 from studio.conftest import TINY
@@ -486,20 +485,6 @@ class TestExploring:
         page.click("[data-pick=a]")
         visit.keys("#globe", "Enter")
         visit.wait("#globe-note:has-text('is A now')")
-
-    def test_the_label_is_chosen_with_the_run(self, chromium: Any, labelled: Path):
-        splits = load("digits", labels=True)
-        with studio(labelled) as (url, _):
-            visit = Visit(chromium, url)
-            visit.page.select_option("#run", "labelled-label-7")
-            visit.page.wait_for_function("() => location.href.includes('label-7')")
-            visit.wait("#choices canvas")
-            found = splits.test[(splits.test[:, :-1] == visit.levels("#choices canvas")).all(1), -1]
-            assert set(found.tolist()) == {7}
-            visit.view("Explore", "#classes figure >> nth=9")
-            assert (visit.levels("#classes canvas >> nth=7") == visit.levels("#wall canvas")).all()
-            assert visit.page.locator("#labels-part").is_hidden()  # codes do not depend on the label
-            visit.end()
 
 
 class TestScoring:

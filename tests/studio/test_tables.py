@@ -61,9 +61,10 @@ class TestRows:
         assert weight["value"] == pytest.approx(74, abs=1.5)
         assert weight["low"] < weight["value"] < weight["high"]
         assert weight["high"] - weight["low"] == pytest.approx(3.3, rel=0.5)  # 90 % of N(0, 1)
-        assert sum(weight["counts"]) == pytest.approx(0.99, abs=0.01)
+        assert sum(weight["histogram"]["counts"]) == pytest.approx(0.99, abs=0.01)
+        assert weight["histogram"]["low"] < weight["low"] < weight["high"] < weight["histogram"]["high"]
         assert colour["tail"] > 0.3
-        assert (colour["low"], sum(colour["counts"])) == (None, pytest.approx(1, abs=1e-3))
+        assert (colour["low"], sum(colour["histogram"]["counts"])) == (None, pytest.approx(1, abs=1e-3))
         odd = ask("POST", f"{PEOPLE}/row", json={"cells": {"height": 170, "weight": 90, "colour": "red"}}).json()
         assert odd["cells"][1]["tail"] < 0.02
         assert odd["cells"][1]["high"] < 90

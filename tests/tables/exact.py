@@ -57,14 +57,16 @@ def grid(step: float, low: float, high: float) -> np.ndarray:
     return np.arange(np.ceil(first / step - 1e-6), np.floor(last / step + 1e-6) + 1) * step
 
 
-def small_model(heads: Sequence[Head], targets: Sequence[int] = (), *, seed: int = 0, **settings: object) -> TableModel:
+def small_model(
+    heads: Sequence[Head], targets: Sequence[int] = (), *, seed: int = 0, strength: float = 0.7, **settings: object
+) -> TableModel:
     """Return an untrained model in float64 with strong random weights, so that every cell depends on every other."""
     sizes = {"width": 8, "depth": 1, "components": 3, "dropout": 0.0, "members": 1, "orders": 2, "favour": 0.5}
     torch.manual_seed(seed)
     model = TableModel(heads, SimpleNamespace(**sizes | settings), targets).double().eval()
     with torch.no_grad():
         for weights in (model.network.leave.weight, model.network.leave.flat_bias):
-            weights += 0.7 * torch.randn_like(weights)
+            weights += strength * torch.randn_like(weights)
         factors = model.network.factors
         factors.loadings.copy_(0.5 * torch.randn_like(factors.loadings))
         factors.noise.copy_(0.2 + torch.rand_like(factors.noise))

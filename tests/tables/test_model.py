@@ -16,6 +16,8 @@ from nicest.flows.noise import Part, part_of_batch
 from nicest.tables.factors import Factors
 from nicest.tables.model import TableModel, systematic
 
+pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+
 NAN = math.nan
 ORDERED = Head(categories=3, values=(-1.2, 0.0, 1.2))
 GRID = Head(step=0.5, atoms=(0.0,), low=-1.0, high=1.0, knots=(-0.5, 0.5), scale=2.0)
@@ -49,7 +51,6 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
     p = p / p.sum()
     often = p * counts.sum() > 5
     assert counts[p == 0].sum() == 0
-    observed, expected = ([each[often].sum() for _ in (0,)] for each in (counts, p))
     observed, expected = np.append(counts[often], counts[~often].sum()), np.append(p[often], p[~often].sum())
     kept = expected > 0
     return stats.chisquare(observed[kept], expected[kept] * counts.sum()).pvalue
@@ -60,18 +61,18 @@ class TestDensity:
     @pytest.mark.parametrize("orders", [1, 5])
     def test_probabilities_of_all_rows_sum_to_one(self, members: int, orders: int):
         model = small_model(DISCRETE, members=members, orders=orders)
-        assert float(model.log_prob(ROWS).exp().sum()) == pytest.approx(1, abs=1e-12)
+        assert float(model.log_prob(ROWS).exp().sum().detach()) == pytest.approx(1, abs=1e-12)
 
     @pytest.mark.parametrize("missing", [(0,), (1,), (0, 2), (0, 1, 2)])
     def test_with_missing_cells_the_observed_ones_sum_to_one(self, missing: tuple[int, ...]):
         model = small_model(DISCRETE, members=2)
         values = [[NAN] if i in missing else each for i, each in enumerate(VALUES)]
-        assert float(model.log_prob(all_rows(*values)).exp().sum()) == pytest.approx(1, abs=1e-12)
+        assert float(model.log_prob(all_rows(*values)).exp().sum().detach()) == pytest.approx(1, abs=1e-12)
 
     def test_densities_integrate_to_one_over_numbers_and_categories(self):
         heads = (Head(low=0.0, atoms=(0.0,), scale=2.0), Head(categories=2), Head(low=-1.0, high=1.0))
-        model = small_model(heads, members=2)
-        (x, at_x), (y, at_y) = nodes(0.0, 1e9, 300), nodes(-1.0, 1.0, 160)
+        model = small_model(heads, members=2, strength=0.25)
+        (x, at_x), (y, at_y) = nodes(0.0, 1e9, 360), nodes(-1.0, 1.0, 120)
         x, at_x = np.append(x, 0.0), np.append(2.0 * at_x, 1.0)  # the density is of 2 x, and 0 has a probability
         weights = np.multiply.outer(np.multiply.outer(at_x, [1, 1]), at_y).reshape(-1)
         with torch.no_grad():
@@ -82,24 +83,24 @@ class TestDensity:
         model = small_model(DISCRETE, members=2, orders=3)
         means = sum(chain(model, order, {}) for order in model.orders.tolist()) / 3
         torch.testing.assert_close(model.log_prob(ROWS).exp(), means)
-        assert sorted(map(tuple, model.orders.tolist()))[0] != (0, 1, 2) or len(set(map(tuple, model.orders.tolist()))) > 1
+        assert len({tuple(order) for order in model.orders.tolist()}) > 1
 
     def test_the_members_probabilities_are_averaged(self):
         """So a model of one member, whose weights are those of one of several, has a part of their mean."""
-        whole = small_model(DISCRETE, members=3)
+        whole, one = small_model(DISCRETE, members=3), small_model(DISCRETE)
+        one.load_state_dict(dict(whole.named_buffers()), strict=False)
         seen = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64).expand_as(ROWS)
         parts = []
         for m in range(3):
-            one = small_model(DISCRETE, members=1)
-            state = {
-                name: value.view(3, -1)[m].view(one.state_dict()[name].shape) if value.numel() != one.state_dict()[name].numel() else value
-                for name, value in whole.state_dict().items()
-            }
-            one.load_state_dict(state)
-            parts.append([one.conditional(ROWS, seen, i).log_prob(one.cells(ROWS, i)).view(-1).exp() for i in (1, 2)])
-        for j, i in enumerate((1, 2)):
-            found = whole.conditional(ROWS, seen, i).log_prob(whole.cells(ROWS, i)).view(-1).exp()
-            torch.testing.assert_close(found, sum(part[j] for part in parts) / 3)
+            for several, single in zip(whole.parameters(), one.parameters(), strict=True):
+                single.data = several.view(3, *single.view(1, -1).shape)[m].view_as(single).detach()
+            parts.append(self.of(one, seen))
+        torch.testing.assert_close(self.of(whole, seen), sum(parts) / 3)
+
+    def of(self, model: TableModel, seen: Tensor) -> Tensor:
+        """Return p(x_1 | x_0) and p(x_2 | x_0) of all rows."""
+        nats = [model.conditional(ROWS, seen, i).log_prob(model.cells(ROWS, i)).view(-1) for i in (1, 2)]
+        return torch.stack(nats).exp()
 
     def test_a_row_has_one_number_in_any_batch(self):
         model = small_model(FOUR, members=2)
@@ -111,26 +112,35 @@ class TestDensity:
         assert whole[5] == 0
         assert model.log_prob(x.view(5, 6, 4)).shape == (5, 6)
 
-    def test_beyond_the_support_there_is_nothing(self, monkeypatch: pytest.MonkeyPatch):
+    def test_beyond_the_support_there_is_nothing(self):
         heads = (Head(categories=2), Head(step=0.5), Head(), Head(low=0.0), GRID)
         for dtype in (torch.float32, torch.float64):
             model = small_model(heads, members=2).to(dtype)
             good = torch.tensor([0.0, 0.5, 0.1, 0.2, 1.0], dtype=dtype)
             assert torch.isfinite(model.log_prob(good[None])).all()
-            for i, value in [(0, 2.0), (3, -0.01), (4, 1.5), *((i, sign * math.inf) for i in range(5) for sign in (1, -1))]:
+            infinite = [(i, sign * math.inf) for i in range(5) for sign in (1, -1)]
+            for i, value in [(0, 2.0), (3, -0.01), (4, 1.5), *infinite]:
                 bad = good.clone()
                 bad[i] = value
-                assert float(model.log_prob(bad[None])) == -math.inf, (dtype, i, value)
-            assert torch.isfinite(model.conditional(torch.full((1, 5), math.inf, dtype=dtype), torch.ones(1, 5, dtype=dtype), 0).log_probs).all()
+                assert model.log_prob(bad[None]).item() == -math.inf, (dtype, i, value)
+            seen = torch.ones(1, 5, dtype=dtype)
+            assert torch.isfinite(model.conditional(seen * math.inf, seen, 0).log_probs).all()
+
+    @pytest.mark.parametrize("head", [Head(), Head(step=0.5), Head(atoms=(0.0,))])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_a_number_that_cannot_be_has_no_density_without_bounds(self, head: Head, dtype: torch.dtype):
+        model = small_model([head] * 3, members=2).to(dtype)
+        x = torch.tensor([[0.0, 0.5, math.inf], [-math.inf, 0.5, NAN]], dtype=dtype)
+        assert torch.isneginf(model.log_prob(x)).all()
+        assert torch.isneginf(model.log_prob_in(x, [2, 1, 0])).all()
 
     def test_a_hidden_cell_is_not_read(self):
         model = small_model(FOUR)
         seen = torch.tensor([[1.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
         one, other = (torch.tensor([[1.0, a, 2.0, b]], dtype=torch.float64) for a, b in ((0.5, 3.0), (-1.0, NAN)))
         for i in range(4):
-            heads = [model.conditional(x, seen, i) for x in (one, other)]
-            for a, b in zip(*(vars(each).values() for each in heads), strict=True):
-                assert a is b or not isinstance(a, Tensor) or torch.equal(a, b)
+            first, second = (vars(model.conditional(x, seen, i)) for x in (one, other))
+            torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 class TestObjective:
@@ -234,11 +244,12 @@ class TestStart:
         model.initialise(torch.from_numpy(rows))
         exact = stats.multivariate_normal(np.zeros(4), covariance).logpdf(rows[:500])
         found = model.log_prob(torch.from_numpy(rows[:500])).detach().numpy()
-        assert np.abs(found - exact).mean() < 0.05
+        assert np.abs(found - exact).mean() < 4 * 0.03  # of each column: twelve logistics are not quite a Gaussian
+        assert abs((found - exact).mean()) < 0.02
         mean, variance = (float(each) for each in self.given(model, rows[:1], [0, 2]).moments())
         gain = covariance[1, [0, 2]] @ np.linalg.inv(covariance[np.ix_([0, 2], [0, 2])])
         assert mean == pytest.approx(gain @ rows[0, [0, 2]], abs=0.03)
-        assert variance == pytest.approx(covariance[1, 1] - gain @ covariance[[0, 2], 1], rel=0.05)
+        assert variance == pytest.approx(covariance[1, 1] - gain @ covariance[[0, 2], 1], rel=0.1)
 
     def given(self, model: TableModel, x: np.ndarray, columns: list[int]):
         seen = torch.zeros(1, 4, dtype=torch.float64)
@@ -287,8 +298,8 @@ class TestStart:
             gain = fitted[1, columns] @ np.linalg.inv(fitted[np.ix_(columns, columns)]) if columns else np.zeros(0)
             assert float(mean[0, 1]) == pytest.approx(gain @ x[0, columns].numpy(), abs=1e-9)
             assert float(deviation[0, 1]) ** 2 == pytest.approx(fitted[1, 1] - gain @ fitted[columns, 1], abs=1e-9)
-            joint = stats.multivariate_normal(np.zeros(len(columns)), fitted[np.ix_(columns, columns)]) if columns else None
-            nats = joint.logpdf(x[0, columns].numpy()) if joint else 0.0
+            among = fitted[np.ix_(columns, columns)]
+            nats = stats.multivariate_normal(np.zeros(len(columns)), among).logpdf(x[0, columns]) if columns else 0.0
             assert float(found.log_prob(x[:1], observed)) == pytest.approx(nats, abs=1e-9)
 
 
@@ -339,10 +350,10 @@ class TestSampling:
         assert 0.5 * np.abs(found - (p / p.sum()).numpy()).sum() < 0.02
 
     def test_a_probability_of_one_in_a_billion(self):
-        model = small_model([Head(), Head()], members=2)
+        model = small_model([Head(), Head()], members=2, strength=0.25)
         far, near = self.tail(model)
         rows, log_p, effective = model.sample_where(
-            4_000, {}, {0: [(far, math.inf)], 1: [(near, math.inf)]}, generator=torch.Generator().manual_seed(0)
+            40_000, {}, {0: [(far, math.inf)], 1: [(near, math.inf)]}, generator=torch.Generator().manual_seed(0)
         )
         x, weight = nodes(far, 1e9, 4_000)
         x = torch.from_numpy(x)[:, None].expand(-1, 2).contiguous()
@@ -352,10 +363,10 @@ class TestSampling:
             p = density * model.conditional(x, first, 1).log_probability([(near, math.inf)]).exp().view(-1)
         exact = float(p @ torch.from_numpy(weight))
         assert 1e-13 < exact < 1e-7
-        assert math.exp(log_p) == pytest.approx(exact, rel=0.15)
+        assert math.exp(log_p) == pytest.approx(exact, rel=0.1)
         assert (rows[:, 0] >= far).all()
         assert (rows[:, 1] >= near).all()
-        assert effective > 10
+        assert effective > 100
 
     def tail(self, model: TableModel) -> tuple[float, float]:
         """Numbers that either column exceeds once in 30,000 rows or so."""
@@ -393,7 +404,11 @@ class TestSampling:
 
 
 def test_one_column_and_columns_without_choice():
-    for heads, x in (([Head()], [[0.3]]), ([Head(categories=1)], [[0.0]]), ([Head(categories=1), Head()], [[0.0, 0.3]])):
+    for heads, x in (
+        ([Head()], [[0.3]]),
+        ([Head(categories=1)], [[0.0]]),
+        ([Head(categories=1), Head()], [[0.0, 0.3]]),
+    ):
         model = small_model(heads)
         x = torch.tensor(x, dtype=torch.float64)
         assert torch.isfinite(model.train()(x)).all()

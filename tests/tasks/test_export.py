@@ -163,10 +163,10 @@ class Branch(Bijection):
         return y - 1, y.new_zeros(len(y))
 
 
-def test_a_layer_that_has_no_graph_is_named(tmp_path: Path, refusal: Callable):
+def test_a_model_that_has_no_graph_is_refused(tmp_path: Path, refusal: Callable):
     flow = Flow(Units.continuous(2), Chain(DiagonalScaling(2), {"mine": Branch()}), Logistic(2))
     line = refusal(export, opened(tmp_path, flow), "torch-export", tmp_path / "graphs")
-    assert "the layer mine (Branch) has no torch-export graph" in line
+    assert "no torch-export graph of score" in line
     assert not (tmp_path / "graphs").exists()
 
 

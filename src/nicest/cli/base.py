@@ -49,7 +49,8 @@ def task_command(group: typer.Typer, module: str, function: str, name: str, *mor
 
     @functools.wraps(outline)
     def call(**given: Any) -> Result:
-        return getattr(importlib.import_module(module), function)(**given)  # type: ignore[no-any-return]
+        found: Result = getattr(importlib.import_module(module), function)(**given)
+        return found
 
     command(group, name, *more)(call)
 

@@ -96,7 +96,6 @@ class Serving(Result):
     runs: list[str]
 
     def lines(self) -> Iterator[Any]:
-        """Yield the address."""
         yield f"{self.url}  (Ctrl-C stops it)"
 
 

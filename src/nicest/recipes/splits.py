@@ -46,7 +46,8 @@ def _require_kind(data: DataSettings) -> None:
     path = place(data.name).expanduser()
     table = data.name not in SETS and is_table(path)
     if table and data.kind != "table":
-        raise NicestError(f"{path} is a table, and the recipe is for images and arrays: use the recipe `table`")
+        other = "folders of images" if data.kind == "images" else "images and arrays"
+        raise NicestError(f"{path} is a table, and the recipe is for {other}: use the recipe `table`")
     if not table and data.kind == "table":
         what, other = ("a folder", "images") if path.is_dir() else ("no table", "rows")
         raise NicestError(f"{data.name} is {what}, and the recipe is for tables: use the recipe `{other}`")
@@ -59,7 +60,12 @@ def _require_kind(data: DataSettings) -> None:
 
 def describe(recipe: Recipe, splits: Splits) -> Recipe:
     """Write what a recipe takes from the data into it."""
-    taken = {"shape": splits.shape, "levels": splits.levels or 0, "classes": splits.classes, "digest": splits.digest()}
+    taken: dict[str, Any] = {
+        "shape": splits.shape,
+        "levels": splits.levels or 0,
+        "classes": splits.classes,
+        "digest": splits.digest(),
+    }
     return replace(recipe, data=replace(recipe.data, **taken))
 
 

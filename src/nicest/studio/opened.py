@@ -118,8 +118,8 @@ class Opened:
     ) -> Json:
         """Draw `rows`; of a table, under conditions such as `age = 30 and income > 50000`.
 
-        `histograms` are of `of` rows. `probability` is that of the conditions, `effective_size` the number of
-        independent draws that the rows are worth.
+        `histograms` are of `of` rows, fewer for many columns. `probability` is that of the conditions, and
+        `effective_size` the number of independent rows that the `draws` are worth.
         """
         raise NotImplementedError
 

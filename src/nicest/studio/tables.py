@@ -24,6 +24,7 @@ from nicest.tasks.score import CAVEAT, table_scores
 BINS = 24  # of a histogram, at most
 VALUES = 100  # of a category that are listed
 LEVEL = 0.9  # of intervals
+BEYOND = 0.4  # of an interval: how far a histogram reaches beyond it, on either side
 FAR = 10  # ranges of training: values farther off are no question for the model
 
 
@@ -35,6 +36,7 @@ class Tables(Opened):
     def __init__(self, run: Run, stamp: tuple[int, ...]) -> None:
         super().__init__(run, stamp)
         self.trained, self.schema = run.table, run.table.schema
+        self.most = max(limits.FEWEST, limits.CELLS_AT_ONCE // len(self.schema))  # rows per request
 
     @endpoint("GET")
     def columns(self) -> Json:
@@ -42,11 +44,13 @@ class Tables(Opened):
         return {"columns": [described(column) for column in self.schema]}
 
     def rows(self, n: int = 20, seed: int = 0, of: int = 0, where: str = "") -> Json:
+        of = min(of, self.most)
         drawn = self.trained.sample(max(n, of), where=where, seed=seed)
         return {
             "columns": list(self.schema.names),
             "rows": self.listed(drawn.rows[:n]),
             "histograms": [histogram(drawn.rows[:of, d], column) for d, column in enumerate(self.schema)] if of else [],
+            "draws": len(drawn.rows),
             "probability": number(float(drawn.probability)),
             "effective_size": number(float(drawn.effective_size)),
         }
@@ -70,8 +74,7 @@ class Tables(Opened):
         shown, values, unknown, total = self.read(content, f".{format}", predict)
         quantiles = self.reference()
         nats, denser = (numbers(np.asarray(each)) for each in table_scores(self.run, values, unknown, quantiles)[:2])
-        scored = values[: max(1, limits.CELLS_AT_ONCE // len(self.schema))]
-        tails = np.where(unknown[: len(scored)], 0.0, self.tails(scored))
+        tails = np.where(unknown, 0.0, self.tails(values))
         return {
             "columns": list(self.schema.names),
             "cells": shown,
@@ -86,27 +89,24 @@ class Tables(Opened):
             "caveat": CAVEAT,
         }
 
-    @endpoint("POST")
+    @endpoint("POST", "job")
     def row(self, ask: Row) -> Json:
         """Predict every column of a row from the known cells of the other columns.
 
-        Each entry has the `value` (filled in where it was missing), the ends `low` and `high` of its 90 % interval,
-        the `tail` of a known cell (the probability of values that fit as badly), and a histogram of the distribution.
+        Each entry has the `value` (filled in where it was missing), the ends `low` and `high` of the 90 % interval, a
+        `histogram` of the distribution, and the `tail` of a known cell: the probability of values that fit as badly.
         """
         row = self.encode(ask)
         cells = []
         for d, column in enumerate(self.schema):
             marginal = self.trained.marginals(np.repeat(row, BINS + 1, 0), [d])[0]
             known = not np.isnan(row[0, d])
-            low, high = interval(marginal)
             found = {
                 "value": plain(column, row[:, d] if known else marginal.best()[:1])[0],
                 "known": known,
-                "low": low[0],
-                "high": high[0],
                 "tail": number(tail(marginal, np.repeat(row[:, d], BINS + 1))[0]) if known else None,
             }
-            cells.append(histogram_of(marginal) | found)
+            cells.append(expected(marginal) | found)
         return {"cells": cells}
 
     def encode(self, ask: Row) -> np.ndarray:
@@ -135,7 +135,7 @@ class Tables(Opened):
         """
         shown: list[Any] = []
         parts = [(np.zeros((0, len(self.schema)), np.float32), np.zeros((0, len(self.schema)), bool))]
-        more = False
+        more, most = False, min(limits.ROWS, self.most)
         with tempfile.NamedTemporaryFile(suffix=suffix) as file:
             file.write(content)
             file.flush()
@@ -144,7 +144,7 @@ class Tables(Opened):
                 opened = TableFile(path, most=limits.UNPACKED)
                 self.schema.require_in([*opened.names, absent], path)
                 for batch in batches(opened, self.schema.names):
-                    first = batch.slice(0, limits.ROWS - len(shown))
+                    first = batch.slice(0, most - len(shown))
                     more = first.num_rows < batch.num_rows
                     if first.num_rows:
                         shown += in_json(first, self.schema.names)
@@ -216,16 +216,20 @@ def histogram(codes: np.ndarray, column: Column) -> Json:
     return {"column": column.name, "counts": counts.tolist(), "values": [], "low": first, "high": last}
 
 
-def histogram_of(marginal: Any) -> Json:
-    """Return the histogram of a distribution, from a marginal of BINS + 1 equal rows."""
+def expected(marginal: Any) -> Json:
+    """Return the interval and the histogram of a distribution, from a marginal of BINS + 1 equal rows."""
     column = marginal.column
     if isinstance(column, Category):
-        return bars(column, marginal.probabilities()[0].round(4))
-    low, high = marginal.quantile([0.005, 0.995])[0]
-    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
-    counts = np.diff(marginal.cdf(edges)).clip(0).round(4)
-    first, last = own_units(column, np.array([low, high]))
-    return {"column": column.name, "counts": counts.tolist(), "values": [], "low": first, "high": last}
+        found = bars(column, marginal.probabilities()[0].round(4))
+        low, high = (each[0] for each in interval(marginal))
+    else:
+        first, last = marginal.interval(LEVEL)[0]
+        beyond = BEYOND * (last - first) or column.scale
+        left, right = np.clip([first - beyond, last + beyond], *column.bounds)
+        counts = np.diff(marginal.cdf(np.linspace(left, right, BINS + 1))).clip(0).round(4)
+        low, high, first, last = own_units(column, np.array([first, last, left, right]))
+        found = {"column": column.name, "counts": counts.tolist(), "values": [], "low": first, "high": last}
+    return {"low": low, "high": high, "histogram": found}
 
 
 def bars(column: Category, counts: np.ndarray) -> Json:

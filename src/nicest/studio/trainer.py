@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nicest.data.splits import read_rows
+from nicest.data.loading import read_rows
 from nicest.data.tables import TableFile, read_table
 from nicest.errors import NicestError
 from nicest.files import lock, write_text, writing

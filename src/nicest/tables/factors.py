@@ -49,7 +49,7 @@ class Factors(nn.Module):
     def fit(self, x: Tensor, observed: Tensor) -> None:
         """Fit to rows (N, V) by expectation maximisation; the number of factors is chosen on a fifth of the rows."""
         rows = slice(None, None, -(-len(x) // MOST_ROWS))
-        x, observed = x[rows].double(), observed[rows].double()
+        x, observed, dtype = x[rows].double(), observed[rows].double(), self.noise.dtype
         self.double()
         held_out = torch.arange(len(x)) % 5 == 0
         most = self.loadings.shape[1]
@@ -60,11 +60,11 @@ class Factors(nn.Module):
             if nats > best:
                 best, found = nats, rank
         self._maximise(x, observed, found)
-        self.float()
+        self.to(dtype)
 
     def _maximise(self, x: Tensor, observed: Tensor, rank: int) -> None:
         """Fit `rank` factors; the other loadings are 0."""
-        variables, count = x.shape[1], observed.sum(0).clamp_min(1)
+        count = observed.sum(0).clamp_min(1)
         square = (observed * x**2).sum(0) / count
         self.loadings.zero_()
         self.noise.copy_(square.clamp_min(LEAST_NOISE))

@@ -25,7 +25,7 @@ class Marginal:
 
     def __init__(self, column: Column, head: Numbers | Categories) -> None:
         self.column, self.head = column, head
-        self.values = np.array(column.values) if isinstance(column, Category) else None
+        self.values = np.array(column.values if isinstance(column, Category) else ())
 
     def __len__(self) -> int:
         return len(self.head.log_probs if isinstance(self.head, Categories) else self.head.loc)
@@ -47,7 +47,8 @@ class Marginal:
             return self.head.log_probs.argmax(-1).double().numpy()
         if isinstance(self.column, Number) and not self.column.discrete:
             mean = _by_rows(self.head, lambda head: head.moments()[0])
-            return np.clip(mean, *(float(each) for each in (self.head.low, self.head.high)))
+            low, high = float(self.head.low), float(self.head.high)
+            return mean.clip(low, high)
         return _by_rows(self.head, lambda head: head.quantile(torch.full_like(head.loc[..., 0], 0.5)))
 
     def mean(self) -> np.ndarray:
@@ -80,7 +81,8 @@ class Marginal:
         def of(head: Numbers) -> Tensor:
             return head.quantile(torch.full_like(head.loc[..., 0], float(shares)))
 
-        return self._own(_by_rows(self._numbers(), of))
+        codes = _by_rows(self._numbers(), of)
+        return self.column.plain(codes) if self.column.discrete else self._own(codes)
 
     def interval(self, level: float = 0.9) -> np.ndarray:
         """Return the ends of the central intervals that hold at least `level` of the probability, (N, 2)."""
@@ -116,8 +118,8 @@ class Marginal:
         y = np.broadcast_to(np.asarray(y, dtype=float), len(self))
         if self._weights is not None:
             levels, gaps = self._weights.cumsum(-1), np.diff(self.values)
-            inside = (((levels - (self.values >= y[:, None])) ** 2)[:, :-1] * gaps).sum(-1)
-            return inside + np.clip(self.values[0] - y, 0, None) + np.clip(y - self.values[-1], 0, None)
+            distance = (self._weights * np.abs(self.values - y[:, None])).sum(-1)
+            return distance - (levels * (1 - levels))[:, :-1] @ gaps  # E|X - y| - E|X - X'| / 2
         return self._scale * _by_rows(self._numbers(), lambda head, code: head.crps(code), self._codes(y))
 
     def sample(self, n: int = 1, seed: int = 0) -> np.ndarray:

@@ -45,7 +45,6 @@ class Calibration(Result):
     seed: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the verdict and the tables behind it."""
         yield self.verdict
         levels = columns("intervals", ">cells inside", ">chance allows")
         for row in self.coverage:
@@ -111,10 +110,10 @@ def calibrate(
 def column_pits(run: Run, values: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Return PIT values of every column of numbers given the other columns, by name."""
     found = {}
-    for i, name in enumerate(run.schema.names):
+    for i, name in enumerate(run.table.schema.names):
         (marginal,) = run.table.marginals(values, [i])
         there = ~np.isnan(values[:, i])
-        if marginal.numeric and not run.schema[i].constant and there.any():
+        if marginal.numeric and not run.table.schema[i].constant and there.any():
             codes = np.where(there, values[:, i], np.float32(0))
             lower, upper = marginal.cdf_of(codes, strict=True), marginal.cdf_of(codes)
             found[name] = (lower + rng.random(len(codes)) * (upper - lower))[there]
@@ -129,10 +128,10 @@ def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
         except NicestError as error:
             raise NicestError(f"{run.path} has no held-out rows at hand: name a table as data ({error})") from error
     path = rows.table_path(table)
-    file: TableFile = rows.open_table(path, run.schema)
+    file: TableFile = rows.open_table(path, run.table.schema)
     parts, unknown, n = [], 0, 0
-    for some in rows.batches(file, run.schema.names):
-        values, new = rows.encoded(some, run.schema, path)
+    for some in rows.batches(file, run.table.schema.names):
+        values, new = rows.encoded(some, run.table.schema, path)
         parts.append(values)
         unknown, n = unknown + int(new.sum()), n + len(values)
         if n >= 10 * MOST:  # enough to choose from

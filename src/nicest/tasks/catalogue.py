@@ -21,7 +21,6 @@ class RecipeList(Result):
     toml: str | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table of the recipes."""
         table = columns("recipe", "reading", ">paper, nats", ">measured, nats", "what it is")
         for row in self.recipes or []:
             nats = ["–" if row[key] is None else f"{row[key]:.2f}" for key in ("paper_nats", "expected_nats")]
@@ -29,7 +28,6 @@ class RecipeList(Result):
         yield table
 
     def show(self) -> None:
-        """Print the recipes, or the settings of one as they are."""
         if self.toml is None:
             super().show()
         else:
@@ -60,7 +58,6 @@ class ModelList(Result):
     whole: bool
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table of the models, or the card of one."""
         if self.whole:
             yield from (f"{name.replace('_', ' ')}: {value}" for name, value in self.models[0].items())
             return
@@ -97,7 +94,6 @@ class DataSets(Result):
     sets: list[dict[str, Any]]
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table of the data sets."""
         table = columns("data set", ">D", ">examples", "here", "what it is")
         for row in self.sets:
             here = "yes" if row["present"] else "no"
@@ -120,7 +116,6 @@ class DataFolder(Result):
     folder: str
 
     def lines(self) -> Iterator[Any]:
-        """Yield the folder."""
         yield f"{self.name} in {self.folder}"
 
 
@@ -143,11 +138,9 @@ class DataCheck(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if a file is missing or damaged."""
         return int(not all(each["good"] for each in self.files))
 
     def lines(self) -> Iterator[Any]:
-        """Yield a line for each file."""
         yield from (f"{row['status']:8} {row['file']}" for row in self.files)
         if any(row["status"] == "rebuilt" for row in self.files):
             yield "rebuilt: the same images, cut anew from the originals; not the published bytes"

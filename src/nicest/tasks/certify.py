@@ -46,7 +46,6 @@ class Certificate(Result):
     recipe: str
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table of the errors."""
         data = Path(self.dataset).name
         yield f"{data}: round trip of {self.n} examples, half data, half samples; {self.jacobians} Jacobians"
         table = columns("precision", "round trip, worst", "round trip, mean", "log-det error, nats")

@@ -48,7 +48,6 @@ class Classification(Result):
     confusion: list[list[int]] | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts and the metrics."""
         yield f"{self.n:,} images classified in {self.out}"
         if self.accuracy is not None:
             metrics = f"negative log-likelihood {self.nll:.3f} nats, calibration error {self.ece:.3f}"
@@ -116,7 +115,7 @@ def classify(
     told |= {"dataset": run.recipe.data.name, "labels": len(classes)}
     if paths:
         return Classification(**told)
-    log_p, truth = np.concatenate(found), np.concatenate(truths)
+    log_p, truth = np.concatenate(found), np.concatenate([each for each in truths if each is not None])
     metrics = judged(log_p, truth)
     if not lines:
         title = f"{plots.heading(run.recipe.data.name, run.recipe.name)}: {split} images classified by Bayes' rule"

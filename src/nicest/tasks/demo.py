@@ -40,11 +40,9 @@ class Demo(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 130 if the training was interrupted."""
         return self.training.exit_code
 
     def lines(self) -> Iterator[Any]:
-        """Yield the results one after the other."""
         if self.evaluation is None or self.certificate is None:
             yield from self.training.lines()
             return

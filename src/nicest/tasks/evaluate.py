@@ -58,7 +58,6 @@ class Evaluation(Result):
     columns: dict[str, float] | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yield the ledger and the baselines."""
         noise = f", noise drawn {self.draws} times" if self.draws > 1 else ""
         yield f"{Path(self.dataset).name}, {self.split} split: {self.n} examples{noise}, D = {self.dim}"
         unit = f"on {self.interval}" if self.interval else "in the units of the data"
@@ -149,30 +148,30 @@ def _evaluate_flow(run: Run, told: dict[str, Any], draws: int, seed: int, *, bas
 def _evaluate_table(run: Run, told: dict[str, Any], *, baselines: bool) -> Evaluation:
     table, rows = run.table, run.splits.split(told["split"])
     dim = rows.shape[1]
-    nats, cells, alone = [], [], []
+    parts: list[list[np.ndarray]] = [[], [], []]
     with Bar("evaluating", len(rows)) as bar:
         for start in range(0, len(rows), ROWS):
             some = rows[start : start + ROWS]
-            nats.append(table.score(some))
-            cells.append(table.surprise(some))
+            parts[0].append(table.score(some))
+            parts[1].append(table.surprise(some))
             if baselines:
                 marginals = table.marginals(some, range(dim))  # hides all columns
-                each = [marginal.log_prob_of(some[:, i]) for i, marginal in enumerate(marginals)]
-                alone.append(np.where(np.isnan(some), 0.0, np.stack(each, 1)).sum(1))
+                alone = [marginal.log_prob_of(some[:, i]) for i, marginal in enumerate(marginals)]
+                parts[2].append(np.where(np.isnan(some), 0.0, np.stack(alone, 1)).sum(1))
             bar.update(start)
-    each, given = np.concatenate(nats), np.concatenate(cells)
+    nats, given = np.concatenate(parts[0]), np.concatenate(parts[1])
     there = ~np.isnan(given)
     means = np.where(there, given, 0.0).sum(0) / np.maximum(there.sum(0), 1)
     return Evaluation(
         **told,
-        **_summary(each, dim, draws=1),
-        mean_nats=float(each.mean()),
-        non_finite=int((~np.isfinite(each)).sum()),
+        **_summary(nats, dim, draws=1),
+        mean_nats=float(nats.mean()),
+        non_finite=int((~np.isfinite(nats)).sum()),
         terms={},
         level_terms={},
-        baselines={"independent_columns": float(np.concatenate(alone).mean())} if alone else {},
+        baselines={"independent_columns": float(np.concatenate(parts[2]).mean())} if baselines else {},
         interval=None,
-        columns=dict(zip(run.schema.names, means.tolist(), strict=True)),
+        columns=dict(zip(run.table.schema.names, means.tolist(), strict=True)),
     )
 
 

@@ -18,7 +18,7 @@ import nicest
 from nicest.errors import NicestError, needing
 from nicest.fast import lower
 from nicest.files import to_json, write_bytes, write_text
-from nicest.flows import Bijection, Mixture, members
+from nicest.flows import Mixture, members
 from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 from nicest.runs.run import Run
@@ -50,7 +50,6 @@ class Exported(Result):
     graphs: dict[str, dict[str, Any]]
 
     def lines(self) -> Iterator[Any]:
-        """Yield a line for each graph."""
         for name, each in self.graphs.items():
             error = f"differs from the flow by {each['largest_error']:.1e} at most"
             yield f"{Path(self.out or '', each['file'])}: {name}({', '.join(each['inputs'])}), {error}"
@@ -88,7 +87,7 @@ def export(
             try:
                 content = written(module, inputs, to)
             except Exception as reason:
-                raise NicestError(f"{run.path}: {_refusal(flow, data, name, to, reason)}") from reason
+                raise NicestError(f"{run.path}: no {to} graph of {name}: {_reason(reason)}") from reason
             error = largest_error(module, exact[name], inputs, content, to)
         write_bytes(folder / f"{name}{SUFFIXES[to]}", content)
         found[name] = {
@@ -218,52 +217,11 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
     return torch.where(same, 0.0, error)
 
 
-def _refusal(flow: Any, data: DataSettings, name: str, to: To, error: Exception) -> str:
-    """Describe in one line why there is no graph: the first layer that cannot be exported alone, if there is one."""
-    for layer, kind, alone, values in _layers(flow, data, back=name == "sample"):
-        try:
-            written(alone, values, to)
-        except Exception as reason:
-            return f"the layer {layer} ({kind}) has no {to} graph: {_reason(reason)}"
-    return f"no {to} graph of {name}: {_reason(error)}"
-
-
 def _reason(error: Exception) -> str:
     """Return the last error of a chain, in which torch names the operation."""
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return brief(error)
-
-
-class _Alone(nn.Module):
-    """One layer, from data to latent or back."""
-
-    def __init__(self, layer: Bijection, back: bool) -> None:
-        super().__init__()
-        self.layer, self.back = layer, back
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
-        return (self.layer.inverse if self.back else self.layer)(x, context)[0]
-
-
-def _layers(flow: Any, data: DataSettings, *, back: bool) -> Iterator[tuple[str, str, nn.Module, dict[str, Tensor]]]:
-    """Yield every innermost layer with an example of its inputs."""
-    met, hooks = [], []
-    for name, layer in flow.named_modules():
-        if isinstance(layer, Bijection) and sum(isinstance(each, Bijection) for each in layer.modules()) == 1:
-
-            def keep(layer: Any, given: Any, out: Any, name: str = name) -> None:
-                rows = [out[0] if back else given[0], *(each for each in given[1:] if each is not None)]
-                named = dict(zip(("x", "context"), rows, strict=False))
-                met.append((name.removeprefix("bijection.layers."), type(layer).__name__, _Alone(layer, back), named))
-
-            hooks.append(layer.register_forward_hook(keep))
-    with torch.no_grad():
-        rows = examples(flow, data)
-        flow.log_prob(rows["x"], rows["context"] if data.conditional else None, noise=rows["noise"])
-    for hook in hooks:
-        hook.remove()
-    yield from met
 
 
 @contextmanager

@@ -40,7 +40,6 @@ class Shared(Card):
     sha256: str
 
     def lines(self) -> Iterator[Any]:
-        """Yield where it is, its size and its log-likelihood."""
         if self.out:
             yield f"{self.out}: {self.about}"
         nats = f"{plus_minus(self.test_nats, self.test_stderr)} nats on {self.test_rows:,} test rows"
@@ -138,7 +137,7 @@ def pull(
             temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    told = {"revision": str(info.sha), "out": str(folder), "sha256": sha256(folder / MODEL)}
+    told: dict[str, Any] = {"revision": str(info.sha), "out": str(folder), "sha256": sha256(folder / MODEL)}
     return Shared(repo=repo, **told, **known(figures))
 
 

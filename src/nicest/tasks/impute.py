@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from nicest.data.columns import Category
+from nicest.data.columns import Column, Number
 from nicest.data.tables import writing
 from nicest.errors import NicestError
 from nicest.progress import Bar
@@ -35,7 +35,6 @@ class Imputation(Result):
     unknown: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts."""
         yield f"{count(self.filled, 'cell')} of {count(self.rows_filled, 'row')} imputed in {self.out}"
         if self.draws:
             yield f"{self.draws} completed copies of each row: columns row and draw"
@@ -80,7 +79,7 @@ def impute(
         require_own_file(each, run.recipe, path)
     import pyarrow as pa
 
-    file = rows.open_table(path, run.schema)
+    file = rows.open_table(path, run.table.schema)
     copies = [pa.field("row", pa.int64()), pa.field("draw", pa.int64())] if draws else []
     if copies and {"row", "draw"} & set(file.names):
         raise NicestError(f"{path}: the draws would have two columns called row or draw: rename those of the table")
@@ -90,17 +89,17 @@ def impute(
         write_cells = stack.enter_context(writing(outputs[1], CELLS, plain=True)) if cells else None
         bar = stack.enter_context(Bar("imputing", file.count or 0))
         for some in rows.batches(file, file.names):
-            values, unknown = rows.encoded(some, run.schema, path)
+            values, unknown = rows.encoded(some, run.table.schema, path)
             hidden, first = np.isnan(values) & ~unknown, counts["rows"]
             if draws:
                 for k in range(draws):
                     own_seed = int(np.random.SeedSequence([seed, first, k]).generate_state(1)[0])
-                    whole = filled(some, run.schema, run.table.impute(values, draw=True, seed=own_seed), hidden)
+                    whole = filled(some, run.table.schema, run.table.impute(values, draw=True, seed=own_seed), hidden)
                     places = [pa.array(range(first, first + some.num_rows)), pa.array([k + 1] * some.num_rows)]
                     write([*places, *whole.columns])
             else:
                 best = run.table.impute(values)
-                write(filled(some, run.schema, best, hidden).columns)
+                write(filled(some, run.table.schema, best, hidden).columns)
                 if write_cells:
                     write_cells(cell_lines(run, values, best, hidden, first, interval))
             counts["rows"] += some.num_rows
@@ -123,9 +122,9 @@ CELLS = [
 
 def impute_batch(run: Run, table: Any, *, draw: bool = False, seed: int = 0) -> Any:
     """Impute the missing cells of an Arrow table; `draw` takes a joint draw instead of the best values."""
-    run.schema.require_in(table.column_names, "this table")
-    values, unknown = rows.encoded(table, run.schema, "this table")
-    return filled(table, run.schema, run.table.impute(values, draw=draw, seed=seed), np.isnan(values) & ~unknown)
+    run.table.schema.require_in(table.column_names, "this table")
+    values, unknown = rows.encoded(table, run.table.schema, "this table")
+    return filled(table, run.table.schema, run.table.impute(values, draw=draw, seed=seed), np.isnan(values) & ~unknown)
 
 
 def filled(table: Any, schema: Any, values: np.ndarray, hidden: np.ndarray) -> Any:
@@ -155,14 +154,16 @@ def cell_lines(
     """Return the columns of CELLS for the hidden cells of encoded rows, row by row."""
     lines: list[tuple[Any, ...]] = []
     for i, marginal, missing in run.table.missing(values):
-        column, there = run.schema[i], np.flatnonzero(missing)
+        column, there = run.table.schema[i], np.flatnonzero(missing)
         mine = hidden[missing, i]
-        ends = marginal.interval(level).T if marginal.numeric else [None, None]
-        ends = [_texts(column, None if each is None else own_codes(column, each), len(there)) for each in ends]
-        p = np.exp(marginal.log_prob_of(best[missing, i])) if column.discrete else [None] * len(there)
-        names, texts = [column.name] * len(there), _texts(column, best[missing, i], len(there))
-        found = zip(mine, there + first_row, [i] * len(there), names, texts, *ends, p, strict=True)
-        lines += [(int(row), *others) for here, row, *others in found if here]
+        nothing: list[Any] = [None] * len(there)
+        ends = [nothing, nothing]
+        if marginal.numeric:
+            ends = [_texts(column, own_codes(column, each)) for each in marginal.interval(level).T]
+        p = np.exp(marginal.log_prob_of(best[missing, i])).tolist() if column.discrete else nothing
+        texts, names, places = _texts(column, best[missing, i]), [column.name] * len(there), [i] * len(there)
+        found = zip(mine.tolist(), (there + first_row).tolist(), places, names, texts, *ends, p, strict=True)
+        lines += [tuple(others) for here, *others in found if here]
     if not lines:
         return [[] for _ in CELLS]
     lines.sort(key=lambda line: line[:2])
@@ -170,16 +171,11 @@ def cell_lines(
     return [row, *others]
 
 
-def own_codes(column: Any, numbers: np.ndarray) -> np.ndarray:
+def own_codes(column: Column, numbers: np.ndarray) -> np.ndarray:
     """Encode numbers in the unit of a column."""
-    return column.encode(numbers) if isinstance(column, Category) else column.code(numbers)
+    return column.code(numbers) if isinstance(column, Number) else column.encode(numbers)
 
 
-def _texts(column: Any, codes: np.ndarray | None, n: int) -> list[str | None]:
-    """Return encoded values as texts; None where there is none."""
-    if codes is None:
-        return [None] * n
-    found = column.decode(np.asarray(codes))
-    return [
-        None if each is None else str(each) for each in (found.to_pylist() if hasattr(found, "to_pylist") else found)
-    ]
+def _texts(column: Column, codes: np.ndarray) -> list[str]:
+    """Return encoded values as texts."""
+    return list(map(str, column.decode(codes).to_pylist()))

@@ -63,7 +63,6 @@ class Inpainting(Result):
     masks: list[dict[str, Any]]
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table with a row for each mask."""
         source = "samples" if self.split == "samples" else f"{self.split} split"
         noise = "" if self.noise is None else f", noise {self.noise:g}"
         yield (

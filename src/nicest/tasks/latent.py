@@ -37,7 +37,6 @@ class Picture(Result):
     recipe: str
 
     def lines(self) -> Iterator[Any]:
-        """Yield the file."""
         yield f"{type(self).__name__.lower()} in {self.out}"
 
 
@@ -90,7 +89,6 @@ class Sphere(Picture):
     seed: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the radius and the file."""
         yield f"sphere of radius {self.radius:.2f} in {self.out}"
 
 
@@ -162,7 +160,6 @@ class Interpolation(Picture):
     way: str
 
     def lines(self) -> Iterator[Any]:
-        """Yield the number of pairs and the file."""
         yield f"{len(self.pairs)} interpolations in {self.out}"
 
 
@@ -238,7 +235,6 @@ class Truncation(Picture):
     pca_errors: list[float]
 
     def lines(self) -> Iterator[Any]:
-        """Yield a table of the errors."""
         table = columns(">kept", ">NICE", ">PCA")
         for k, *errors in zip(self.kept, self.nice_errors, self.pca_errors, strict=True):
             table.add_row(str(k), *(f"{error:.5f}" for error in errors))
@@ -285,7 +281,7 @@ def truncate(
         for name, images in cut.items():
             shown[name].append(images[:n])
             errors[name].append(float((model.middle(images) - y).square().mean(dtype=torch.float64)))
-    found = {f"{name}_errors": values for name, values in errors.items()}
+    found: dict[str, Any] = {f"{name}_errors": values for name, values in errors.items()}
     arrays = {name: model.images(torch.stack(images, 1)) for name, images in shown.items()}
     arrays |= {name: np.array(values) for name, values in {**found, "kept": counts}.items()}
     arrays["truth"] = model.images(x[:n])

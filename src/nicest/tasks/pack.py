@@ -48,7 +48,6 @@ class Card(Result):
     out: str | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yield the size and the log-likelihood."""
         nats = f"{plus_minus(self.test_nats, self.test_stderr)} nats on {self.test_rows:,} test rows"
         yield f"{self.out}: {self.bytes / 1e6:.1f} MB, {nats}"
 
@@ -76,7 +75,7 @@ def pack(
     made = environment(run.device, private=True) | {"format": f"nicest {FORMAT}", "private": True}
     files = {ENVIRONMENT: to_json(made)}
     if run.kind == "table":
-        files[COLUMNS] = to_json(run.schema.to_json())
+        files[COLUMNS] = to_json(run.table.schema.to_json())
     with folder.open_for_writing():
         folder.begin(recipe, files)
         folder.save_model(Saved(tensors, recipe, run.figures))

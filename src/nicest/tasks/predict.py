@@ -45,7 +45,6 @@ class Predictions(Result):
     unseen: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts and the metrics."""
         yield f"{count(self.rows, 'row')} predicted in {self.out}: {', '.join(self.targets)}"
         if self.unseen:
             yield f"{count(self.unseen, 'given cell')} with a value that training never saw: they count as missing"
@@ -89,7 +88,7 @@ def predict(
     if not 0 < interval < 1:
         raise NicestError(f"expected a probability between 0 and 1 for the interval, got {interval:g}")
     targets = chosen(run, target)
-    columns = [run.schema[i] for i in targets]
+    columns = [run.table.schema[i] for i in targets]
     if picture:
         from nicest.plots import picture_kind
 
@@ -98,13 +97,13 @@ def predict(
         picture_kind(Path(picture))
     for each in (written, *([Path(picture)] if picture else [])):
         require_own_file(each, run.recipe, path)
-    file = rows.open_table(path, run.schema, optional=[column.name for column in columns])
+    file = rows.open_table(path, run.table.schema, optional=[column.name for column in columns])
     observed = all(column.name in file.names for column in columns)
     tally, drawn, n = Tally(), [], 0
     with ExitStack() as stack:
         write = stack.enter_context(writing(written, schema(columns, observed=observed), plain=True))
         bar = stack.enter_context(Bar("predicting", file.count or 0))
-        for some in rows.batches(file, run.schema.names):
+        for some in rows.batches(file, run.table.schema.names):
             found, truth, nats = predicted(run, some, path, targets, tally, observed=observed)
             if observed:
                 tally.judge(found, truth, interval)
@@ -138,14 +137,22 @@ def predict_batch(run: Run, table: Any, *, target: Sequence[str] = (), interval:
     import pyarrow as pa
 
     targets = chosen(run, target)
-    columns = [run.schema[i] for i in targets]
-    run.schema.require_in([*table.column_names, *(column.name for column in columns)], "this table")
+    columns = [run.table.schema[i] for i in targets]
+    run.table.schema.require_in([*table.column_names, *(column.name for column in columns)], "this table")
     observed = all(column.name in table.column_names for column in columns)
-    found, _, nats = predicted(run, table, "this table", targets, Tally(), observed=observed)
     fields = schema(columns, observed=observed)
-    made = pa.table([_range(0, table.num_rows), *cells(found, interval, nats)], schema=fields).drop_columns("row")
-    names = [f"{name}_predicted" if name in table.column_names else name for name in made.column_names]
-    return append_columns(table, made.rename_columns(names))
+    if not table.num_rows:  # engines pass empty batches
+        return append_columns(table, _renamed(fields.empty_table().drop_columns("row"), table))
+    found, _, nats = predicted(run, table, "this table", targets, Tally(), observed=observed)
+    made = pa.table([_range(0, table.num_rows), *cells(found, interval, nats)], schema=fields)
+    return append_columns(table, _renamed(made.drop_columns("row"), table))
+
+
+def _renamed(made: Any, table: Any) -> Any:
+    """Rename predicted columns that are called like columns of the table."""
+    return made.rename_columns(
+        [f"{name}_predicted" if name in table.column_names else name for name in made.column_names]
+    )
 
 
 def chosen(run: Run, target: Sequence[str]) -> list[int]:
@@ -155,7 +162,7 @@ def chosen(run: Run, target: Sequence[str]) -> list[int]:
         raise NicestError(f"{run.path} favours no column: name a target to predict")
     if len(set(names)) < len(names):
         raise NicestError(f"expected every target once, got {', '.join(map(shown, names))}")
-    return [run.schema.index(name) for name in names]
+    return [run.table.schema.index(name) for name in names]
 
 
 def predicted(
@@ -173,7 +180,7 @@ def predicted(
         Log-density of the targets given the other columns, if they are `observed`: NaN where one is missing, -inf
         where training never saw its value.
     """
-    values, unknown = rows.encoded(table, run.schema, source)
+    values, unknown = rows.encoded(table, run.table.schema, source)
     new, truth = unknown[:, targets], values[:, targets]
     tally.unseen += int(unknown.sum() - new.sum())
     found = run.table.marginals(values, targets)

@@ -41,7 +41,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain dictionaries and lists, without absent optional fields."""
-        return _plain(self)  # type: ignore[no-any-return]
+        found: dict[str, Any] = _plain(self)
+        return found
 
     def to_json(self) -> str:
         """Return the result as one line of JSON; numbers that are not finite become null."""

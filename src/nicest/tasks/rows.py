@@ -11,7 +11,7 @@ import numpy as np
 from nicest.data import images
 from nicest.data.arrays import as_rows, read_npy, read_npz
 from nicest.data.columns import Schema
-from nicest.data.splits import folder_images, read_rows
+from nicest.data.loading import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
 from nicest.messages import listed
@@ -39,7 +39,7 @@ def plan(paths: Sequence[Path], run: Run) -> Iterator[Part]:
         if is_table(path):
             if run.kind != "table":
                 raise NicestError(f"{path} is a table, but {run.path} is not a model of one: train it on a table first")
-            file, first = open_table(path, run.schema), 0
+            file, first = open_table(path, run.table.schema), 0
             for group in range(file.groups):
                 yield Part(i, path, file, group, first)
                 first += file.counts[group] or 0
@@ -123,14 +123,14 @@ def encoded(table: Any, schema: Schema, source: Path | str) -> tuple[np.ndarray,
 def table_rows(part: Part, run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the encoded rows of a part, in batches, and which of their values training never saw."""
     if part.table:
-        for table in batches(part.table, run.schema.names, part.group):
-            yield encoded(table, run.schema, part.path)
+        for table in batches(part.table, run.table.schema.names, part.group):
+            yield encoded(table, run.table.schema, part.path)
         return
     values = read_npy(part.path)
-    if values.ndim != 2 or values.shape[1] != len(run.schema) or values.dtype.kind not in "biuf":
+    if values.ndim != 2 or values.shape[1] != len(run.table.schema) or values.dtype.kind not in "biuf":
         got = f"{values.shape} of {values.dtype}"
-        raise NicestError(f"{part.path}: expected rows of {len(run.schema)} numbers, as in training, got {got}")
-    yield encoded(values, run.schema, part.path)
+        raise NicestError(f"{part.path}: expected rows of {len(run.table.schema)} numbers, as in training, got {got}")
+    yield encoded(values, run.table.schema, part.path)
 
 
 def model_rows(path: Path, recipe: Recipe) -> np.ndarray:

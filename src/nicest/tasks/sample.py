@@ -45,7 +45,6 @@ class Samples(Result):
     effective_size: float | None = None
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts."""
         yield f"{self.n} samples in {self.out}"
         if self.probability is not None and self.effective_size is not None:
             yield f"probability of the conditions: {self.probability:.3g}"
@@ -116,20 +115,26 @@ def sample_table(run: Run, n: int, where: str, seed: int, path: Path) -> dict[st
     """Write n rows of a table, those that meet conditions if there are any; return their probability."""
     if where:
         drawn = run.table.sample(n, where=where, seed=seed)
-        write_table(path, run.schema.decode(drawn.rows))
+        write_table(path, run.table.schema.decode(drawn.rows))
         return {"where": where, "probability": drawn.probability, "effective_size": drawn.effective_size}
     require_pyarrow()
     with Bar("sampling", n) as bar, writing(path, empty_table(run).schema) as write:
-        for first in range(0, n, ROWS):
-            own_seed = int(np.random.SeedSequence([seed, first]).generate_state(1)[0])
-            write(run.schema.decode(run.table.sample(min(ROWS, n - first), seed=own_seed).rows).columns)
-            bar.update(first)
+        for done, some in enumerate(parts(run, n, seed), 1):
+            write(some.columns)
+            bar.update(done * ROWS)
     return {}
+
+
+def parts(run: Run, n: int, seed: int) -> Iterator[Any]:
+    """Draw n rows of a table; yield them as Arrow tables of at most ROWS rows."""
+    for first in range(0, n, ROWS):
+        own_seed = int(np.random.SeedSequence([seed, first]).generate_state(1)[0])
+        yield run.table.schema.decode(run.table.sample(min(ROWS, n - first), seed=own_seed).rows)
 
 
 def empty_table(run: Run) -> Any:
     """Return an Arrow table of no rows with the columns of a model."""
-    return run.schema.decode(np.empty((0, len(run.schema)), dtype=np.float32))
+    return run.table.schema.decode(np.empty((0, len(run.table.schema)), dtype=np.float32))
 
 
 def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> Any:
@@ -140,8 +145,7 @@ def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> An
         names = listed(table.column_names)
         raise NicestError(f"expected a column `id` of whole numbers, got {names}: see docs/scale.md")
     seeds = [seed + number for number in table.column("id").to_pylist()]
-    drawn = (run.schema.decode(run.table.sample(rows, seed=each).rows) for each in seeds)
-    return pa.concat_tables([empty_table(run), *drawn])
+    return pa.concat_tables([empty_table(run), *(some for each in seeds for some in parts(run, rows, each))])
 
 
 def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: np.ndarray | None = None) -> np.ndarray:

@@ -55,7 +55,6 @@ class Scores(Result):
     unknown: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts and the mean."""
         mean = "" if self.mean_nats is None else f"; mean log-density: {self.mean_nats:.3f} nats"
         yield f"{count(self.rows, 'row')} scored in {self.out}{mean}"
         if self.missing:
@@ -126,7 +125,7 @@ def score(
     finite = counts["rows"] - counts["unknown"]
     mean, dataset = total / finite if finite else None, run.recipe.data.name
     told: dict[str, Any] = {"dataset": dataset, "draws": draws, "seed": seed, "caveat": CAVEAT}
-    return Scores(out=str(path), mean_nats=mean, **told, **counts)
+    return Scores(out=str(path), mean_nats=mean, **told, **counts)  # type: ignore[arg-type]
 
 
 def _table_scores(
@@ -149,8 +148,8 @@ def table_scores(
     if cells:
         surprise = np.where(unknown, np.inf, -np.asarray(run.table.surprise(values), dtype=np.float64))
         most = np.where(np.isnan(surprise), -np.inf, surprise).argmax(1)
-        there = ~np.isnan(surprise).all(1)
-        names = [run.schema.names[i] if ok else None for i, ok in zip(most.tolist(), there.tolist(), strict=True)]
+        there = np.logical_not(np.isnan(surprise).all(1))
+        names = [run.table.schema.names[i] if ok else None for i, ok in zip(most.tolist(), there.tolist(), strict=True)]
         found += [names, surprise[np.arange(len(most)), most]]
     return found
 
@@ -172,8 +171,8 @@ def score_batch(run: Run, table: Any, *, quantiles: np.ndarray | None = None) ->
     """
     import pyarrow as pa
 
-    run.schema.require_in(table.column_names, "this table")
-    found = table_scores(run, *rows.encoded(table, run.schema, "this table"), quantiles)
+    run.table.schema.require_in(table.column_names, "this table")
+    found = table_scores(run, *rows.encoded(table, run.table.schema, "this table"), quantiles)
     columns = [pa.array(each, pa.float64(), mask=np.isnan(each)) for each in found]
     return append_columns(table, pa.table(columns, names=["log_density", "outlier_score"]))
 

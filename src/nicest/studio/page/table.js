@@ -73,11 +73,11 @@ async function rows() {
 }
 
 /** The probability of the ranges, given the exact values, and the worth of the draws. */
-function worth({ probability, effective_size }) {
+function worth({ probability, effective_size, draws }) {
   const [exact, others] = [true, false].map((on) => conditions.some((each) => / = /.test(each) === on)), size = Math.round(effective_size);
   const share = probability < 1e-3 ? probability.toExponential(1) : `${(100 * probability).toPrecision(2)} %`;
   const words = others ? `${share} of the model’s rows${exact ? " with these exact values" : ""} meet the ${exact ? "other " : ""}conditions. ` : "";
-  return `${words}${size < DRAWS ? `These ${DRAWS} draws are worth ${size} independent ones.` : ""}`;
+  return `${words}${size < draws ? `These ${draws} draws are worth ${size} independent ones.` : ""}`;
 }
 
 /** A histogram with its ends; `named` is its caption. */
@@ -239,13 +239,13 @@ async function fill() {
     const found = await post(`/api/runs/${run.id}/row`, { cells });
     if (!fresh()) return;
     found.cells.forEach((each, i) => {
-      const expected = each.low === null ? `mostly ${each.values[each.counts.indexOf(Math.max(...each.counts))]}` : `90 % between ${figure(each.low, 4)} and ${figure(each.high, 4)}`;
+      const { values, counts } = each.histogram, expected = each.low === null ? `mostly ${values[counts.indexOf(Math.max(...counts))]}` : `90 % between ${figure(each.low, 4)} and ${figure(each.high, 4)}`;
       if (each.known) say(asked[i], each.tail < ODD ? `surprising; expected: ${expected}` : "", each.tail < ODD ? "wrong" : "");
       else {
         asked[i].value = columns[i].kind === "category" ? String(columns[i].values.indexOf(each.value)) : String(each.value);
         say(asked[i], `filled in; ${expected}`, "found");
       }
-      asked[i].closest("div").querySelector(".histograms").append(bars(each, false));
+      asked[i].closest("div").querySelector(".histograms").append(bars(each.histogram, false));
     });
     note("row-note", `${found.cells.every((each) => each.known) ? "" : "The empty fields are filled in. "}Each histogram shows what the model expects of a field, given the others that you entered.`);
   } catch (error) {
