@@ -47,13 +47,10 @@ def comparison(module: ModuleType) -> Any:
 
 for _name in compare.NAMES:
     command(compare_app, _name)(comparison(importlib.import_module(f"benchmarks.compare_{_name}")))
-for _name, _run in {
-    "bench": bench.bench,
-    "cost": cost.cost,
-    "table-speed": table_speed.study,
-    "vae": vae.study,
-}.items():
-    command(app, _name)(_run)
+command(app, "bench")(bench.bench)
+command(app, "cost")(cost.cost)
+command(app, "table-speed")(table_speed.study)
+command(app, "vae")(vae.study)
 
 if __name__ == "__main__":
     cli.main(app, PROGRAM)

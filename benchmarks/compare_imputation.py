@@ -86,7 +86,8 @@ def nice(train: np.ndarray, rows: np.ndarray, seed: int) -> Impute:
             return cells
 
         def ends() -> np.ndarray:
-            return np.stack([filled(lambda each, _: each.interval(INTERVAL)[:, k]) for k in (0, 1)])
+            low = filled(lambda each, _: each.quantile((1 - INTERVAL) / 2))
+            return np.stack([low, filled(lambda each, _: each.quantile((1 + INTERVAL) / 2))])
 
         return Guess(filled(lambda each, _: each.mean()), ends, partial(filled, Marginal.crps))
 

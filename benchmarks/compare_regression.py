@@ -88,7 +88,8 @@ def gaussian(mean: np.ndarray, deviation: np.ndarray, truth: np.ndarray) -> Pred
     """Return the predictions of Gaussians."""
     law, z = stats.norm(mean, deviation), (truth - mean) / deviation
     crps = deviation * (z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi))
-    return Predicted(mean, *law.interval(LEVEL), crps, law.logpdf(truth))
+    low, high = law.interval(LEVEL)
+    return Predicted(mean, low, high, crps, law.logpdf(truth))
 
 
 def forest(X: np.ndarray, y: np.ndarray, unseen: np.ndarray, truth: np.ndarray, seed: int) -> Predicted:

@@ -17,7 +17,9 @@ from scipy import stats
 from sklearn import datasets
 
 from nicest.data import tables
+from nicest.data.cells import as_numbers
 from nicest.data.columns import Category, Schema
+from nicest.data.infer import infer
 from nicest.errors import NicestError
 from nicest.messages import listed
 
@@ -60,7 +62,7 @@ Read = Callable[[Generator], Table]
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """Return the table files of a folder by their stem, or by their full name if two have the same stem."""
+    """Return the table files of a folder by their names without suffix."""
     if folder.is_file():
         raise NicestError(f"expected a folder of tables, got the file {folder}: put it into a separate folder")
     if not folder.is_dir():
@@ -68,9 +70,7 @@ def tables_in(folder: Path) -> dict[str, Path]:
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(SUFFIXES))
     if not files:
         raise NicestError(f"expected tables ({', '.join(SUFFIXES)}) in {folder}, found none")
-    names = [path.name[: -len(max((s for s in SUFFIXES if path.name.lower().endswith(s)), key=len))] for path in files]
-    each = zip(names, files, strict=True)
-    return {name if names.count(name) == 1 else path.name: path for name, path in each}
+    return {path.name.removesuffix(".gz").rpartition(".")[0]: path for path in files}
 
 
 def read_numbers(path: Path, *, texts: bool = False) -> Table:
@@ -88,14 +88,14 @@ def read_numbers(path: Path, *, texts: bool = False) -> Table:
         columns = dict(zip(all_names, array.T, strict=True))
     else:
         with unpacked(path) as plain:
-            all_names = tables.TableFile(plain).names
-            schema, codes, _ = tables.read_table(plain)
-        columns = {}
-        for column, cells in zip(schema, codes.T, strict=True):
+            file = tables.TableFile(plain)
+            table = file.table(all_names := file.names)
+        schema, columns = infer(table, source=path)[0], {}
+        for column in schema:
             if not isinstance(column, Category) or column.numeric:
-                columns[column.name] = column.plain(cells).astype(float)
+                columns[column.name] = as_numbers(table.column(column.name))[0]
             elif texts:
-                columns[column.name] = cells.astype(float)
+                columns[column.name] = column.encode(table.column(column.name))
     columns = {name: cells for name, cells in columns.items() if len(np.unique(cells[np.isfinite(cells)])) > 1}
     if not columns:
         raise NicestError(f"{path}: expected columns of numbers that vary, got none among {listed(all_names)}")

@@ -70,7 +70,7 @@ def measured(size: int, rows: int, imputed: int, effort: str) -> dict[str, float
         "sample": partial(model.sample, rows, random_state=0),
         "impute": partial(model.impute, some),
     }
-    found = {}
+    found = dict[str, float]()
     for name, call in work.items():
         wall, cpu = time.perf_counter(), time.process_time()
         call()

@@ -6,6 +6,7 @@ import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -67,10 +68,10 @@ def study(
     runs: list[dict[str, Any]] = []
     with Bar("VAE", steps * len(MODELS) * seeds) as bar:
         for seed in range(seeds):
-            settings = TrainSettings(
-                **{"epochs": epochs, "evaluate_every": epochs, "batch": batch, "lr": 2e-3, "eps": 1e-8, "seed": seed},
-                **{"schedule": "cosine", "warmup": min(100, steps - 1), "precision": "float32"},
-            )  # one validation: keep the last weights of every model
+            settings = TrainSettings(lr=2e-3, eps=1e-8, schedule="cosine", precision="float32", batch=batch, seed=seed)
+            warmup = min(100, steps - 1)
+            # a single validation keeps the last weights of every model
+            settings = replace(settings, epochs=epochs, evaluate_every=epochs, warmup=warmup)
             for model in MODELS:
                 torch.manual_seed(seed)
                 vae = VAE(units_of(data), LATENT, **parts(model, data.dim, widths[model]), floor=FLOOR)

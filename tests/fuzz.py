@@ -1715,6 +1715,7 @@ def shaped_compressed(draw: Any, real: list[bytes]) -> bytes:
 def compressed() -> Reader:
     """Images, and tables of every format, by two small models that are trained here."""
     from codec_trial import Quick, Trial, small_digits
+
     from nicest.codec import files, tables
 
     folder = Path(tempfile.mkdtemp())

@@ -36,7 +36,7 @@ LIMIT = 1024  # megabytes of the server, at most
 
 
 def bombs() -> dict[str, tuple[str, bytes]]:
-    """Files of some kilobytes that stand for very much, and where to send them."""
+    """Return small files that unpack to huge ones, and where to send them."""
     picture, long, rows, packed = (io.BytesIO() for _ in range(4))
     Image.new("RGBA", (4096, 4096), (9, 9, 9, 99)).save(picture, "PNG")
     Image.new("1", (20_000, 20_000)).save(long, "PNG")
@@ -70,7 +70,7 @@ class Attack:
         return time.perf_counter() > self.end
 
     async def stall(self, text: bytes, drip: bytes, after: float = 0) -> None:
-        """Send something, then a little now and then, and read nothing; when sent away, come again."""
+        """Send a part of a request, then a few bytes now and then, and read nothing; reconnect when dropped."""
         await asyncio.sleep(after)
         while not self.over():
             with suppress(OSError):
@@ -94,7 +94,7 @@ class Attack:
             await asyncio.sleep(random.uniform(0, 0.5))
 
     async def ask(self, client: httpx.AsyncClient) -> None:
-        """The honest client."""
+        """Be the honest client."""
         while not self.over():
             began = time.perf_counter()
             try:
@@ -117,11 +117,11 @@ class Attack:
         head = b"POST /api/runs/%s/inpaint HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         asked = head % self.run.encode() + b"Content-Length: %d\r\n\r\n" % len(body)
         work = [self.memory(pid)]
-        half = (self.end - time.perf_counter()) / 2  # before they take all slots, data to train on gets one
-        work += [self.stall(asked + body, b"", half) for _ in range(8)]  # who never reads
-        work += [self.stall(asked, b" ") for _ in range(20)]  # whose body never ends
-        work += [self.stall(b"GET / HTTP/1.1\r\n", b"X: y\r\n") for _ in range(20)]  # nor its head
-        work += [self.stall(b"", b"") for _ in range(100)]  # who says nothing
+        half = (self.end - time.perf_counter()) / 2  # until then, data to train on gets a slot
+        work += [self.stall(asked + body, b"", half) for _ in range(8)]  # never read
+        work += [self.stall(asked, b" ") for _ in range(20)]  # never finish the body
+        work += [self.stall(b"GET / HTTP/1.1\r\n", b"X: y\r\n") for _ in range(20)]  # never finish the head
+        work += [self.stall(b"", b"") for _ in range(100)]  # send nothing
         async with httpx.AsyncClient(base_url=self.url, timeout=120) as client:
             work += [self.throw(client, name, *each) for name, each in self.bombs.items() for _ in range(2)]
             return (await asyncio.gather(*work, self.ask(client)))[0]  # type: ignore[return-value]
@@ -149,7 +149,7 @@ def measure(url: str, pid: int, seconds: float) -> dict[str, Any]:
         ascent = {"picture": picture, "mask": mask, "steps": 5000, "chains": 8}
         attack = Attack(url, run, ascent, seconds)
         most = asyncio.run(attack.all(pid))
-        time.sleep(20)  # the patience of the server with the last of them
+        time.sleep(20)  # until the server has dropped the last of them
         assert client.get("/api/status").json()["ascents"] == 0
         assert client.post(f"/api/runs/{run}/inpaint", json=ascent | {"steps": 10}).status_code == 200
     assert attack.honest

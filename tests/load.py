@@ -28,9 +28,9 @@ WAIT = (0.3, 1.2)  # seconds between an answer and the next question
 
 
 class Load:
-    """What the clients of one run of a server measure."""
+    """The clients of one run, and what they measure."""
 
-    kinds: ClassVar = {"score": 60, "move": 20, "between": 8, "samples": 10, "inpaint": 2}  # what, and how often
+    kinds: ClassVar = {"score": 60, "move": 20, "between": 8, "samples": 10, "inpaint": 2}  # relative frequencies
 
     def __init__(self, url: str, run: str, pictures: list[str], mask: str) -> None:
         self.url, self.run, self.pictures, self.mask = url, run, pictures, mask
@@ -70,7 +70,7 @@ class Load:
                 await asyncio.sleep(random.uniform(*WAIT))
 
     async def painter(self) -> None:
-        """One user who inpaints all the time: when the frames came."""
+        """Inpaint all the time, and record when frames arrive."""
         ascent = {"picture": self.pictures[0], "mask": self.mask, "steps": 1000, "chains": 4}
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             while time.perf_counter() < self.end:
@@ -83,7 +83,7 @@ class Load:
                             self.frames.append(time.perf_counter())
 
     async def memory(self, pid: int) -> list[tuple[float, float]]:
-        """Seconds since the start and resident megabytes of the server."""
+        """Return the memory of the server in megabytes, with seconds since the start."""
         began, found = time.perf_counter(), []
         while time.perf_counter() < self.end:
             found.append((time.perf_counter() - began, resident(pid)))
@@ -97,13 +97,13 @@ class Load:
 
 
 def resident(pid: int) -> float:
-    """Megabytes of memory that a process has."""
+    """Return the resident memory of a process in megabytes."""
     line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in each)
     return int(line.split()[1]) / 1024
 
 
 def start_studio(*runs: Path, port: int = 0, log: IO[str] | None = None) -> tuple[subprocess.Popen[str], str]:
-    """A real `nicest studio`, which listens, and its address."""
+    """Start a `nicest studio`; return the process and its address."""
     command = [sys.executable, "-m", "nicest", "studio", *map(str, runs), "--port", str(port), "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert server.stdout
@@ -111,10 +111,10 @@ def start_studio(*runs: Path, port: int = 0, log: IO[str] | None = None) -> tupl
 
 
 def examples(url: str) -> tuple[str, list[str], str]:
-    """The name of the first run of a server, pictures of its test data and a mask."""
+    """Return the id of the first run, images of its test data and a mask."""
     with httpx.Client(base_url=url, timeout=120) as client:
         run = client.get("/api/runs").json()["runs"][0]["id"]
-        client.get(f"/api/runs/{run}/reference-scores").raise_for_status()  # counted once in the life of a run
+        client.get(f"/api/runs/{run}/reference-scores").raise_for_status()  # computed once in the life of a run
         pictures = client.get(f"/api/runs/{run}/pictures", params={"n": 50}).json()["pictures"]
         return run, pictures, client.get(f"/api/runs/{run}/mask", params={"name": "top"}).json()["mask"]
 

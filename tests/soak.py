@@ -52,7 +52,7 @@ CLIENTS = {  # of each run: how many, what they ask for and how often, and which
 
 
 class Clients(Load):
-    """The clients of a run, which go on when the server is down."""
+    """Clients that continue while the server is down."""
 
     def __init__(self, end: float, kinds: dict[str, int], *of: Any) -> None:
         super().__init__(*of)
@@ -72,7 +72,7 @@ class Clients(Load):
 
 
 class Studio:
-    """A real studio that is killed and started again: when it was down, and the megabytes of each of its lives."""
+    """A studio that is killed and restarted; records when it was down, and its memory in each life."""
 
     def __init__(self, runs: list[Path], log: Path) -> None:
         self.runs, self.log, self.port = runs, log.open("w"), 0
@@ -93,7 +93,7 @@ class Studio:
         self.down.append((began, time.perf_counter()))
 
     def keep(self, end: float, kills: list[float]) -> None:
-        """Measure it until the end, and kill it at these instants."""
+        """Measure the memory until the end, and kill the studio at these times."""
         while (now := time.perf_counter()) < end:
             if self.process.poll() is not None:
                 raise Lost(f"the studio ended by itself, with exit code {self.process.returncode}")
@@ -109,7 +109,7 @@ class Studio:
 
 
 class Disk:
-    """A small disk that can be full; where none can be mounted, the files of a training may not grow instead."""
+    """A small disk that can be filled; where mounting is not allowed, a limit on file sizes instead."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -154,7 +154,7 @@ class Disk:
 
 
 def train_until(end: float, disk: Disk, references: dict[str, Reference], chance: random.Random) -> Tally:
-    """Train, stop, resume and finish one run after the other; what differs from its reference is lost."""
+    """Train, stop, resume and finish one run after the other; one that differs from its reference is lost."""
     total, names = Tally(), cycle(references)
     while time.perf_counter() < end and not total.lost:
         name = next(names)
@@ -172,13 +172,13 @@ def train_until(end: float, disk: Disk, references: dict[str, Reference], chance
 
 
 def clear(out: Path) -> None:
-    """Remove all files of a run, but not its folder, which is served."""
+    """Remove the files of a run, but not its folder, which is served."""
     for each in out.iterdir():
         each.unlink()
 
 
 def growth(life: list[tuple[float, float]]) -> dict[str, Any]:
-    """Of the memory of a studio, after its warm-up: by a line of least squares, in megabytes an hour."""
+    """Fit a line to the memory of a studio after its warm-up; return its slope in megabytes per hour."""
     began = life[0][0]
     warm = [each for each in life if each[0] - began > 60 * WARM_UP] or life[-1:]
     seconds, megabytes = np.array(warm).T
@@ -195,7 +195,7 @@ def growth(life: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def failures(failed: list[tuple[float, float, str]], down: list[tuple[float, float]]) -> list[str]:
-    """What failed while the server was up all the time."""
+    """Return the requests that failed although the server was up."""
     return [how for began, ended, how in failed if not any(start < ended and began < end for start, end in down)]
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 
 from benchmarks import compare as module
 from benchmarks.compare import Comparison, compare, markdown, standings, summary
-from benchmarks.datasets import AS_STORED, Table, read_file, tables_in
-from nicest.cli.base import outcome
+from benchmarks.datasets import AS_STORED, Table, read_mixed, read_numbers, tables_in
+from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[2]
 ROWS = np.random.default_rng(0).normal(size=(60, 3))
@@ -33,17 +34,24 @@ def text(rows: np.ndarray) -> str:
 
 def test_tables_have_their_columns_of_numbers_and_complete_rows(tmp_path: Path, refusal: Callable[..., str]):
     lines = [f"{a!r},red,,5,{b!r}" for a, b, _ in ROWS.tolist()]
-    lines[3], lines[7] = "NA,blue,,5,1.5", "0.5,blue,,5,inf"
+    lines[3], lines[7] = "NA,blue,,5,1.5", "0.5,blue,,5,"
     (tmp_path / "one.csv.gz").write_bytes(gzip.compress("\n".join(["a,colour,empty,five,b", *lines]).encode()))
     np.savez(tmp_path / "two.npz", X=np.where(np.arange(60)[:, None] == 3, np.nan, ROWS), y=np.arange(60))
     assert tables_in(tmp_path) == {"one": tmp_path / "one.csv.gz", "two": tmp_path / "two.npz"}
-    one, two = map(read_file, tables_in(tmp_path).values())
+    one, two = map(read_numbers, tables_in(tmp_path).values())
     assert (one.names, one.left_out) == (("a", "b"), ("colour", "empty", "five"))
     assert np.array_equal(one.rows, np.delete(ROWS[:, :2], [3, 7], axis=0))
     assert np.array_equal(two.rows, np.delete(ROWS, 3, axis=0))
     assert np.array_equal(two.labels, np.delete(np.arange(60), 3))
     (tmp_path / "few.csv").write_text(text(ROWS[:9]))
-    few = refusal(read_file, tmp_path / "few.csv")
+    mixed = read_mixed(tmp_path / "one.csv.gz")
+    assert (mixed.names, {i: each.values for i, each in mixed.texts.items()}) == (
+        ("a", "colour", "b"),
+        {1: ("blue", "red")},
+    )
+    assert set(mixed.frame(mixed.rows)["colour"].to_pylist()) == {"red"}
+    assert np.array_equal(mixed.numbers(mixed.frame(mixed.rows)), mixed.rows)
+    few = refusal(read_numbers, tmp_path / "few.csv")
     assert f"{tmp_path / 'few.csv'}: expected at least 20 complete rows of numbers, got 9" in few
     assert "expected a folder of tables, found no" in refusal(tables_in, tmp_path / "nowhere")
 
@@ -89,12 +97,12 @@ def test_a_failed_job_is_recorded_and_the_others_run(folder: Path):
     (folder / "bad.csv").write_text("a,b\n1,2\n")
     result = compare(toy(first_cell, fails, crashes, diverges), data=folder, seeds=1, jobs=2)
     reasons = {(each["table"], each["method"]): each.get("failed", "") for each in result["trials"]}
-    assert all("numbers that vary" in why for (table, _), why in reasons.items() if table == "bad")
+    assert all("expected rows, at least 3" in why for (table, _), why in reasons.items() if table == "bad")
     assert reasons["two", "first_cell"] == ""
     assert reasons["two", "fails"] == "ValueError: a reason of two lines"
     assert "killed by signal 9" in reasons["two", "crashes"]
     assert reasons["two", "diverges"] == "its cell is nan"
-    assert outcome(result) == 1
+    assert Report(found=result).exit_code == 1
     lines = markdown(result).splitlines()
     assert "| bad | failed | – |" in lines
     assert "Failed on one: its cell is nan (diverges, seed 0)" in lines
@@ -124,7 +132,7 @@ def test_an_interrupted_run_keeps_its_results(folder: Path, tmp_path: Path, monk
     monkeypatch.setattr(module, "run_jobs", interrupted)
     result = compare(toy(first_cell), data=folder, seeds=1, jobs=1, out=tmp_path / "r.json")
     assert result["unfinished"].startswith(f"stopped after 1 of 2 results, kept in {tmp_path / 'r.json'}")
-    assert outcome(result) == 130
+    assert Report(found=result).exit_code == 130
     assert len(json.loads((tmp_path / "r.json").read_text())["trials"]) == 1
 
 
@@ -134,8 +142,9 @@ def test_other_files_and_unknown_names_are_refused(folder: Path, tmp_path: Path,
     assert "choose another file" in refusal(compare, toy(first_cell), data=folder, out=out)
     no_table = refusal(compare, toy(first_cell), data=folder, tables=["onee"])
     assert "no table 'onee'; there are one, two (did you mean 'one'?)" in no_table
-    without = toy(first_cell)._replace(absent={"fails": "it is not installed"})
-    assert refusal(compare, without, data=folder, methods=["fails"]) == "cannot run fails: it is not installed"
+    without = toy(first_cell, fails)._replace(needs={"fails": "no_such_package"})
+    expected = "cannot run fails: it needs no_such_package: pip install no_such_package"
+    assert refusal(compare, without, data=folder, methods=["fails"]) == expected
 
 
 def test_means_ranks_wins_and_gaps_are_those_of_the_trials():
@@ -167,9 +176,8 @@ def test_means_ranks_wins_and_gaps_are_those_of_the_trials():
     assert lines[-1] == "Failed on y: why (C, seed 0)"
 
 
-@pytest.mark.parametrize(
-    "name", ["density", "imputation", "imputation-holes", "imputation-uci", "outliers", "synthesis"]
-)
-def test_the_page_shows_the_measurements(name: str):
-    result = json.loads((ROOT / "results" / f"tables-{name}.json").read_text())
-    assert markdown(result) in (ROOT / "docs" / "tables.md").read_text()
+def test_the_page_shows_the_measurements_that_it_names():
+    page = re.sub("<!--.*?-->", "", (ROOT / "docs" / "tables-measured.md").read_text(), flags=re.DOTALL)
+    for file in (ROOT / "results").glob("tables-*.json"):
+        if file.name in page:
+            assert markdown(json.loads(file.read_text())).split("\n\n")[1] in page, file.name

@@ -26,6 +26,7 @@ from nicest.runs.folder import RunFolder
 from nicest.runs.run import Run
 from nicest.runs.sinks import Saved
 from nicest.tasks.masks import FIGURE
+from nicest.tasks.training import data_kind
 
 LATENT = [f"latent {look}" for look in ("spectrum", "sphere", "interpolate", "truncate")]
 COMMANDS = ["demo", "recipes", "train", "evaluate", "sample", "inpaint", "certify", *LATENT]
@@ -674,3 +675,27 @@ class TestTables:
         before = sorted(path.name for path in tmp_path.iterdir())
         assert says in nicest(*words).refusal
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("a.csv", "table"),
+            ("a.tsv", "table"),
+            ("s3://bucket/a.parquet", "table"),
+            ("rows.npy", "rows"),
+            ("images.npy", "images"),
+            ("folder", "images"),
+            ("run", ""),
+            ("mnist", ""),
+            ("own.toml", ""),
+        ],
+    )
+    def test_the_recipe_of_own_data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str):
+        monkeypatch.chdir(tmp_path)
+        np.save("rows.npy", np.zeros((5, 3)))
+        np.save("images.npy", np.zeros((5, 3, 3), np.uint8))
+        for folder in ("folder", "run"):
+            Path(folder).mkdir()
+        Path("run/recipe.toml").touch()
+        Path("own.toml").touch()
+        assert data_kind(name) == kind

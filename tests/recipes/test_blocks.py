@@ -162,7 +162,9 @@ class TestSettingsAreShortForBlocks:
         assert shapes(build(flat)) == shapes(build(own))
         assert own.model.n_layers == flat.model.n_layers == 24
 
-    @pytest.mark.parametrize("name", [name for name in names() if not load_recipe(name).model.blocks and name != "table"])
+    @pytest.mark.parametrize(
+        "name", [name for name in names() if not load_recipe(name).model.blocks and name != "table"]
+    )
     def test_every_recipe_written_as_blocks_gives_the_same_weights(self, name: str):
         flat = load_recipe(name).override("model.width=5", "data.shape=[4, 4]", "data.levels=17")
         own = replace(flat, model=flat.model.changed({"blocks": flat.model.layers}))

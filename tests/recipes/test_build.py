@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nicest.data import Splits
 from nicest.flows import (
     ZCA,
     Additive,

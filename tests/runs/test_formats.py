@@ -38,7 +38,10 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_likelihood_is_what_it_was_term_by_term(kept: Kept):
-    found, then = vars(evaluate(nicest.open(kept.folder / "images", verify=True))), kept.expected["images"]["evaluation"]
+    found, then = (
+        vars(evaluate(nicest.open(kept.folder / "images", verify=True))),
+        kept.expected["images"]["evaluation"],
+    )
     for key in ("mean_nats", "bits_per_dim", "level_nats", "stderr_nats"):
         assert found[key] == pytest.approx(then[key], abs=1e-5)
     for key in ("terms", "level_terms", "baselines"):
@@ -63,7 +66,12 @@ def test_samples_are_what_they_were(kept: Kept):
 
 @pytest.mark.parametrize(
     "changes",
-    [{'kind = "auto"': 'kind = "table"'}, {"atoms = 0": "atoms = 3"}, {"members = 1": "members = 5"}, {"targets = []": "targets = [1]"}],
+    [
+        {'kind = "auto"': 'kind = "table"'},
+        {"atoms = 0": "atoms = 3"},
+        {"members = 1": "members = 5"},
+        {"targets = []": "targets = [1]"},
+    ],
     ids=lambda changes: next(iter(changes.values())),
 )
 def test_a_table_model_of_before_must_be_trained_again(tmp_path: Path, refusal: Callable[..., str], changes: dict):

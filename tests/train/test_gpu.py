@@ -18,7 +18,7 @@ from nicest.runs.runtime import rows_to
 from nicest.train.fit import start, train
 from nicest.train.optim import set_rates
 from nicest.train.step import TrainingStep
-from small_runs import SMALL, interrupt_at, last, metrics, people, run, same_run
+from small_runs import SMALL, interrupt_at, metrics, people, run, same_run
 
 if torch.cuda.is_available():
     from nicest.fast import kernels

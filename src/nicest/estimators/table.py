@@ -67,7 +67,9 @@ class TableEstimator(BaseEstimator):
     def _train(self, schema: Schema, rows: np.ndarray, targets: Sequence[str] = ()) -> None:
         """Train the table model on encoded rows."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        splits = replace(in_memory(rows, seed, 0.15 if len(rows) < 1_000 else min(0.1, 10_000 / len(rows))), schema=schema)
+        splits = replace(
+            in_memory(rows, seed, 0.15 if len(rows) < 1_000 else min(0.1, 10_000 / len(rows))), schema=schema
+        )
         data = DataSettings(name=IN_MEMORY, kind="table")
         table = TableSettings(targets=tuple(targets))
         recipe = Recipe("table", "a table", data=data, table=table, train=TrainSettings(seed=seed))
@@ -84,7 +86,9 @@ class TableEstimator(BaseEstimator):
         kept = {"estimator": type(self).__name__, "params": params} | self._kept()
         best = {"epoch": len(self.history_)}
         files = {FILE: to_json(kept)}
-        write_run(path, self.table_.model, self.recipe_, schema=self.schema_, figures=best, metrics=self.history_, files=files)
+        write_run(
+            path, self.table_.model, self.recipe_, schema=self.schema_, figures=best, metrics=self.history_, files=files
+        )
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> Self:

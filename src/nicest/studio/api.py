@@ -78,7 +78,6 @@ def endpoint(method: str, how: str = "quick", out: str = "", **options: Any) -> 
     out
         The type of an answer in bytes; answers are JSON otherwise.
     """
-
     if how == "stream":
         out = EVENTS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,17 +74,20 @@ class Numbers:
 
     def rows(self, which: Tensor | slice) -> Numbers:
         """Return the distributions of some rows."""
-        return replace(self, **{name: getattr(self, name)[which] for name in PARAMETERS})
+        changes: dict[str, Any] = {name: getattr(self, name)[which] for name in PARAMETERS}
+        return replace(self, **changes)
 
     def exact(self) -> Numbers:
         """Return the distributions in float64 on the CPU."""
-        tensors = {name: value.cpu().double() for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changes: dict[str, Any] = {name: value.cpu().double() for name, value in tensors.items()}
+        return replace(self, **changes)
 
     @staticmethod
     def joined(parts: Sequence[Numbers]) -> Numbers:
         """Concatenate the rows of several."""
-        return replace(parts[0], **{name: torch.cat([getattr(each, name) for each in parts]) for name in PARAMETERS})
+        changes: dict[str, Any] = {name: torch.cat([getattr(each, name) for each in parts]) for name in PARAMETERS}
+        return replace(parts[0], **changes)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return log-densities of values x (..., n); log-probabilities on grids and at atoms."""
@@ -138,7 +142,9 @@ class Numbers:
         part = (choice - n_atoms).clamp_min(0)
         loc, log_scale = (each.gather(-1, part // n_parts)[..., 0] for each in (self.loc, self.log_scale))
         ends = torch.stack([torch.stack(self._clipped(each), -1) for each in intervals], -2)  # (n, parts, 2)
-        ends = ends.expand(*loc.shape, n_parts, 2).gather(-2, (part % n_parts)[..., None].expand(*part.shape, 2))[..., 0, :]
+        ends = ends.expand(*loc.shape, n_parts, 2).gather(-2, (part % n_parts)[..., None].expand(*part.shape, 2))[
+            ..., 0, :
+        ]
         half = self.step / 2
         low, high = ((end - loc) * torch.exp(-log_scale) for end in (ends[..., 0] - half, ends[..., 1] + half))
         share = torch.rand(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
@@ -212,7 +218,8 @@ class Numbers:
 
     def _clipped(self, interval: Interval) -> tuple[Tensor, Tensor]:
         """Return the ends of an interval inside the bounds, on grids rounded inwards; low > high if it is empty."""
-        unit, (low, high) = torch.where(self.step > 0, self.step, 1.0), interval
+        unit = torch.where(self.step > 0, self.step, 1.0)
+        low, high = (self.low.new_tensor(end) for end in interval)
         inner_low, inner_high = torch.ceil(low / unit - 1e-6) * unit, torch.floor(high / unit + 1e-6) * unit
         low, high = torch.where(self.step > 0, inner_low, low), torch.where(self.step > 0, inner_high, high)
         return torch.maximum(low, self.low), torch.minimum(high, self.high)

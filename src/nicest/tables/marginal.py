@@ -25,7 +25,7 @@ class Marginal:
 
     def __init__(self, column: Column, head: Numbers | Categories) -> None:
         self.column, self.head = column, head
-        self.values = np.array(column.values) if isinstance(column, Category) else None
+        self.values = np.array(column.values if isinstance(column, Category) else ())
 
     def __len__(self) -> int:
         return len(self.head.log_probs if isinstance(self.head, Categories) else self.head.loc)
@@ -47,7 +47,8 @@ class Marginal:
             return self.head.log_probs.argmax(-1).double().numpy()
         if isinstance(self.column, Number) and not self.column.discrete:
             mean = _by_rows(self.head, lambda head: head.moments()[0])
-            return np.clip(mean, *(float(each) for each in (self.head.low, self.head.high)))
+            low, high = float(self.head.low), float(self.head.high)
+            return mean.clip(low, high)
         return _by_rows(self.head, lambda head: head.quantile(torch.full_like(head.loc[..., 0], 0.5)))
 
     def mean(self) -> np.ndarray:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,23 +16,12 @@ from torch import Tensor
 from nicest.data.columns import Head
 from nicest.flows.density import Density, by_rows
 from nicest.flows.noise import batch_size, select
+from nicest.recipes.settings import TableSettings
 from nicest.tables.heads import Categories, Interval, Numbers
 from nicest.tables.network import COARSE, FINE, UNUSED, Network
 
 FAR = 1e30  # stands for an infinite bound, since gradients at infinity are NaN
 VALIDATION_MASKS = 4  # of every validation row
-
-
-class Settings(Protocol):
-    """Settings of the model; `TableSettings` of a recipe has them."""
-
-    width: int
-    depth: int
-    components: int
-    dropout: float
-    members: int
-    orders: int
-    favour: float
 
 
 class TableModel(Density):
@@ -45,14 +35,22 @@ class TableModel(Density):
     ----------
     heads : sequence of Head
         What the cells of each column can be.
-    settings : Settings
+    settings : TableSettings
         Sizes of the network; `orders` is the number of orders that `log_prob` averages, `members` of networks whose
         probabilities are averaged; `favour` the share of training masks that hide exactly the targets.
     targets : sequence of int
         Columns that training favours.
     """
 
-    def __init__(self, heads: Sequence[Head], settings: Settings, targets: Sequence[int] = ()) -> None:
+    atoms: Tensor
+    low: Tensor
+    high: Tensor
+    step: Tensor
+    log_unit: Tensor
+    target: Tensor
+    orders: Tensor
+
+    def __init__(self, heads: Sequence[Head], settings: TableSettings, targets: Sequence[int] = ()) -> None:
         super().__init__()
         self.heads, self.dim, self.targets = tuple(heads), len(heads), tuple(targets)
         self.favour = settings.favour if targets else 0.0
@@ -160,14 +158,16 @@ class TableModel(Density):
             unused = torch.cat((atoms.isnan(), torch.zeros_like(loc[0, 0], dtype=torch.bool)), -1)
             logits = torch.where(unused, UNUSED, logits)
         log_p = logits.log_softmax(-1)
-        constants = (each[at] for each in (self.low, self.high, self.step, self.log_unit))
         return Numbers(
             log_p[..., : self.network.n_atoms],
             log_p[..., self.network.n_atoms :],
             loc,
             log_scale.clamp(COARSE, FINE),
             atoms,
-            *constants,
+            self.low[at],
+            self.high[at],
+            self.step[at],
+            self.log_unit[at],
             self.bounded,
             self.stepped,
         )
@@ -236,12 +236,13 @@ class TableModel(Density):
                 continue
             place = self.network.numbers.index(i)
             members = self._numbers(raw[:, :, None], centre, log_deviation, slice(place, place + 1))
-            side_by_side = (
-                each.movedim(0, -2).flatten(-2) for each in (members.log_weights - log_m, members.loc, members.log_scale)
+            found[i] = replace(
+                members,
+                log_atoms=torch.logsumexp(members.log_atoms, 0) - log_m,
+                log_weights=_side_by_side(members.log_weights) - log_m,
+                loc=_side_by_side(members.loc),
+                log_scale=_side_by_side(members.log_scale),
             )
-            constants = ("atoms", "low", "high", "step", "log_unit", "bounded", "stepped")
-            log_atoms = torch.logsumexp(members.log_atoms, 0) - log_m
-            found[i] = Numbers(log_atoms, *side_by_side, *(getattr(members, name) for name in constants))
         return found
 
     def cells(self, x: Tensor, column: int) -> Tensor:
@@ -251,7 +252,7 @@ class TableModel(Density):
     @torch.no_grad()
     def sample(self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n rows (n, D): an equal share by the chain in each of the model's orders, in random places."""
-        empty = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.dtype)
+        empty = torch.full((n, self.dim), math.nan, device=self.device, dtype=self.dtype)
         parts = [
             self.complete(part, order, generator=generator)
             for part, order in zip(empty.tensor_split(len(self.orders)), self.orders.tolist(), strict=True)
@@ -305,7 +306,7 @@ class TableModel(Density):
         effective_size : float
             Smallest effective number of rows at a resampling.
         """
-        x = torch.full((n, self.dim), math.nan, device=self.low.device, dtype=self.dtype)
+        x = torch.full((n, self.dim), math.nan, device=self.device, dtype=self.dtype)
         for i, value in observed.items():
             x[:, i] = value
         log_p, effective = 0.0, float(n)
@@ -321,6 +322,11 @@ class TableModel(Density):
             x = x[systematic(weights, generator)]
         rest = [i for i in self.orders[0].tolist() if i not in observed and i not in ranges]
         return self.complete(x, rest, generator=generator), log_p, effective
+
+
+def _side_by_side(values: Tensor) -> Tensor:
+    """Return components of all members, (M, ..., K), in one dimension, (..., M K)."""
+    return values.movedim(0, -2).flatten(-2)
 
 
 def systematic(weights: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -27,6 +27,14 @@ class Features(nn.Module):
     atom. A category gives an indicator of each value and, if it is ordered, its standardised number.
     """
 
+    start: Tensor
+    slope: Tensor
+    least: Tensor
+    most: Tensor
+    indicator: Tensor
+    values: Tensor
+    cells: Tensor
+
     def __init__(self, heads: Sequence[Head]) -> None:
         super().__init__()
         ramps, indicators, ordered = [], [], []
@@ -103,6 +111,11 @@ class Block(nn.Module):
 
 class Variables(nn.Module):
     """The standardised variables of the factor analysis: numbers, ordered categories, and indicators of categories."""
+
+    table: Tensor
+    codes: Tensor
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, heads: Sequence[Head]) -> None:
         super().__init__()

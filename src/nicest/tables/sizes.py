@@ -46,7 +46,7 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
     train = {
         "batch": batch,
         "epochs": math.ceil(steps / per_epoch),
-        "lr": 2e-3,
+        "lr": 5e-3 if small else 2e-3,
         "betas": [0.9, 0.98],
         "eps": 1e-8,
         "weight_decay": 0.02,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from nicest.tables.heads import Categories, Interval, Numbers
 from nicest.tables.marginal import Marginal
 from nicest.tables.model import TableModel
 
+Unseen = Literal["inf", "missing"]
 BATCH = 4_000  # rows that the network reads at once
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of the intervals that `calibration` counts
 PARTICLES = 4  # rows drawn for each row that is asked for under several conditions
@@ -43,9 +44,9 @@ class Table:
 
     def __init__(self, schema: Schema, model: TableModel) -> None:
         self.schema, self.model = schema, model.eval()
-        self.device = model.low.device
+        self.device = model.device
 
-    def encode(self, data: Any, source: str | Path = "X", *, unseen: str = "inf") -> np.ndarray:
+    def encode(self, data: Any, source: str | Path = "X", *, unseen: Unseen = "inf") -> np.ndarray:
         """Encode a data frame, an Arrow table or an array as rows; see `Schema.encode`."""
         return self.schema.encode(data, source, unseen=unseen)
 
@@ -83,7 +84,7 @@ class Table:
             return [heads[i].exact() for i in columns]
 
         parts = [of(part) for part in self._parts(rows)]
-        joined = [type(each[0]).joined(each) for each in zip(*parts, strict=True)]  # type: ignore[arg-type]
+        joined = [type(each[0]).joined(each) for each in zip(*parts, strict=True)]
         return [Marginal(self.schema[i], head) for i, head in zip(columns, joined, strict=True)]
 
     def impute(self, rows: np.ndarray, *, draw: bool = False, seed: int = 0) -> np.ndarray:
@@ -118,9 +119,7 @@ class Table:
             heads = self.model.heads_of(x, (~x.isnan()).to(x), columns)
             for i in columns:
                 found.setdefault(i, []).append(heads[i].rows(x[:, i].isnan()).exact())
-        return [
-            (i, Marginal(self.schema[i], type(found[i][0]).joined(found[i])), holes[:, i]) for i in sorted(found)
-        ]
+        return [(i, Marginal(self.schema[i], type(found[i][0]).joined(found[i])), holes[:, i]) for i in sorted(found)]
 
     def sample(self, n: int, where: str = "", *, seed: int = 0) -> Drawn:
         """Draw n rows, of those that meet the conditions `where` if there are any.
@@ -136,10 +135,9 @@ class Table:
         size = n if len(ranges) < 2 else max(PARTICLES * n, 1_000)
         kept, log_p, effective = [], [], []
         for at in range(0, size, 5 * BATCH):
-            rows, nats, ess = self.model.sample_where(
-                min(5 * BATCH, size - at), observed, ranges, generator=generator
-            )
-            kept.append(_array(rows))
+            some = min(5 * BATCH, size - at)
+            drawn, nats, ess = self.model.sample_where(some, observed, ranges, generator=generator)
+            kept.append(_array(drawn))
             log_p.append(nats)
             effective.append(ess)
         probability = float(np.exp(log_p).mean()) if log_p else 1.0

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from nicest.data.tables import is_table
 from nicest.errors import NicestError
 from nicest.remote import is_address, place
 from nicest.tasks import options
 from nicest.tasks.results import Result
-
-TABLES = (".csv", ".parquet", ".arrow", ".feather", ".npy", ".npz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +132,14 @@ def train(
 def data_kind(text: str) -> str:
     """Return the recipe for a data file or folder, "" if the text names neither."""
     path = Path(text)
-    if is_address(text) or (path.suffix.lower() in TABLES and not path.is_dir()):
-        return "table"
-    return "images" if path.is_dir() and not (path / "recipe.toml").exists() else ""
+    if path.is_dir():
+        return "" if (path / "recipe.toml").exists() else "images"
+    if path.suffix in (".npy", ".npz") and path.is_file():
+        from nicest.data.arrays import read_npy, read_npz
+
+        array = read_npy(path) if path.suffix == ".npy" else next(iter(read_npz(path).values()))
+        return "rows" if array.ndim == 2 else "images"
+    return "table" if is_table(path) or is_address(text) else ""
 
 
 def located(data: str) -> str:

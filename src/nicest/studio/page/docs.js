@@ -24,14 +24,13 @@ function fields(found, schema) {
 function endpoint(found, path, method, what) {
   const asked = (what.parameters ?? []).map((each) => line(each.name, { ...each.schema, description: each.description ?? each.schema.description }, each.required));
   const [type, body] = Object.entries(what.requestBody?.content ?? {})[0] ?? [];
-  const given = Object.entries(what.responses["200"]?.content ?? {})[0] ?? [];
   const part = (title, rows) => {
     if (!rows.length) return title.startsWith("Body") ? [el("h2", {}, title)] : [];
     const box = el("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: `${title} of ${path}` }, el("table", {}, el("tbody", {}, ...rows)));
     return [el("h2", {}, title), box];
   };
   return el("section", { className: "pane wide" }, el("h2", {}, el("code", {}, `${method.toUpperCase()} ${path}`)), el("p", {}, what.description ?? ""),
-    ...part("Parameters", asked), ...(type ? part(`Body: ${type}`, fields(found, body?.schema)) : []), ...part(`Response: ${given[0] ?? ""}`, fields(found, given[1]?.schema)));
+    ...part("Parameters", asked), ...(type ? part(`Body: ${type}`, fields(found, body?.schema)) : []));
 }
 
 try {
