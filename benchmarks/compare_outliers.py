@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-from sklearn import datasets
 from sklearn.ensemble import IsolationForest
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
@@ -97,12 +96,6 @@ def _moons(rng: Generator) -> Table:
     return _scattered(TABLES["moons"](rng).rows, rng)
 
 
-def _blobs(rng: Generator) -> Table:
-    """Return three round Gaussians in five columns."""
-    blobs = datasets.make_blobs(900, n_features=5, centers=3, random_state=int(rng.integers(1 << 31)))
-    return _scattered(blobs[0], rng)
-
-
 def _copula(rng: Generator) -> Table:
     """Return outliers whose columns were shuffled independently: the marginals remain, the dependence is gone."""
     x = TABLES["copula"](rng).rows
@@ -121,7 +114,6 @@ SETS: dict[str, Read] = {
     "breast_cancer": partial(_class, "breast_cancer", 0),
     "digits": partial(_class, "digits", 8),
     "moons": _moons,
-    "blobs": _blobs,
     "copula": _copula,
     "inside": _inside,
 }

@@ -1,6 +1,6 @@
 """CPU time of exported graphs and of the flow itself, on one thread.
 
-    python -m benchmarks.export_speed wine digits-conv mnist
+    python -m benchmarks.export_speed digits-conv mnist
 
 A name is that of a run, or of a recipe, whose untrained flow is timed for images of 28 x 28.
 """
@@ -49,6 +49,7 @@ def flow_of(name: str) -> Any:
 
 @torch.no_grad()
 def main() -> None:
+    """Print the milliseconds of every graph."""
     torch.set_num_threads(1)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -50,8 +50,8 @@ class Report(Result):
         return 130 if "unfinished" in self.found else int("failed" in self.found)
 
     def lines(self) -> Iterator[Any]:
-        yield f"{self.found['device']}, torch {self.found['versions']['torch']}\n"
-        yield self.text(self.found)
+        yield from (f"{self.found['device']}, torch {self.found['versions']['torch']}", "")
+        yield from self.text(self.found).splitlines()
         yield from (self.found[key] for key in ("caveat", "unfinished") if key in self.found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +60,9 @@ class Report(Result):
 
 def origin(device: torch.device) -> dict[str, Any]:
     """Describe the command, the commit, the date, the machine and the versions."""
-    command = f"python -m benchmarks {shlex.join(sys.argv[1:])}" if "benchmarks" in sys.argv[0] else None
+    program = Path(sys.argv[0])
+    module = "benchmarks" if program.stem == "__main__" else f"benchmarks.{program.stem}"
+    command = f"python -m {module} {shlex.join(sys.argv[1:])}" if program.parent.name == "benchmarks" else None
     info = Path("/proc/cpuinfo")
     names = [each for each in info.read_text().splitlines() if "model name" in each] if info.exists() else []
     cpu = names[0].partition(":")[2].strip() if names else None

@@ -48,7 +48,7 @@ def test_comparisons(name: str, method: str, run: Callable, tmp_path: Path):
     asked = ("compare", name, "one", "--data", tmp_path, "--method", method, "--seeds", 1, "--out", tmp_path / "r.json")
     code, out, err = run(*asked)
     assert code == 0, err
-    assert "| first places | 1 of 1 |" in out
+    assert "| first places | 1 of 1 |" in out.splitlines()
     kept = json.loads((tmp_path / "r.json").read_text())
     assert [(each["table"], each["method"]) for each in kept["trials"]] == [("one", method)]
     assert kept["command"].startswith(f"{PROGRAM} compare {name} one --data ")
@@ -76,7 +76,7 @@ def test_bench(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = ("--net", "small", "--net", "spline", "--batch", 8, "--windows", 1, "--seconds", 0, "--device", "cpu")
     code, out, _ = run("bench", *asked, "--out", tmp_path / "bench.json")
     assert code == 0
-    assert "| net | batch | what | lib | microseconds | floor_ratio |" in out
+    assert "| net | batch | what | lib | microseconds | floor_ratio |" in out.splitlines()
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     for net, peers in (("small", PEERS), ("spline", SPLINES)):
         steps = {row["lib"] for row in rows if row["what"] == "training step" and row["net"] == net}
