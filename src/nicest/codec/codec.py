@@ -82,19 +82,9 @@ class Codec:
         return Codec, (copy.deepcopy(self.flow).cpu(), self.device)
 
     def encode(self, rows: np.ndarray) -> bytes:
-        """Encode a block of rows, decode it again, and compare.
+        """Encode a block of grey levels (n, D), decode it again, and compare.
 
         Rows that the flow cannot code are stored with LZMA.
-
-        Parameters
-        ----------
-        rows : ndarray of integers, shape (n, D)
-            Grey levels.
-
-        Returns
-        -------
-        bytes
-            The block.
         """
         rows = np.ascontiguousarray(rows.astype(self.dtype))
         block = self._encode(rows)

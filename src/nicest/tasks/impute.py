@@ -93,8 +93,8 @@ def impute(
                 for k in range(draws):
                     own_seed = int(np.random.SeedSequence([seed, first, k]).generate_state(1)[0])
                     whole = filled(some, run.table.schema, run.table.impute(values, draw=True, seed=own_seed), hidden)
-                    places = [pa.array(range(first, first + some.num_rows)), pa.array([k + 1] * some.num_rows)]
-                    write([*places, *whole.columns])
+                    places = range(first, first + some.num_rows), [k + 1] * some.num_rows
+                    write([*map(pa.array, places), *whole.columns])
             else:
                 best = run.table.impute(values)
                 write(filled(some, run.table.schema, best, hidden).columns)
@@ -111,11 +111,8 @@ def impute(
     return Imputation(**written, interval=interval, draws=draws, seed=seed, **counts)  # type: ignore[arg-type]
 
 
-CELLS = [
-    ("row", "int64"),
-    *((name, "string") for name in ("column", "value", "low", "high")),
-    ("probability", "float64"),
-]
+TEXTS = [(name, "string") for name in ("column", "value", "low", "high")]
+CELLS = [("row", "int64"), *TEXTS, ("probability", "float64")]
 
 
 def impute_batch(run: Run, table: Any, *, draw: bool = False, seed: int = 0) -> Any:
@@ -152,26 +149,17 @@ def cell_lines(
     """Return the columns of CELLS for the hidden cells of encoded rows, row by row."""
     lines: list[tuple[Any, ...]] = []
     for i, marginal, missing in run.table.missing(values):
-        column, there = run.table.schema[i], np.flatnonzero(missing)
-        mine = hidden[missing, i]
-        nothing: list[Any] = [None] * len(there)
-        ends = [nothing, nothing]
+        column, there, codes = run.table.schema[i], np.flatnonzero(missing), best[missing, i]
+        ends, p = np.full((2, len(there)), None), np.full(len(there), None)
         if marginal.numeric:
-            ends = [_texts(column, own_codes(column, each)) for each in marginal.interval(level).T]
-        p = np.exp(marginal.log_prob_of(best[missing, i])).tolist() if column.discrete else nothing
-        texts, names, places = _texts(column, best[missing, i]), [column.name] * len(there), [i] * len(there)
-        found = zip(mine.tolist(), (there + first_row).tolist(), places, names, texts, *ends, p, strict=True)
-        lines += [tuple(others) for here, *others in found if here]
-    if not lines:
-        return [[] for _ in CELLS]
+            encode = column.code if isinstance(column, Number) else column.encode
+            ends = np.array([_texts(column, encode(each)) for each in marginal.interval(level).T])
+        if column.discrete:
+            p = np.exp(marginal.log_prob_of(codes))
+        found = zip(there, _texts(column, codes), *ends.tolist(), p.tolist(), strict=True)
+        lines += [(int(row) + first_row, i, column.name, *others) for row, *others in found if hidden[row, i]]
     lines.sort(key=lambda line: line[:2])
-    row, _, *others = (list(each) for each in zip(*lines, strict=True))
-    return [row, *others]
-
-
-def own_codes(column: Column, numbers: np.ndarray) -> np.ndarray:
-    """Encode numbers in the unit of a column."""
-    return column.code(numbers) if isinstance(column, Number) else column.encode(numbers)
+    return [[line[k] for line in lines] for k in (0, *range(2, 7))]
 
 
 def _texts(column: Column, codes: np.ndarray) -> list[str]:

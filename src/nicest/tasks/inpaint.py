@@ -174,13 +174,13 @@ def inpaint(
             watch = lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats")  # noqa: E731
             filled = fill(flow, x, where, schedule=schedule, chains=chains, looks=looks, seed=seed, watch=watch)
     with torch.no_grad():
-        truth_nats = flow.log_prob(x, noise=False).double() + unit
+        truth_nats = flow.log_prob(x, noise=False).double().cpu().numpy()
     arrays = {
         "truth": as_images(source[index], data),
         "hidden": hidden,
         "states": as_images(filled.states.cpu().numpy(), data),
         "nats": filled.nats.cpu().numpy() + unit,
-        "truth_nats": truth_nats.cpu().numpy(),
+        "truth_nats": truth_nats + unit,
         "looks": np.array(filled.looks),
     }
     names = [mask_name(each) for each in masks]
@@ -190,15 +190,13 @@ def inpaint(
     start, end, truth = arrays["nats"][0], arrays["nats"][-1], arrays["truth_nats"]
     summaries = []
     for name, each in zip(names, np.split(np.arange(len(index)), len(masks)), strict=True):
+        nats = {"truth": truth[each], "end": end[:, each]} | ({} if draws else {"start": start[:, each]})
         found: dict[str, Any] = {"mask": name, "images": index[each].tolist()}
-        found |= {"truth_nats": truth[each].tolist(), "end_nats": end[:, each].tolist()}
-        found |= {"mean_end_nats": float(end[:, each].mean()), "mean_truth_nats": float(truth[each].mean())}
+        found |= {f"{of}_nats": values.tolist() for of, values in nats.items()}
+        found |= {f"mean_{of}_nats": float(values.mean()) for of, values in nats.items()}
         found["images_above_truth"] = int((end.max(0) > truth)[each].sum())
-        if draws:
-            found |= {of: values[each].tolist() for of, values in quality.items()}
-        else:
-            found |= {"start_nats": start[:, each].tolist(), "mean_start_nats": float(start[:, each].mean())}
-            found["mean_gain_nats"] = float((end - start)[:, each].mean())
+        found |= {of: values[each].tolist() for of, values in quality.items()}
+        found |= {} if draws else {"mean_gain_nats": float((end - start)[:, each].mean())}
         summaries.append(found)
     told: dict[str, Any] = {"dataset": data.name, "split": split, "shape": list(data.shape), "n": n, "seed": seed}
     told |= {"steps": schedule.steps} if draws else asdict(schedule)
