@@ -1,11 +1,9 @@
 """Bad input: one line that says what was expected, what came and what to do, and nothing that was there is harmed."""
 
-import gzip
 import json
 import math
 import os
 import shutil
-import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,10 +32,6 @@ def constant(*columns: int) -> np.ndarray:
     return rows
 
 
-def idx(images: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{images.ndim}I", 0, 0, 8, images.ndim, *images.shape) + images.tobytes()
-
-
 def images(folder: Path, *sizes: tuple[int, int], mode: str = "L") -> None:
     folder.mkdir()
     for i, size in enumerate(sizes):
@@ -53,58 +47,15 @@ def write_cut_npy(path: Path) -> None:
     cut(path, 0.7)
 
 
-def write_cut_npz(path: Path) -> None:
-    np.savez(path, images=ROWS)
-    cut(path, 0.7)
-
-
-def write_cut_npz_member(path: Path) -> None:
-    np.savez_compressed(path, images=ROWS)
-    whole = bytearray(path.read_bytes())
-    whole[200:260] = b"\0" * 60
-    path.write_bytes(whole)
-
-
-# what is at the path -> how it comes there, and words of the refusal
+# what is at the path -> how it comes there, and words of the refusal; tests/data has all that readers refuse
 BAD_DATA: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
     "a NaN": ("a.npy", lambda p: np.save(p, changed(7, 2, np.nan)), ["finite", "1 NaN", "row 7", "column 2", "drop"]),
-    "an infinity": ("a.npy", lambda p: np.save(p, changed(3, 0, -np.inf)), ["finite", "row 3", "column 0", "drop"]),
-    "a number beyond float32": ("a.npy", lambda p: np.save(p, ROWS.astype(np.float64) * 1e300), ["finite", "float32"]),
     "one row": ("a.npy", lambda p: np.save(p, ROWS[:1]), ["at least 3 rows", "got 1", "give more rows"]),
-    "no row": ("a.npy", lambda p: np.save(p, ROWS[:0]), ["expected rows", "empty", "(0, 4)"]),
-    "one column": ("a.npy", lambda p: np.save(p, ROWS[:, :1]), ["at least 2 features", "got 1"]),
-    "a constant column": ("a.npy", lambda p: np.save(p, constant(1)), ["1 of 4 columns", "constant", "drop"]),
     "constant columns": ("a.npy", lambda p: np.save(p, constant(0, 3)), ["2 of 4", "columns 0, 3", "drop"]),
     "words": ("a.npy", lambda p: np.save(p, np.array([["a", "b"]] * 9)), ["expected numbers", "<U1", "float32"]),
     "negative integers": ("a.npy", lambda p: np.save(p, np.full((9, 2), -4)), ["0..255", "-4..-4", "uint8"]),
-    "objects": (
-        "a.npy",
-        lambda p: np.save(p, np.array([{}, 1], dtype=object), allow_pickle=True),
-        ["expected a whole .npy file of numbers"],
-    ),
     "a cut npy": ("a.npy", write_cut_npy, ["expected a whole .npy file", "1088 bytes", "got 761"]),
-    "a cut npz": ("a.npz", write_cut_npz, ["expected a whole .npz file", "bytes"]),
-    "a damaged npz": ("a.npz", write_cut_npz_member, ["expected a whole .npz file"]),
-    "an npz with other keys": ("a.npz", lambda p: np.savez(p, y=ROWS, z=ROWS), ["train and test", "got 'y', 'z'"]),
-    "a cut idx": (
-        "a-idx3-ubyte",
-        lambda p: p.write_bytes(idx(np.zeros((9, 4, 4), np.uint8))[:-20]),
-        ["expected 160 bytes", "got 140", "get it again"],
-    ),
-    "a cut gzipped idx": (
-        "a-idx3-ubyte.gz",
-        lambda p: p.write_bytes(gzip.compress(idx(RNG.integers(0, 256, (9, 4, 4), np.uint8)))[:-30]),
-        ["expected 160 bytes", "got ", "get it again"],
-    ),
-    "idx in name only": ("a-idx3-ubyte", lambda p: p.write_bytes(b"<html>"), ["magic number", "3c 68 74 6d"]),
-    "an empty folder": ("a", lambda p: p.mkdir(), ["expected images", "found none"]),
     "images of two sizes": ("a", lambda p: images(p, (4, 4), (5, 4)), ["one size", "4x4", "5x4", "resize"]),
-    "images with transparency": ("a", lambda p: images(p, (4, 4), mode="RGBA"), ["grey or RGB", "RGBA", "convert"]),
-    "an image that is none": (
-        "a",
-        lambda p: (p.mkdir(), (p / "x.png").write_bytes(b"no image")),
-        ["expected an image", "x.png", "remove"],
-    ),
     "an unknown kind of file": ("a.txt", lambda p: p.write_text("1,2\n"), ["expected .csv", ".npy", "a.txt"]),
     "nothing": ("a.npy", lambda p: None, ["expected a file or folder", "a.npy"]),
 }
@@ -249,13 +200,8 @@ class TestDataHome:
 BAD_RECIPES = {
     "an unknown recipe": (["mnits"], ["no recipe 'mnits'", "did you mean 'mnist'?", "cifar10", ".toml"]),
     "a recipe file that is not there": (["x.toml"], ["no recipe file x.toml", "mnist"]),
-    "an unknown key": (["digits", "--set", "train.epoch=3"], ["unknown key", "'train.epoch'", "'train.epochs'"]),
     "an unknown section": (["digits", "--set", "training.lr=3"], ["unknown key", "'training'"]),
     "a word for a number": (["digits", "--set", "train.epochs=many"], ["train.epochs", "int", "'many'"]),
-    "a number without a meaning": (["digits", "--set", "train.epochs=0"], ["train.epochs", "at least 1", "got 0"]),
-    "an unknown choice": (["digits", "--set", "model.law=afine"], ["additive", "'afine'", "did you mean 'affine'?"]),
-    "no value": (["digits", "--set", "train.epochs"], ["KEY=VALUE", "train.epochs=50", "'train.epochs'"]),
-    "a device that is not here": (["digits", "--device", "toaster"], ["no device 'toaster'", "try cpu"]),
 }
 
 
@@ -275,11 +221,6 @@ class TestRecipe:
         assert "is a table, not a model: train one" in nicest("studio", table).refusal
         (tmp_path / "recipe.toml").touch()
         assert "no recipe" in nicest("train", tmp_path).refusal
-
-    def test_file_with_a_bad_key_is_named(self, nicest: Callable, tmp_path: Path):
-        (tmp_path / "own.toml").write_text("[model]\nwitdh = 3\n")
-        line = nicest("train", tmp_path / "own.toml", "--out", tmp_path / "run").refusal
-        assert all(word in line for word in ("own.toml", "'model.witdh'", "'model.width'"))
 
     @pytest.mark.parametrize("content", [b"[model\n", b"\xff\xfe\x00"], ids=["broken TOML", "no text"])
     def test_file_that_cannot_be_read_is_named(self, nicest: Callable, tmp_path: Path, content: bytes):
@@ -301,7 +242,7 @@ class TestRun:
         assert ("does not exist" in line) == (there == "nothing")
 
     @pytest.mark.parametrize("command", ["evaluate", "sample"])
-    @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.99])
+    @pytest.mark.parametrize("keep", [0.0, 0.5])
     def test_with_a_cut_model_is_refused_and_left_alone(
         self, nicest: Callable, table: Path, tmp_path: Path, untouched: Callable, command: str, keep: float
     ):
@@ -321,22 +262,6 @@ class TestRun:
             line = nicest("train", "digits", "--out", run, "--resume").refusal
         assert "last.safetensors" in line
         assert "truncated or damaged" in line
-
-    @pytest.mark.parametrize(
-        ("written", "words"),
-        [("nicest 99", ["format 99", "up to", "upgrade"]), ("pt", ["not written by nicest", "'nicest ", "'pt'"])],
-        ids=["a newer format", "another program's format"],
-    )
-    def test_of_a_format_we_do_not_read_is_refused(
-        self, nicest: Callable, table: Path, tmp_path: Path, written: str, words: list[str]
-    ):
-        with safe_open(table / "model.safetensors", framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
-        save_file(tensors, tmp_path / "model.safetensors", metadata | {"format": written})
-        line = nicest("evaluate", tmp_path).refusal
-        for word in words:
-            assert word in line, word
 
     def test_whose_weights_are_of_another_recipe_is_refused(self, nicest: Callable, table: Path, tmp_path: Path):
         with safe_open(table / "model.safetensors", framework="numpy") as file:

@@ -118,24 +118,16 @@ class TestUsage:
             ("train mnist --fast", "--fast"),
             ("train", "recipe"),
             ("evaluate", "run"),
-            ("evaluate RUN --draws 0", "--draws"),
             ("evaluate RUN --draws two", "--draws"),
             ("evaluate RUN --split dev", "--split"),
             ("sample RUN -n 0", "-n"),
-            ("sample RUN --temperature -1", "--temperature"),
             ("sample RUN --temperature nan", "--temperature"),
-            ("certify RUN -n 1", "-n"),
-            ("certify RUN --jacobians 0", "--jacobians"),
             ("latent RUN sphere-of-cheese", "no such command"),
             ("latent sphere", "run"),
             ("latent sphere RUN --basis north", "--basis"),
             ("latent interpolate RUN --way around", "--way"),
-            ("latent interpolate RUN --steps 1", "--steps"),
-            ("latent truncate RUN --keep -1", "--keep"),
             ("inpaint RUN --preset paper", "--preset"),
             ("inpaint RUN --direction up", "--direction"),
-            ("inpaint RUN --noise -1", "--noise"),
-            ("inpaint RUN --chains 0", "--chains"),
             ("data fetch mnist", "fetch"),
             ("data get", "name"),
         ],
@@ -359,12 +351,6 @@ class TestLatent:
         out = tmp_path / "a.png"
         first, last = (nicest("latent", *words, "--out", out) for words in ((digits, "sphere"), ("sphere", digits)))
         assert first == last == (0, f"sphere of radius 14.51 in {out}\n", "")
-
-    def test_sphere_takes_its_options(self, nicest: Callable, digits: Path, tmp_path: Path):
-        options = ["--basis", "top", "--radius", 2.5, "--grid", 4, "--seed", 3, "--out", tmp_path / "a.npz"]
-        done = nicest("latent", "sphere", digits, *options, "--json").json
-        asked = {"basis": "top", "radius": 2.5, "grid": 4, "seed": 3, "out": str(tmp_path / "a.npz")}
-        assert done.items() >= asked.items()
 
     def test_interpolate_takes_several_pairs(self, nicest: Callable, digits: Path, tmp_path: Path):
         out = tmp_path / "a.png"

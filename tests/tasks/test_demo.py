@@ -69,11 +69,6 @@ def test_every_figure_exists_and_shows_something(shown: Path, picture_at: Callab
         assert len(np.unique(np.asarray(picture.convert("L")))) > 15, file
 
 
-def test_the_contact_sheet_is_the_largest_of_them(shown: Path, picture_at: Callable):
-    areas = {name: np.prod(picture_at(shown / "run" / "figures" / name).size) for name in FIGURES}
-    assert max(areas, key=lambda name: areas[name]) == "contact-sheet.png"
-
-
 def test_samples_are_not_the_data(shown: Path, picture_at: Callable):
     data, samples = (np.asarray(picture_at(shown / "run" / "figures" / f"{name}.png")) for name in ("data", "samples"))
     assert data.shape == samples.shape

@@ -61,11 +61,6 @@ class TestSeed:
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
 
-    def test_leaves_the_global_random_state_alone(self, digits_run: Run, tmp_path: Path):
-        before = torch.get_rng_state()
-        array(digits_run, tmp_path / "a.npy")
-        assert torch.equal(torch.get_rng_state(), before)
-
 
 class TestTemperature:
     def test_zero_gives_the_mode_of_the_prior_every_time(self, in_float64: Run, tmp_path: Path):
