@@ -53,16 +53,6 @@ def plan(paths: Sequence[Path], run: Run) -> Iterator[Part]:
             yield Part(i, path, None, 0, 0)
 
 
-def share(parts: Sequence[Part], rank: int, size: int) -> Sequence[Part]:
-    """Return a contiguous range of parts for each process, so that their outputs in order are the whole."""
-    return parts[len(parts) * rank // size : len(parts) * (rank + 1) // size]
-
-
-def part_path(out: Path, rank: int, size: int) -> Path:
-    """Return the path of the output of one process."""
-    return out if size == 1 else out.with_name(f"{out.stem}-{rank:05d}-of-{size:05d}{out.suffix}")
-
-
 def open_table(path: Path, schema: Schema, optional: Sequence[str] = ()) -> TableFile:
     """Open a table that has all columns of a schema; `optional` ones may be absent, additional ones are ignored."""
     file = TableFile(path)

@@ -88,14 +88,16 @@ def score(
     Example: nicest score runs/people new.parquet --out scores.parquet
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    path = rows.part_path(place(out), rank, size)
+    path = place(out)
+    path = path if size == 1 else path.with_name(f"{path.stem}-{rank:05d}-of-{size:05d}{path.suffix}")
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise NicestError(f"expected a file for the scores that ends in .csv or .parquet, got {str(out)!r}")
     if cells:
         rows.require_table(run)
     paths = table_files(files) if run.kind == "table" else [place(file) for file in files]
     rows.require_outputs(run, path, inputs=paths)
-    parts = rows.share(list(rows.plan(paths, run)), rank, size)
+    parts = list(rows.plan(paths, run))
+    parts = parts[len(parts) * rank // size : len(parts) * (rank + 1) // size]  # the outputs in order are the whole
     draws = 1 if run.kind == "table" else run.draws(draws)
     quantiles = score_quantiles(run, draws)
     named, text = len(paths) > 1 or bool(rows.image_names(paths[0])), path.suffix.lower() == ".csv"
