@@ -250,7 +250,8 @@ class TestAgainstTheTruth:
         """Levels of probability 0.7, 0.05 and 0.25, side by side: a Langevin chain would climb, lines step over."""
         steep = Flow(Units.continuous(1, standardise=False), Chain(), Levels(1)).double()
         x = torch.full((100, 1), math.nan).double()
-        found = impute_rows(steep, x, x.isnan(), bounds=(0.0, 3.0), draws=400, steps=300, warmup=50, ascent=0)
+        steep.units.box = lambda: (torch.zeros(1, 1).double(), torch.full((1, 1), 3.0).double())
+        found = impute_rows(steep, x, x.isnan(), draws=400, steps=300, warmup=50, ascent=0)
         shares = torch.bincount(found.draws.flatten().long(), minlength=3) / found.draws.numel()
         assert shares.tolist() == pytest.approx([0.7, 0.05, 0.25], abs=0.015)
         assert found.mixed.double().mean() > 0.95

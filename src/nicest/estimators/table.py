@@ -111,8 +111,8 @@ class TableEstimator(BaseEstimator):
     def _restore(self, kept: dict[str, Any]) -> None:
         self._like: Any = None
         self.n_features_in_ = int(kept.get("n_features", len(self.schema_)))
-        if kept.get("names"):
-            self.feature_names_in_ = np.asarray(kept["names"], dtype=object)
+        if names := kept.get("names", self.schema_.names):
+            self.feature_names_in_ = np.asarray(names, dtype=object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

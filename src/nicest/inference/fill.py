@@ -30,7 +30,7 @@ class Schedule:
 
     DIFFERS: in the direction "adam", g is averaged over a few iterations and divided by the root of its mean square,
     pixel by pixel. On MNIST a border pixel starts with some 45 times the gradient of a central one: plain steps short
-    enough for the border to settle barely move the digit, and very many are needed (docs/log.md).
+    enough for the border to settle barely move the digit, and very many are needed (benchmarks/log.md).
     """
 
     steps: int
@@ -106,7 +106,7 @@ class Ascent:
         return self.z.detach() * self.unit
 
     def draw(self, y: Tensor) -> Tensor:
-        """Where the hidden start: uniform between finite bounds, as the authors' do, else N(0, 1)."""
+        """Draw a start of the hidden numbers: uniform between finite bounds, as the authors do, else N(0, 1)."""
         uniform = torch.rand(y.shape, generator=self.generator, dtype=y.dtype, device=y.device)
         normal = torch.randn(y.shape, generator=self.generator, dtype=y.dtype, device=y.device)
         width = self.upper - self.lower
@@ -124,7 +124,7 @@ class Ascent:
             self.i += 1
 
     def captured(self, precision: torch.dtype = torch.bfloat16) -> Callable[[], None]:
-        """`iteration`, on a GPU as one CUDA graph to replay; no state and no random number is used up by capturing.
+        """Return `iteration`, on a GPU as a captured CUDA graph; capturing changes no state and no random numbers.
 
         There the coupling functions compute in `precision`, which is enough for a direction; log-likelihoods that are
         reported are float32's.
@@ -200,7 +200,7 @@ def ascend(
     chains: int = 1,
     seed: int = 0,
 ) -> Iterator[Filled]:
-    """`fill`, one look at a time while it climbs: at the start, wherever `look(iterations done)` says so, at the end.
+    """Yield the results of `fill` while it climbs: at the start, wherever `look(iterations done)` is true, at the end.
 
     For few rows, which climb together. Whoever stops asking ends the ascent.
     """
@@ -230,7 +230,7 @@ def _climb(
     look: Callable[[int], bool],
     watch: Callable[[float, float], None] = lambda share, mean_nats: None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Iterations done, rows and log-likelihood at the start, wherever `look` says so, and at the end.
+    """Yield iterations done, rows and log-likelihood at the start, wherever `look` is true, and at the end.
 
     Between looks the host reads nothing from the device.
     """

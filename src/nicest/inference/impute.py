@@ -169,11 +169,11 @@ class Walk(Chains):
         yield 1.0
 
     def looks(self, length: float) -> list[int]:
-        """The iterations of chains so long whose states are kept."""
+        """Return the iterations of chains of a length whose states are kept."""
         return [round((k + 1) * length / self.keep) for k in range(self.keep)]
 
     def climb(self, steps: int) -> Tensor:
-        """The mode: up the hill from the likeliest draw by the ascent of NICE §5.2, without its noise.
+        """Return the mode: the end of the ascent of NICE §5.2, without noise, from the likeliest draw.
 
         Steps are of a size for each column; where they led down, the draw stays.
         """
@@ -191,7 +191,7 @@ class Walk(Chains):
 
 
 def split_r_hat(chains: Tensor) -> Tensor:
-    """√(variance of all / mean variance within) of the halves of chains (B, chains, draws, ...) (Gelman et al., BDA3).
+    """Return √(total variance / mean variance within) of the halves of chains (B, chains, draws, ...) (Gelman et al.).
 
     It is 1 where nothing varies, and infinite where halves stand still apart from one another.
     """

@@ -43,7 +43,7 @@ class Point(NamedTuple):
     gradient: Tensor | None = None
 
     def of(self, rows: Tensor) -> Point:
-        """Of those rows alone."""
+        """Return the points of these rows."""
         gradient = None if self.gradient is None else self.gradient[rows]
         return Point(self.w[rows], self.nats[rows], self.y[rows], self.height[rows], gradient)
 
@@ -77,13 +77,15 @@ class Chains:
         return self.units.enter(x, generator=self.generator)
 
     def at_once(self) -> int:
-        """Rows that walk at once, for the memory's sake."""
+        """Return how many rows fit in memory at once."""
         return max(1, min(ROWS // self.chains, NUMBERS // self.units.dim**2))
 
     def walk(self, x: Tensor, hidden: Tensor, *, warmup: int, steps: int) -> Iterator[tuple[int, Point]]:
-        """Where the chains of rows are after each iteration, numbered 1 - warmup to steps; only those from 1 on are
-        draws. `acceptance` (B,) is the share of Langevin proposals taken since. In between you may `go_on` with fewer
-        rows."""
+        """Yield the points of the chains after each iteration, numbered 1 - warmup to steps; from 1 on they are draws.
+
+        `acceptance` (B,) is the fraction of Langevin proposals taken since then. In between you may `go_on` with fewer
+        rows.
+        """
         self.x = torch.where(hidden, 0, x)
         self.place(self.enter(self.x), hidden)
         self.point, self.log_step, self.langevins = self.start(), self.first_step(), 0
@@ -126,9 +128,11 @@ class Chains:
             setattr(self, name, getattr(self, name)[rows])
 
     def start(self) -> Point:
-        """Every chain at the likeliest of a few draws from the Gaussian: one that starts far out, where the Gaussian
-        has hardly any density, may never leave. At its mean where the model has no density at a draw; `patched` where
-        that is likelier."""
+        """Start every chain at the likeliest of a few draws from the Gaussian.
+
+        A chain that starts far out, where the Gaussian has hardly any density, may never leave. The start is the mean
+        where the model has no density at a draw, and `patched` where that is likelier.
+        """
         drawn = self.at(self.noise())
         for _ in range(STARTS - 1):
             other = self.at(self.noise())
@@ -143,8 +147,10 @@ class Chains:
         return at
 
     def patched(self, count: int) -> Point:
-        """Every chain at the hidden part of a sample: of the `count` samples whose other part is most like the observed
-        one, those that the model finds likeliest with it."""
+        """Start every chain at the hidden part of a sample.
+
+        Of the `count` samples whose other part is most like the observed one, take the likeliest with it.
+        """
         seen, known = self.observed[:, 0], (~self.hidden[:, 0]).to(self.samples)
         distance = known @ self.samples.square().T - 2 * (known * seen) @ self.samples.T  # squared, up to a constant
         nearest = distance.topk(min(count, len(self.samples)), largest=False).indices
@@ -154,13 +160,13 @@ class Chains:
         return self.at(w.gather(1, best[..., None].expand(-1, -1, w.shape[-1])))
 
     def seen_as(self, y: Tensor) -> Tensor:
-        """The w of points y, (B, chains, D)."""
+        """Return the w of points y, (B, chains, D)."""
         z = self.box.enter(y.clamp(self.box.lower, self.box.upper))
         w = torch.linalg.solve_triangular(self.factor[:, None], (z - self.centre)[..., None], upper=True)[..., 0]
         return torch.where(self.hidden, w, 0.0)
 
     def first_step(self) -> Tensor:
-        """log ε of every row, (B,), before it is adapted."""
+        """Return log ε of every row, (B,), before it is adapted."""
         return -self.hidden[:, 0].sum(1).log().to(self.units.scale) / 6
 
     def place(self, y: Tensor, hidden: Tensor) -> None:
@@ -172,12 +178,12 @@ class Chains:
         self.order, self.turn = torch.sort(~hidden, dim=1, stable=True).indices, 0  # the hidden come first
 
     def at(self, w: Tensor) -> Point:
-        """Log-density at w, (B, chains, D)."""
+        """Return the log-density at w, (B, chains, D), as a point."""
         with torch.no_grad():
             return Point(w, *self.density(self.centre + w @ self.factor.mT))
 
     def steered(self, w: Tensor) -> tuple[Point, Tensor]:
-        """Log-density at w, (B, chains, D), and its gradient, which the point holds too."""
+        """Return the log-density at w, (B, chains, D), as a point with its gradient, and the gradient."""
         w = w.detach().requires_grad_()
         with torch.enable_grad():
             found = self.density(self.centre + w @ self.factor.mT)
@@ -186,7 +192,7 @@ class Chains:
         return Point(w.detach(), nats, y, height, gradient), gradient
 
     def density(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`nats`, y and `height` of points z, (B, chains, D) or (B, chains, points, D)."""
+        """Return `nats`, y and `height` of points z, (B, chains, D) or (B, chains, points, D)."""
         hidden, observed = (each[:, :, None] if z.ndim == 4 else each for each in (self.hidden, self.observed))
         y, log_det = self.box.leave(z)
         y = torch.where(hidden, y, observed)
@@ -194,7 +200,7 @@ class Chains:
         return height + torch.where(hidden, log_det, 0.0).sum(-1), y, height
 
     def langevin(self, at: Point, step: Tensor) -> tuple[Point, Tensor]:
-        """w' = w + ½ ε² ∇ log p(w) + ε ξ, taken with probability min(1, p(w') q(w | w') / p(w) q(w' | w))."""
+        """Propose w' = w + ½ ε² ∇ log p(w) + ε ξ; accept with probability min(1, p(w') q(w | w') / p(w) q(w' | w))."""
         noise, step = self.noise(), step[:, None, None]
         at, gradient = (at, at.gradient) if at.gradient is not None else self.steered(at.w)
         to, gradient = self.steered(at.w + 0.5 * step**2 * gradient + step * noise)
@@ -202,7 +208,7 @@ class Chains:
         return self.metropolis(at, to, to.nats - at.nats + half_square(noise) - half_square(back))
 
     def jump(self, at: Point) -> tuple[Point, Tensor]:
-        """w' ~ N(0, SPREAD² I) wherever w is, taken with probability min(1, p(w') q(w) / p(w) q(w'))."""
+        """Propose w' ~ N(0, SPREAD² I); accept with probability min(1, p(w') q(w) / p(w) q(w'))."""
         to = self.at(SPREAD * self.noise())
         return self.metropolis(at, to, to.nats - at.nats + half_square(to.w / SPREAD) - half_square(at.w / SPREAD))
 
@@ -237,7 +243,7 @@ class Chains:
         return Point(w, nats.gather(-1, chosen)[..., 0], y, height.gather(-1, chosen)[..., 0])
 
     def next_coordinate(self) -> Tensor:
-        """The hidden cells of every row in turn, (B,)."""
+        """Return the next hidden cell of every row, in turn, (B,)."""
         turn = self.turn % self.hidden[:, 0].sum(1)
         self.turn += 1
         return self.order.gather(1, turn[:, None])[:, 0]
@@ -257,18 +263,18 @@ class Chains:
         return at
 
     def metropolis(self, at: Point, to: Point, log_ratio: Tensor) -> tuple[Point, Tensor]:
-        """Each chain where it goes, and the mean probability of going, (B,); to what is not a number it does not go."""
+        """Accept or reject a proposal in each chain; return the points and the mean probability of acceptance, (B,)."""
         chance = log_ratio.clamp(max=0).exp().nan_to_num(0.0)
         uniform = torch.rand(chance.shape, generator=self.generator, dtype=chance.dtype, device=chance.device)
         return self.choose(uniform < chance, to, at), chance.mean(1)
 
     def choose(self, which: Tensor, one: Point, other: Point) -> Point:
-        """One point where `which` (B, chains), else the other; with a gradient where both have one."""
+        """Return one point where `which` (B, chains), else the other; with a gradient where both have one."""
         pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
         return Point(*(torch.where(which[..., None] if a.ndim == 3 else which, a, b) for a, b in pairs))
 
     def noise(self) -> Tensor:
-        """N(0, I) in the hidden cells of every chain, 0 in the others."""
+        """Draw N(0, I) in the hidden cells of every chain, 0 in the others."""
         shape = (len(self.hidden), self.chains, self.hidden.shape[-1])
         like = self.observed
         return self.hidden * torch.randn(shape, generator=self.generator, dtype=like.dtype, device=like.device)
@@ -289,7 +295,7 @@ class Box:
         self.width = torch.where(self.two, upper - lower, 1.0)
 
     def leave(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """y and log dy/dz of every number."""
+        """Return y and log dy/dz of every number."""
         logistic, log = (torch.where(which, z, 0.0) for which in (self.two, self.one))  # no overflow where not used
         y = torch.where(self.one, self.base + self.sign * log.exp(), z)
         slope = self.width.log() + functional.logsigmoid(logistic) + functional.logsigmoid(-logistic)
@@ -306,7 +312,7 @@ class Box:
 
 
 def single(flow: Flow, y: Tensor) -> Flow:
-    """The flow in its fast form, and in float32 if that hardly changes the log-density of points y of its space."""
+    """Return the flow in its fast form, in float32 if that hardly changes the log-density of points y."""
     exact = lower(flow)
     if flow.units.scale.dtype != torch.float64:
         return exact
@@ -317,7 +323,7 @@ def single(flow: Flow, y: Tensor) -> Flow:
 
 
 def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and inverse covariance of rows, in float64; tails are drawn in, rows that are not finite left out."""
+    """Return mean and inverse covariance of rows, in float64; tails are clipped, rows that are not finite left out."""
     z = z[z.isfinite().all(1)].double()
     if len(z) < 2:
         raise NicestError("the samples are not finite: is the flow trained?")
@@ -328,7 +334,7 @@ def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def conditional(mean: Tensor, precision: Tensor, z: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Means (B, D) and factors M (B, D, D) of the hidden given the observed: their covariance is M Mᵀ = (Λ_HH)⁻¹.
+    """Return means (B, D) and factors M (B, D, D) of the hidden given the observed: the covariance is M Mᵀ = (Λ_HH)⁻¹.
 
     In the observed the factor is the identity, and z is not looked at in the hidden. One Cholesky for each pattern.
     """
@@ -343,29 +349,29 @@ def conditional(mean: Tensor, precision: Tensor, z: Tensor, hidden: Tensor) -> t
 
 
 def student_cdf(t: Tensor) -> Tensor:
-    """The distribution function of Student's law with two degrees of freedom."""
+    """Return the distribution function of Student's law with two degrees of freedom."""
     return 0.5 * (1 + t / (2 + t.square()).sqrt())
 
 
 def student_quantile(u: Tensor) -> Tensor:
-    """The inverse of `student_cdf`; hardly inside at either end."""
+    """Return the inverse of `student_cdf`, finite at both ends."""
     u = u.clamp(HARDLY, 1 - HARDLY)
     return (2 * u - 1) / (2 * u * (1 - u)).sqrt()
 
 
 def log_student(t: Tensor) -> Tensor:
-    """Its log-density, which is -3/2 log(2 + t²)."""
+    """Return the log-density of Student's law, -3/2 log(2 + t²), up to a constant."""
     return -1.5 * (2 + t.square()).log()
 
 
 def gumbel_argmax(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """A place in the last dimension, by chance, with probability ∝ exp(weight)."""
+    """Draw an index of the last dimension with probability ∝ exp(weight)."""
     noise = torch.empty_like(weight).exponential_(generator=generator)
     return (weight - noise.log()).argmax(-1)
 
 
 def adapted(log_step: Tensor, chance: Tensor, i: int) -> Tensor:
-    """log ε after the i-th move, which was taken with that chance."""
+    """Return log ε after the i-th move, which was taken with this probability."""
     return log_step + (chance - ACCEPTANCE) / i**0.6
 
 

@@ -22,7 +22,7 @@ GPU_WORKERS, GPU_BLOCKS = 4, 4  # workers on a GPU by default, at most, and bloc
 
 
 def workers_for(jobs: int, blocks: int, device: torch.device) -> int:
-    """How many processes code blocks: those asked for, or by default as many as there are cores; 1 is this process."""
+    """Return the number of processes that code blocks; by default the number of cores, and 1 is this process."""
     if jobs:
         return max(1, min(jobs, blocks))
     if device.type == "cuda":
@@ -31,7 +31,7 @@ def workers_for(jobs: int, blocks: int, device: torch.device) -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
