@@ -49,7 +49,7 @@ bench: $(VENV)/.dev  ## measure the speed of the MNIST net, next to other flow l
 	$(BIN)/python -m benchmarks bench
 
 WHAT ?= density
-compare: $(VENV)/.dev  ## compare NICE with other methods: WHAT=density, imputation, outliers, regression, synthesis or posteriors
+compare: $(VENV)/.dev  ## compare NICE with other methods: WHAT=density, imputation, regression, classification, outliers, synthesis, known or posteriors
 	$(BIN)/python -m benchmarks compare $(WHAT)
 
 lint: $(VENV)/.dev
@@ -64,8 +64,7 @@ format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-pictures: $(VENV)/.dev  ## run the tutorial on tables and the gallery, and draw their pictures
-	$(BIN)/python docs/run_page.py tutorial-tables --pictures
+pictures: $(VENV)/.dev  ## run the gallery and draw its pictures
 	$(BIN)/python docs/run_page.py gallery --pictures
 
 docs: $(VENV)/.docs  ## write docs/cli.md and build the site in site/; warnings and broken links are errors

@@ -31,9 +31,7 @@ def test_every_command_is_in_it(output: str):
 def test_the_spoilt_rows_come_first_with_their_spoilt_cells(output: str):
     (table,) = re.findall(r"^ *row +log_density.*\n((?:.+\n){3})", output, re.M)
     found = {line.split()[0]: line.split()[3] for line in table.splitlines()[:2]}
-    assert set(found) == {"0", "1"}
-    assert found["0"] == "bmi"
-    assert found["1"] in ("ldl", "total", "ratio", "hdl")
+    assert found == {"0": "bmi", "1": "ratio"}
 
 
 def test_answers_are_as_good_as_the_page_says(output: str):

@@ -10,7 +10,14 @@ nicest.fit(flow, rows, valid=held_out)   # train it: in memory, or in a run fold
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# Threads of torch sleep while they wait for one another. By default they spin, which costs up to 20 times the processor
+# time when other programs keep the cores busy. torch reads this when it is imported; your own setting has precedence.
+_spins = "torch" in sys.modules and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from nicest.codec import compress, decompress

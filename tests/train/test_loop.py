@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import nicest
 from nicest.data import load as load_data
 from nicest.flows import MLP, Additive, Chain, Coupling, Flow, Gaussian, Units, bits_per_dim, odd_even
 from nicest.inference.engine import Engine
@@ -446,9 +450,27 @@ class TestThreads:
         assert torch.get_num_threads() == 2
 
     @pytest.mark.parametrize(("width", "batch"), [(8, 1_000_000), (70_000, 100)])
-    def test_large_products_get_all(self, width: int, batch: int):
+    def test_large_products_get_all(self, monkeypatch: pytest.MonkeyPatch, width: int, batch: int):
+        monkeypatch.setattr(nicest, "_spins", False)
         with enough_threads(wide(width), batch):
             assert torch.get_num_threads() == 2
+
+    @pytest.mark.parametrize(("spins", "load", "threads"), [(True, 9e9, 1), (True, 0.0, 2), (False, 9e9, 2)])
+    def test_large_products_get_one_if_threads_spin_on_busy_cores(
+        self, monkeypatch: pytest.MonkeyPatch, spins: bool, load: float, threads: int
+    ):
+        monkeypatch.setattr(nicest, "_spins", spins)
+        monkeypatch.setattr(loop.os, "getloadavg", lambda: (load, load, load))
+        with enough_threads(wide(70_000), 100):
+            assert torch.get_num_threads() == threads
+
+    @pytest.mark.parametrize(("before", "spins"), [("", "False"), ("import torch; ", "True")])
+    def test_threads_of_torch_sleep_while_they_wait(self, before: str, spins: str):
+        """The setting counts if it is made before torch is imported."""
+        code = f"{before}import nicest, os; print(nicest._spins, os.environ['OMP_WAIT_POLICY'])"
+        environment = {name: each for name, each in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert done.stdout.split() == [spins, "passive"]
 
     def test_a_training_uses_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         seen = set()

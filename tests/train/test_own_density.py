@@ -78,9 +78,8 @@ def test_it_is_killed_resumes_to_the_bit_and_is_reloaded(tmp_path: Path):
         run.kill()
     whole, cut = train(tmp_path / "whole"), train(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), cut.parameters(), strict=True))
-    assert (
-        nicest.RunFolder(tmp_path).metrics()[-1]["step"] == nicest.RunFolder(tmp_path / "whole").metrics()[-1]["step"]
-    )
+    steps = [nicest.RunFolder(path).metrics()[-1]["step"] for path in (tmp_path, tmp_path / "whole")]
+    assert steps[0] == steps[1]
     opened = nicest.open(tmp_path, flow=Normals())
     x = torch.from_numpy(rows()).float()
     assert torch.equal(opened.flow.log_prob(x), cut.log_prob(x))

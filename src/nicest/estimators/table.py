@@ -110,8 +110,8 @@ class TableEstimator(BaseEstimator):
     def _restore(self, kept: dict[str, Any]) -> None:
         self._like: Any = None
         self.n_features_in_ = int(kept.get("n_features", len(self.schema_)))
-        if kept.get("names"):
-            self.feature_names_in_ = np.asarray(kept["names"], dtype=object)
+        if names := kept.get("names", self.schema_.names):
+            self.feature_names_in_ = np.asarray(names, dtype=object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -298,10 +298,9 @@ class Predictor(TableEstimator):
         self.effort, self.discrete, self.bounds, self.device = effort, discrete, bounds, device
         self.random_state, self.verbose = random_state, verbose
 
-    def _fit(self, X: Any, y: np.ndarray, target: Column) -> Self:
-        """Train on X and the column `target` of y, which gets a name that no column of X has."""
-        data = self._read(X, reset=True)
-        check_consistent_length(X, y)
+    def _fit(self, data: Any, y: np.ndarray, target: Column) -> Self:
+        """Train on a read X and the column `target` of y, which gets a name that no column of X has."""
+        check_consistent_length(data, y)
         schema = self._schema(data)
         name = TARGET
         while name in schema.names:
@@ -331,9 +330,9 @@ class NICERegressor(RegressorMixin, Predictor):
 
     def fit(self, X: Any, y: ArrayLike) -> Self:
         """Fit to rows X, (N, D), and numbers y, (N,)."""
-        y = _targets(self, y, y_numeric=True).astype(np.float64)
+        y, data = _targets(self, y, y_numeric=True), self._read(X, reset=True)
         (target,) = schema_of(y[:, None], discrete=self.discrete, source="y")
-        return self._fit(X, y, target)
+        return self._fit(data, y, target)
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the means, (N,)."""
@@ -356,11 +355,11 @@ class NICEClassifier(ClassifierMixin, Predictor):
 
     def fit(self, X: Any, y: ArrayLike) -> Self:
         """Fit to rows X, (N, D), and their classes y, (N,)."""
-        y = _targets(self, y)
+        y, data = _targets(self, y), self._read(X, reset=True)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         names = tuple(f"{i:06d}" for i in range(len(self.classes_)))
-        return self._fit(X, np.array(names)[codes], Category(TARGET, "string", names))
+        return self._fit(data, np.array(names)[codes], Category(TARGET, "string", names))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of every class, (N, C), in the order of `classes_`."""
@@ -368,7 +367,8 @@ class NICEClassifier(ClassifierMixin, Predictor):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the likeliest class of every row, (N,)."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
     def _kept(self) -> dict[str, Any]:
         return super()._kept() | {"classes": self.classes_.tolist()}

@@ -25,10 +25,14 @@ class Density(nn.Module, ABC):
         Number of features of x.
     interval_nats : float
         What is added to log-likelihoods that are reported; 0 except for pixels on an interval.
+    captures : bool
+        True if its methods can be captured as CUDA graphs: they read nothing from the device, and draw random numbers
+        from torch's default generator alone.
     """
 
     dim: int
     interval_nats: float = 0.0
+    captures = False
 
     @abstractmethod
     def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:

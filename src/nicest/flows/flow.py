@@ -40,6 +40,8 @@ class Flow(Density):
         Maps a context (B, ...) to the numbers (B, C) that the bijection is conditioned on.
     """
 
+    captures = True
+
     def __init__(self, units: Units, bijection: Bijection, prior: Prior, embedding: nn.Module | None = None) -> None:
         super().__init__()
         if units.dim != prior.dim:

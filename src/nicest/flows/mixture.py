@@ -39,6 +39,7 @@ class Mixture(Density):
         if len({member.dim for member in members}) != 1:
             raise ValueError(f"expected members of one dimension, got {sorted({m.dim for m in members}) or 'none'}")
         self.members: Any = nn.ModuleList(members)
+        self.captures = all(member.captures for member in members)
         count = len(self.members)
         found = [1 / count] * count if weights is None else list(weights)
         if len(found) != count or min(found) < 0 or abs(sum(found) - 1) > 1e-6:

@@ -79,6 +79,8 @@ class VAE(Density):
     `log_prob` is the bound for one draw of ε, so that `nicest.fit` trains it like a flow.
     """
 
+    captures = True
+
     def __init__(
         self,
         units: Units,

@@ -72,7 +72,7 @@ class Engine:
         captured: bool = True,
     ) -> None:
         self.flow, self.batch, self.share = flow, batch or BATCH, share
-        self.device, self.captured = flow.device, captured
+        self.device, self.captured = flow.device, captured and flow.captures
         self.fast = lower(flow, precision)
         self.graphs: dict[Any, Graph] = {}
         self.copies = precision not in (None, flow.dtype) and self.device.type == "cuda"

@@ -30,7 +30,7 @@ class Schedule:
 
     DIFFERS: in the direction "adam", g is averaged over a few iterations and divided by the root of its mean square,
     pixel by pixel. On MNIST a border pixel starts with some 45 times the gradient of a central one: plain steps short
-    enough for the border to settle barely move the digit, and very many are needed (docs/log.md).
+    enough for the border to settle barely move the digit, and very many are needed (benchmarks/log.md).
     """
 
     steps: int

@@ -290,7 +290,7 @@ class Chains:
         return at
 
     def metropolis(self, at: Point, to: Point, log_ratio: Tensor) -> tuple[Point, Tensor]:
-        """Return each chain where it goes, never to NaN, and the mean probability of going, (B,)."""
+        """Accept or reject a proposal in each chain; return the points and the mean probability of acceptance, (B,)."""
         chance = log_ratio.clamp(max=0).exp().nan_to_num(0.0)
         uniform = torch.rand(chance.shape, generator=self.generator, dtype=chance.dtype, device=chance.device)
         return self.choose(uniform < chance, to, at), chance.mean(1)

@@ -25,7 +25,7 @@ class Surprise(NamedTuple):
 
 
 def surprise(engine: Engine, row: Tensor, levels: int, *, rows: int = ROWS) -> Iterator[Surprise]:
-    """The surprise of every dimension of a row (D,) of levels, some dimensions at a time.
+    """Yield the surprise of every dimension of a row (D,) of levels, some dimensions at a time.
 
     p(x_d = l | others) = p(x with l in d) / Σ p(x with l' in d), each level at its middle. With up to 64 levels the sum
     is of all. With more it is a trapezoid rule whose nodes lie close together at the level of the row and at the most
@@ -51,7 +51,7 @@ def surprise(engine: Engine, row: Tensor, levels: int, *, rows: int = ROWS) -> I
 
 
 def _nodes(own: Tensor, levels: int, scored: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Levels (n, K) from the lowest, the row's own (n, 1) among them, and their log-densities."""
+    """Return levels (n, K) in increasing order, the row's own (n, 1) among them, and their log-densities."""
     if levels <= ALL:
         nodes = torch.arange(levels).expand(len(own), -1)
         return nodes, scored(nodes)
@@ -67,7 +67,7 @@ def _nodes(own: Tensor, levels: int, scored: Callable[[Tensor], Tensor]) -> tupl
 
 
 def _widths(nodes: Tensor, levels: int) -> Tensor:
-    """How many levels each node stands for: half the way to its neighbours; all together `levels`."""
+    """Return how many levels each node stands for: half the way to its neighbours; the sum is `levels`."""
     ends = torch.tensor([-1, levels]).expand(len(nodes), 2)
     wide = torch.cat((ends[:, :1], nodes, ends[:, 1:]), 1).double()
     wide[:, 0], wide[:, -1] = -1.0 - wide[:, 1], 2.0 * levels - 1 - wide[:, -2]  # what lies beyond belongs to the ends

@@ -37,7 +37,7 @@ BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 
 
 def setting(default: Any, help: str, rule: Rule = ANYTHING) -> Any:
-    """A field of a recipe: its default, what it means, and what it must be beyond its type."""
+    """Declare a setting: its default, its meaning, and a rule beyond its type."""
     return field(default=default, metadata={"help": help, "rule": rule})
 
 
@@ -45,11 +45,11 @@ class Settings:
     """A table of settings. Each has its rule beside it; `rules` are those that hold between several."""
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
-        """Names of settings, what they must be, and whether they are."""
+        """Yield names of settings, what they must be, and whether they are."""
         yield from ()
 
     def broken(self) -> Iterator[tuple[str, Any, str]]:
-        """Settings that break a rule: their names, their values, and what they must be."""
+        """Yield settings that break a rule: their names, their values, and what they must be."""
         for each in fields(self):  # type: ignore[arg-type]
             value, rule = getattr(self, each.name), each.metadata.get("rule", ANYTHING)
             if not rule.holds(value):
@@ -225,7 +225,7 @@ NETWORKS = _by_kind(MLPNetwork, ResidualNetwork, ConvNetwork)
 
 @cache
 def types_of(made: type) -> dict[str, Any]:
-    """The types of the fields of a class, by name."""
+    """Return the types of the fields of a class, by name."""
     return get_type_hints(made)
 
 
@@ -235,7 +235,7 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """`value` as `kind`, or an error that says what was expected."""
+    """Convert a value to a type; raise a NicestError that says what was expected."""
     origin, args = _parts(kind)
     if origin is Literal:
         if value in args:
@@ -268,7 +268,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 
 
 def of_kind(table: Any, registry: Mapping[str, type], where: str) -> Any:
-    """What a table describes: its `kind` names a dataclass of a registry, its other keys are the fields of that."""
+    """Build what a table describes: `kind` names a dataclass of a registry, the other keys are its fields."""
     kinds, name = ", ".join(registry), where.rstrip(".: ")
     if not isinstance(table, dict) or "kind" not in table:
         raise NicestError(f"{name} is a table with a kind, one of {kinds}; got {shown(table)}")
@@ -288,7 +288,7 @@ def of_kind(table: Any, registry: Mapping[str, type], where: str) -> Any:
 
 
 def _law(value: Any, where: str) -> LawSettings:
-    """A law as it is written: its keys are words, and its values are numbers, words, or lists of them."""
+    """Parse a law: its keys are words, and its values are numbers, words, or lists of them."""
     if not isinstance(value, dict) or "kind" not in value:
         raise NicestError(f'{where} is a table with a kind, such as {{ kind = "affine" }}; got {shown(value)}')
     settings = {}

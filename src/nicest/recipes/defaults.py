@@ -43,7 +43,7 @@ def recipe_for_rows(n: int, dim: int, given: Given) -> Recipe:
 
 
 def additive(n: int, dim: int, given: Given, effort: str) -> Recipe:
-    """Columns transformed and whitened, then additive couplings.
+    """Choose a whitening of transformed columns, then additive couplings.
 
     Width, batch and steps grow with the rows; dropout is for few rows for their columns.
     """
@@ -68,7 +68,7 @@ def additive(n: int, dim: int, given: Given, effort: str) -> Recipe:
 
 
 def splines(n: int, dim: int, given: Given, effort: str) -> Recipe:
-    """A learned spline in every column, then couplings with splines, learned mixing and residual networks."""
+    """Choose a learned spline in every column, then couplings with splines, learned mixing and residual networks."""
     model = {
         "preprocess": "none",
         "elementwise": 0 if n < 150 else 8 if n < 500 else 16 if n < 2_000 else 32 if n < 20_000 else 64,

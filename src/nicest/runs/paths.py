@@ -17,7 +17,7 @@ from nicest.remote import is_address, place
 
 
 def recorded(recipe: Recipe, folder: Path, *, private: bool) -> Recipe:
-    """The recipe as it is written in a run folder; `Recipe.located` is the way back.
+    """Return the recipe as it is written in a run folder; `Recipe.located` is the inverse.
 
     The path of its data is taken from the folder, or from the user's home where the folder is not in it. Only data on
     another branch of the file system keeps its absolute path. A private run keeps its file name instead, and instead of
@@ -42,7 +42,7 @@ def recorded(recipe: Recipe, folder: Path, *, private: bool) -> Recipe:
 
 
 def user_home() -> Path:
-    """The user's home; the root, below which everything is, where there is none, as in containers."""
+    """Return the user's home; the root if there is none, as in containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -50,7 +50,7 @@ def user_home() -> Path:
 
 
 def user_names() -> set[str]:
-    """What the user is called here."""
+    """Return the names of the user on this machine."""
     names = {user_home().name}
     with suppress(KeyError, OSError):  # a user without an entry
         names.add(getpass.getuser())
@@ -58,7 +58,7 @@ def user_names() -> set[str]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command with paths from the working directory, or from the user's home."""
+    """Write a command with paths relative to the working directory or to the user's home."""
     said = []
     for word in words:
         with suppress(OSError):  # a working directory that was removed

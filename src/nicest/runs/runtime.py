@@ -20,7 +20,7 @@ from nicest.runs.paths import command_line
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The GPU if there is one, or the device that was asked for."""
+    """Return the GPU if there is one, or the device that was asked for."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -34,26 +34,26 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def training_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that a recipe's train.precision means on a device."""
+    """Return the dtype that a recipe's train.precision means on a device."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return getattr(torch, name)
 
 
 def rows_to(rows: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
-    """An array of examples as a tensor on the device, in its own dtype."""
+    """Convert an array of examples to a tensor on the device, in its own dtype."""
     return torch.from_numpy(rows if rows.dtype != np.uint16 else rows.astype(np.int32)).to(device)
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words."""
+    """Describe the device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
 def environment(device: torch.device, *, private: bool = False) -> dict[str, Any]:
-    """What a run ran on; in a private one, no command."""
+    """Describe the machine and the packages of a run; `private` leaves out the command."""
     packages = ("nicest", "torch", "numpy", "safetensors")
     return {
         "command": None if private else _command(),
@@ -67,14 +67,14 @@ def environment(device: torch.device, *, private: bool = False) -> dict[str, Any
 
 
 def _command() -> str | None:
-    """The command line, if it is ours: that of another program may hold its secrets."""
+    """Return the command line, if it is ours: that of another program may hold secrets."""
     program = Path(sys.argv[0])
     ours = program.name == "nicest" or (program.name, program.parent.name) == ("__main__.py", "nicest")
     return command_line(["nicest", *sys.argv[1:]]) if ours else None
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that this runs from, if it is one."""
+    """Return the commit of the source tree that this runs from, if it is one."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         found = subprocess.run([*git, "--show-prefix"], capture_output=True, text=True, timeout=5, check=True)

@@ -16,19 +16,19 @@ CARD = "card.json"  # beside each model: what it is of, how good it is, where it
 
 
 def shipped() -> dict[str, Path]:
-    """The folders of all models that come with nicest, by name."""
+    """Return the folders of all models that come with nicest, by name."""
     home = Path(str(resources.files("nicest"))) / "models"
     return {path.parent.name: path.parent for path in sorted(home.glob(f"*/{CARD}"))}
 
 
 def card(folder: Path) -> dict[str, Any]:
-    """What is said of a model."""
+    """Read the card of a model."""
     found: dict[str, Any] = json.loads((folder / CARD).read_text("utf-8"))
     return found
 
 
 def fetched(path: str | Path) -> Path:
-    """A path, or, where nothing is there, the folder of a model that comes with nicest by that name.
+    """Return a path, or, if nothing is there, the folder of a model that comes with nicest by that name.
 
     That is a copy in the user's cache, where scores and figures that belong to it have a place; where no copy can be
     made, it is the model itself.

@@ -50,6 +50,7 @@ class Factors(nn.Module):
         """Fit to rows (N, V) by expectation maximisation; the number of factors is chosen on a fifth of the rows."""
         rows = slice(None, None, -(-len(x) // MOST_ROWS))
         x, observed, dtype = x[rows].double(), observed[rows].double(), self.noise.dtype
+        dtype = self.loadings.dtype
         self.double()
         held_out = torch.arange(len(x)) % 5 == 0
         most = self.loadings.shape[1]

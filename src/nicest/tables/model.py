@@ -97,7 +97,8 @@ class TableModel(Density):
         generator = torch.Generator(x.device).manual_seed(0)
         total = torch.zeros(len(x), device=x.device, dtype=x.dtype)
         for j in range(VALIDATION_MASKS):
-            draws = torch.rand(1, len(x), self.dim + 1, generator=generator, device=x.device)
+            draws = torch.rand(batch_size(len(x)), self.dim + 1, generator=generator, device=x.device)
+            draws = select(draws)[None]
             counts = (draws[..., -1] + j) / VALIDATION_MASKS
             favoured = torch.full_like(counts, (j + 0.5) / VALIDATION_MASKS) < self.favour
             total += self._estimate(x[None], draws[..., :-1], counts, favoured)[0]

@@ -87,7 +87,7 @@ class Warp(nn.Module):
         return torch.cat([self.warp(rows[:n], motion), rows[n:]])
 
     def draw(self, n: int) -> Motion:
-        """Random motions of n images, as large as the settings say."""
+        """Draw random motions of n images, as large as the settings allow."""
         uniform = torch.rand(n, len(self.width), dtype=self.width.dtype, device=self.width.device)
         affine = torch.addcmul(self.least, self.width, uniform)
         rotation, shear, scale, mirror, shift = affine.split([1, 1, 2, 2, 2], -1)
@@ -95,7 +95,7 @@ class Warp(nn.Module):
         return Motion(rotation, shear, scale, mirror, shift, self.settings.elastic * normal)
 
     def warp(self, rows: Tensor, motion: Motion) -> Tensor:
-        """Each row moved by its motion, in whole levels of the same dtype; a label after the pixels stays."""
+        """Move each row by its motion, in whole levels of the same dtype; a label after the pixels stays."""
         rows, label = rows.tensor_split((math.prod(self.image),), 1)
         images = rows.to(self.pixels.dtype).reshape(-1, *self.image)
         grid = self.sources(motion).mT.unflatten(1, self.image[1:])
@@ -105,7 +105,7 @@ class Warp(nn.Module):
         return torch.cat((moved, label), 1) if label.shape[1] else moved
 
     def sources(self, motion: Motion) -> Tensor:
-        """Where each pixel q' is read, q = F S⁻¹ K⁻¹ R⁻¹ (q' - t - e(q')): (n, 2, H · W), in half images."""
+        """Return where each pixel q' is read, q = F S⁻¹ K⁻¹ R⁻¹ (q' - t - e(q')): (n, 2, H · W), in half images."""
         moved = self.pixels - motion.shift[..., None] - motion.elastic @ self.spline
         turn = (motion.rotation[..., None] + self.quarters).cos()  # R⁻¹ = [[cos, -sin], [sin, cos]], y being down
         upper = torch.addcmul(turn[:, :1], motion.shear[..., None], turn[:, 1:], value=-1)
@@ -120,7 +120,7 @@ def _centred(size: int) -> Tensor:
 
 
 def _spline(size: int, points: int) -> Tensor:
-    """(size, points): the Catmull-Rom spline through values at equal steps from the first pixel to the last.
+    """Return the matrix (size, points) of the Catmull-Rom spline from values at equal steps to pixels.
 
     Before the first value and after the last the line goes on straight: so linear fields stay what they are.
     """

@@ -27,19 +27,19 @@ class Callback:
     """Override what you want to hear of. Rows of figures are in nats per example, as `evaluate` reports them."""
 
     def started(self, training: Begun) -> None:
-        """Before the first step, and when a run is resumed."""
+        """Handle the start: before the first step, and when a run is resumed."""
 
     def stepped(self, row: Mapping[str, Any]) -> None:
-        """Every hundred steps and at the end of an epoch: epoch, step, train_nats, train_bits_per_dim."""
+        """Handle epoch, step, train_nats and train_bits_per_dim, every hundred steps and at the end of an epoch."""
 
     def validated(self, row: Mapping[str, Any]) -> None:
-        """After every validation: the row that goes into the metrics."""
+        """Handle the row of metrics of a validation."""
 
     def note(self, text: str) -> None:
-        """One line for the user."""
+        """Show one line to the user."""
 
     def ended(self) -> None:
-        """Training is over, by itself, by a signal or by an error."""
+        """Handle the end of training: by itself, by a signal or by an error."""
 
 
 class ProgressBar(Callback):

@@ -51,21 +51,21 @@ class World:
         return Share(self.rank, self.size)
 
     def broadcast(self, value: Any) -> Any:
-        """What the first process says; what the others say is not heard."""
+        """Broadcast an object from rank 0."""
         said = [value]
         if self.joined:
             dist.broadcast_object_list(said, 0, device=torch.device("cpu"))
         return said[0]
 
     def all_gather(self, value: Any) -> list[Any]:
-        """What each process says."""
+        """Return the objects of all processes."""
         said = [value] * self.size
         if self.joined:
             dist.all_gather_object(said, value)
         return said
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so for any of them."""
+        """Return True if the flag is set in any process."""
         if not self.joined:
             return flag
         count = torch.tensor(int(flag))
@@ -80,7 +80,7 @@ class World:
             tensor.copy_(sums.div_(self.size))
 
     def mean(self, values: Tensor) -> float:
-        """The mean of all numbers, of which each process has some."""
+        """Return the mean of numbers that are spread over all processes."""
         if not self.joined:
             return float(values.double().mean())
         sums = torch.tensor([float(values.double().sum()), len(values)], dtype=torch.float64)
@@ -88,7 +88,7 @@ class World:
         return float(sums[0] / sums[1])
 
     def sent(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the first process, which lie on its CPU."""
+        """Broadcast tensors from the CPU of rank 0."""
         if not self.joined:
             return dict(tensors)
         described = self.broadcast([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
@@ -99,7 +99,7 @@ class World:
         return received
 
     def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, whole, for the first process to write; the others bring their parts, and get nothing."""
+        """Gather sharded tensors in the first process, to be written; the others get nothing."""
         found = {}
         for name, tensor in tensors.items():
             entire = whole(tensor)
@@ -117,13 +117,13 @@ class World:
 
 
 def restarts() -> int:
-    """How often torchrun has started all processes anew, after one was lost."""
+    """Return how often torchrun has restarted all processes after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def joined(name: str) -> Iterator[tuple[World, torch.device]]:
-    """The processes of torchrun joined, and the device of this one; of those that fail, the first alone says why."""
+    """Join the processes of torchrun; yield them and the device of this one. Only the first that fails reports why."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun did not start this process
         yield World(), choose_device(name)
         return
@@ -157,13 +157,13 @@ Blame = tuple[int, str, bool]  # the rank of a process that failed, why, and whe
 
 
 def blamed(store: dist.Store, mine: Blame | None = None) -> Blame:
-    """The process that failed first, which is this one if none did before."""
+    """Return the process that failed first: this one if none did before."""
     rank, why, says_so = json.loads(store.compare_set("failed", "", json.dumps(mine)))
     return rank, why, says_so
 
 
 def say_who_failed(store: dist.Store, first: int, why: str) -> None:
-    """One line for the user, by one of the processes that end because another failed."""
+    """Print one line for the user, in one of the processes that end because another failed."""
     if store.add("said", 1) == 1:
         text = f"error: process {first} of this training failed ({why}): what was saved last is kept"
         print(text, file=sys.__stderr__, flush=True)
@@ -195,7 +195,7 @@ def leaving_when_another_fails(store: dist.Store) -> Iterator[None]:
 
 
 def own_device(name: str) -> tuple[torch.device, str]:
-    """The device of this process, and how it talks to the others: by NCCL, unless some share a GPU."""
+    """Return the device of this process, and the backend: NCCL, unless processes share a GPU."""
     place, neighbours = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     spread = name in ("auto", "cuda") and torch.cuda.is_available()
     gpus = torch.cuda.device_count() if spread else 1
@@ -223,17 +223,17 @@ def shard(flow: Density, device: torch.device, precision: torch.dtype) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be spread over all processes, whole."""
+    """Gather a tensor that may be sharded over all processes."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is here."""
+    """Return the local shard of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def placed(entire: Tensor, like: Any) -> Tensor:
-    """A whole tensor, spread over all processes where `like` is."""
+    """Shard a global tensor over all processes as `like` is."""
     if not hasattr(like, "device_mesh"):
         return entire
     from torch.distributed.tensor import distribute_tensor

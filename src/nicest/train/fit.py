@@ -165,6 +165,9 @@ def train(
         sink.refuse_existing()
         recipe = recipe.override(*overrides)
         splits = load_splits(recipe)  # before the folder is made: a wrong name or path leaves nothing behind
+        if splits.schema is not None:
+            for name in recipe.table.targets:
+                splits.schema.index(name)  # refuses a name that is no column
         for note in splits.notes if world.rank == 0 else ():
             for each in watching:
                 each.note(note)

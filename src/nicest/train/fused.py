@@ -76,7 +76,7 @@ class FusedUpdate:
 
     @staticmethod
     def fits(state: State, chain: LoweredChain) -> bool:
-        """Whether a flow is made of what this update knows: fast networks, each used once, and vectors."""
+        """Return True if a flow consists of fast networks, each used once, and vectors."""
         inside = [p for network in chain.networks for p in network.network.parameters()]
         return (
             len(inside) > 0
@@ -89,7 +89,7 @@ class FusedUpdate:
         )
 
     def tensors(self) -> list[Tensor]:
-        """All that a step changes."""
+        """Return all tensors that a step changes."""
         changed = [self.step]
         for block in self.blocks:
             changed += [block.weights, *block.moments, block.copy, *([] if block.average is None else [block.average])]
@@ -100,7 +100,7 @@ class FusedUpdate:
 
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> None:
-        """One step; `weight` is what the new weights count in their average."""
+        """Take one step; `weight` is the weight of the new parameters in their average."""
         from nicest.fast import kernels
 
         group = self.optimizer.param_groups[0]
@@ -122,13 +122,13 @@ class FusedUpdate:
 
 
 def other_weights(state: State, chain: LoweredChain) -> list[Tensor]:
-    """What is trained outside the fast networks."""
+    """Return the parameters outside the fast networks."""
     inside = {p for network in chain.networks for p in network.network.parameters()}
     return [p for p in state.flow.parameters() if p.requires_grad and p not in inside]
 
 
 def parts(block: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """What lies side by side in a block, as views of these shapes."""
+    """Return the parts of a block as views of these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     return [each.view(shape) for each, shape in zip(block.split(sizes), shapes, strict=True)]
 
@@ -144,7 +144,7 @@ def side_by_side(tensors: Sequence[Tensor], rooms: Sequence[Shape]) -> Tensor:
 
 
 def start_moments(optimizer: Optimizer) -> Tensor:
-    """The state that the optimiser would make in its first step, where there is none yet.
+    """Make the state that the optimiser would make in its first step, if there is none yet.
 
     All weights count their steps by one number, which is returned.
     """

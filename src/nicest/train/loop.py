@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import nicest
 from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.flows import Density, bits_per_dim, members
@@ -323,13 +325,18 @@ class _Threads(threading.local):
 _threads = _Threads()
 
 
+def busy() -> bool:
+    """Return True if programs keep more than half of the cores busy, as far as the system tells."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
+
+
 @contextmanager
 def enough_threads(flow: Density, batch: int) -> Iterator[None]:
-    """Use one thread on a CPU if the products of a step are small: more would mostly wait for one another, and for
-    the other programs that keep the cores busy."""
+    """Use one thread on a CPU if more would mostly wait: for small products, or if threads spin on busy cores."""
     shapes = [local(p).shape for p in flow.parameters()]
     largest = max((batch * shape.numel() for shape in shapes if len(shape) > 1), default=0)
-    if flow.device.type != "cpu" or largest >= SHARED or max(map(len, shapes), default=0) > 3:  # convolutions
+    large = largest >= SHARED or max(map(len, shapes), default=0) > 3  # convolutions
+    if flow.device.type != "cpu" or (large and not (nicest._spins and busy())):
         yield
         return
     with _Threads.lock:

@@ -56,12 +56,12 @@ class RMSProp(Light):
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
-    """The optimiser a recipe asks for; AdamW without decay is Adam, and decay is for matrices only."""
+    """Make the optimiser of a recipe; AdamW without decay is Adam, and decay is for matrices only."""
     trained = [p for p in model.parameters() if p.requires_grad]
     captured = trained[0].is_cuda and local(trained[0]) is trained[0]
 
     def rate(value: float) -> Any:
-        """On a GPU a tensor: a captured step reads its rates there."""
+        """Return the rate, on a GPU as a tensor: a captured step reads it there."""
         return torch.tensor(value, device=trained[0].device) if captured else value
 
     if settings.optimizer == "rmsprop":
@@ -73,12 +73,12 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> Optimizer:
 
 
 def moment_names(optimizer: Optimizer) -> tuple[str, str]:
-    """What the optimiser calls the two numbers that it keeps for each weight."""
+    """Return the names of the two numbers that the optimiser keeps for each weight."""
     return ("square", "velocity") if isinstance(optimizer, RMSProp) else ("exp_avg", "exp_avg_sq")
 
 
 def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
-    """The learning rate of step 0, 1, ..., total - 1."""
+    """Return the learning rate of step 0, 1, ..., total - 1."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     if settings.schedule == "cosine":
@@ -90,12 +90,12 @@ def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
 
 
 def momentum(epoch: int) -> float:
-    """The released code's momentum for RMSProp: none for five epochs, then 0.5."""
+    """Return the released code's momentum for RMSProp: none for five epochs, then 0.5."""
     return 0.0 if epoch < 5 else 0.5
 
 
 def set_rates(optimizer: Optimizer, settings: TrainSettings, step: int, epoch: int, total: int) -> float:
-    """Give the optimiser the rates of this step; the learning rate is returned."""
+    """Set the rates of this step in the optimiser; return the learning rate."""
     lr = learning_rate(settings, step, total)
     rates = {"lr": lr} | ({"momentum": momentum(epoch)} if settings.optimizer == "rmsprop" else {})
     filled: list[Tensor] = []  # the groups may share theirs
@@ -110,5 +110,5 @@ def set_rates(optimizer: Optimizer, settings: TrainSettings, step: int, epoch: i
 
 
 def average_weight(decay: float, step: int) -> float:
-    """What the new weights count in their average: 1 - decay, more at first, so that the first ones are forgotten."""
+    """Return the weight of new parameters in their average: 1 - decay, and more at first."""
     return 1 - min(decay, (1 + step) / (10 + step))

@@ -53,7 +53,7 @@ class TrainingStep:
             with torch.random.fork_rng(devices=[]):
                 self.differentiate()  # after it torch sorts its buckets anew: so all steps add up in one order
         self.run: Callable[[], None] = self.lines
-        if captured and on_gpu and not self.watched and not state.sharded:
+        if captured and on_gpu and state.flow.captures and not self.watched and not state.sharded:
             self.run = self.captured()
 
     def __call__(self, index: Tensor) -> Tensor:
