@@ -17,8 +17,7 @@ from nicest.errors import NicestError
 from nicest.files import require_writable
 from nicest.flows import Flow
 from nicest.inference.fill import PRESETS, Filled, Schedule, fill
-from nicest.inference.impute import impute_rows
-from nicest.inference.langevin import ALIKE
+from nicest.inference.langevin import draw as draw_hidden
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
@@ -227,30 +226,24 @@ def drawn(
     flow: Flow, x: Tensor, hidden: Tensor, chains: int, steps: int, seed: int, bar: Bar
 ) -> tuple[Filled, dict[str, Tensor]]:
     """Return states of the chains, and for each image the fraction of accepted moves and R-hat."""
-    keep = min(FRAMES, steps)
     rows = x if x.is_floating_point() else x.float()
-    found = impute_rows(
+    found = draw_hidden(
         flow,
         rows,
         hidden,
-        draws=chains * keep,
         steps=steps,
         warmup=max(1, steps // 3),
-        rounds=1,  # so that all images have states of the same iterations
+        keep=min(FRAMES, steps),
         chains=chains,
-        ascent=0,
-        alike=ALIKE,
         seed=seed,
-        watch=lambda share: bar.update(int(1000 * share)),
+        watch=lambda fraction: bar.update(int(1000 * fraction)),
     )
-    states = found.draws.unflatten(0, (chains, keep)).transpose(0, 1)
     with torch.no_grad():
         nats = torch.stack(
-            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in states]
+            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in found.states]
         )
-    looks = tuple(round((k + 1) * steps / keep) for k in range(keep))
     quality = {"acceptance": found.acceptance.cpu(), "r_hat": found.r_hat.cpu()}
-    return Filled(looks, states.to(x.dtype), nats), quality
+    return Filled(found.looks, found.states.to(x.dtype), nats), quality
 
 
 def _images_of(split: str) -> str:
