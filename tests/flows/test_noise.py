@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nicest.fast.lower import FastMLP
+from nicest.fast.networks import FastMLP
 from nicest.flows import MLP, Units
 from nicest.flows.noise import batch_size, dropout, select
 from nicest.inference.engine import Share
