@@ -24,8 +24,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
-from nicest.inference.impute import split_r_hat
-from nicest.inference.langevin import ALIKE, SAMPLES, Chains
+from nicest.inference.langevin import SAMPLES, Chains, split_r_hat
 from nicest.inference.surprise import surprise
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
@@ -191,7 +190,7 @@ class Images(Explorer):
         with self.lock:
             generator = torch.Generator(self.run.device).manual_seed(0)
             samples = self.engine.sample(SAMPLES, generator=generator)
-            return Chains(self.run.flow, samples, generator, alike=ALIKE)
+            return Chains(self.run.flow, samples, generator)
 
     def new_film(self) -> tuple[str, Film]:
         """Return an empty film and its secret id; the oldest film is dropped."""

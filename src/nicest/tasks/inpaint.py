@@ -16,8 +16,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import Flow
 from nicest.inference.fill import PRESETS, Filled, Schedule, fill
-from nicest.inference.impute import impute_rows
-from nicest.inference.langevin import ALIKE
+from nicest.inference.langevin import draw as draw_hidden
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
@@ -208,16 +207,24 @@ def drawn(
     flow: Flow, x: Tensor, hidden: Tensor, chains: int, steps: int, seed: int, bar: Bar
 ) -> tuple[Filled, dict[str, Tensor]]:
     """Return states of the chains, and for each image the fraction of accepted moves and R-hat."""
-    keep = min(FRAMES, steps)
-    how: dict[str, Any] = {"draws": chains * keep, "steps": steps, "warmup": max(1, steps // 3), "chains": chains}
-    how |= {"rounds": 1, "ascent": 0, "alike": ALIKE, "seed": seed}  # one round: all states are of the same iterations
-    found = impute_rows(flow, x.to(flow.units.scale), hidden, **how, watch=lambda share: bar.update(int(1000 * share)))
-    states = found.draws.unflatten(0, (chains, keep)).transpose(0, 1)
+    rows = x if x.is_floating_point() else x.float()
+    found = draw_hidden(
+        flow,
+        rows,
+        hidden,
+        steps=steps,
+        warmup=max(1, steps // 3),
+        keep=min(FRAMES, steps),
+        chains=chains,
+        seed=seed,
+        watch=lambda fraction: bar.update(int(1000 * fraction)),
+    )
     with torch.no_grad():
-        nats = torch.stack([flow.log_prob(each.flatten(0, 1), noise=False).view(chains, -1) for each in states])
-    looks = tuple(round((k + 1) * steps / keep) for k in range(keep))
+        nats = torch.stack(
+            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in found.states]
+        )
     quality = {"acceptance": found.acceptance.cpu(), "r_hat": found.r_hat.cpu()}
-    return Filled(looks, states.to(x.dtype), nats), quality
+    return Filled(found.looks, found.states.to(x.dtype), nats), quality
 
 
 def _images_of(split: str) -> str:
