@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ DPI = 130
 
 
 def _blank(**how: Any) -> Figure:
-    """An empty figure. matplotlib is imported here: it takes its time, and who draws nothing need not wait for it."""
+    """Return an empty figure; matplotlib is imported here, because the import is slow."""
     from matplotlib.figure import Figure
 
     return Figure(**how, layout="constrained")
@@ -33,7 +32,7 @@ def _blank(**how: Any) -> Figure:
 def image_grid(
     images: np.ndarray, *, brightest: float, columns: int | None = None, gap: int = 1, size: int = 720
 ) -> Image.Image:
-    """Images (N, H, W) or (N, C, H, W), 0 black and `brightest` white, as one picture of at least `size` pixels."""
+    """Return images (N, H, W) or (N, C, H, W), 0 black and `brightest` white, as one picture, at least `size` wide or high."""
     n, (height, width) = len(images), images.shape[-2:]
     columns = columns or math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
@@ -49,16 +48,16 @@ def image_grid(
 
 
 def heading(data: str, recipe: str) -> str:
-    """What the title of a figure begins with: the data's name, of a path the last part, and the recipe's."""
+    """Return the start of a title: the name of the data, of a path the last part, and that of the recipe."""
     return f"{Path(data).absolute().name} (recipe {recipe})".replace("$", r"\$")
 
 
 def spectrum_figure(
     deviations: np.ndarray, *, title: str, pca: np.ndarray | None = None, whitened: bool = False
 ) -> Figure:
-    """Standard deviations of a model's components from the largest (NICE App. A), and beside them the data's.
+    """Plot the sorted standard deviations of the components, linearly and logarithmically (NICE App. A).
 
-    Those are of a PCA, or, where the data come whitened to the couplings, 1. The axis is linear, then logarithmic.
+    Next to them: those of a PCA of the data or, if the data are whitened, 1.
     """
     figure, ranks = _blank(figsize=(9, 3.6)), np.arange(1, len(deviations) + 1)
     for ax, scale in zip(figure.subplots(1, 2), ("linear", "log"), strict=True):
@@ -75,7 +74,7 @@ def spectrum_figure(
 
 
 def sphere_figure(grid: Image.Image, n: int, *, title: str) -> Figure:
-    """Images of an n x n grid of points of a sphere, as a map: longitude to the right, north at the top."""
+    """Draw images of an n x n grid of points of a sphere as a map: longitude to the right, north at the top."""
     width = 6.2
     figure = _blank(figsize=(width + 0.5, width * grid.height / grid.width + 0.4))
     ax = _show_grid(figure.subplots(), grid)
@@ -91,7 +90,7 @@ def sphere_figure(grid: Image.Image, n: int, *, title: str) -> Figure:
 def truncation_figure(
     kept: Sequence[int], errors: Mapping[str, Sequence[float]], grids: Mapping[str, Image.Image], *, title: str
 ) -> Figure:
-    """Images by what is kept of them, a panel for each of two models with k along its columns, then the mean errors."""
+    """Draw images of two models by the number of components kept, one panel each, and the mean errors."""
     height = 3.8
     widths = [height * grid.width / grid.height for grid in grids.values()] + [4.6]
     figure = _blank(figsize=(sum(widths) + 0.6, height + 0.9))
@@ -112,7 +111,7 @@ def truncation_figure(
 
 
 def _show_grid(ax: Axes, grid: Image.Image) -> Axes:
-    """A picture of images as it is, without a frame."""
+    """Draw a picture of images as it is, without a frame."""
     ax.imshow(np.asarray(grid), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
@@ -123,7 +122,7 @@ def _show_grid(ax: Axes, grid: Image.Image) -> Axes:
 def likelihood_figure(
     metrics: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[str, float] | None = None
 ) -> Figure:
-    """Training and validation nats over the epochs, with the test figures of linear models as levels.
+    """Plot training and validation nats over the epochs, with the test metrics of linear models as levels.
 
     The axis leaves out where training comes from, its lowest twentieth, and levels far below everything else.
     """
@@ -152,7 +151,7 @@ def likelihood_figure(
 
 
 def contact_sheet(pictures: Mapping[str, Path], *, title: str) -> Figure:
-    """Pictures on disk in two columns, each under its name."""
+    """Draw pictures on disk in two columns, each under its name."""
     figure = _blank(figsize=(13, 4.6 * math.ceil(len(pictures) / 2)))
     figure.suptitle(title, fontsize=14)
     for ax, (name, path) in zip(_panels(figure, len(pictures), 2), pictures.items(), strict=True):
@@ -163,7 +162,7 @@ def contact_sheet(pictures: Mapping[str, Path], *, title: str) -> Figure:
 
 
 def _panels(figure: Figure, n: int, columns: int) -> list[Axes]:
-    """n panels in rows of some columns; the rest of the last row stays empty."""
+    """Return n panels in rows of `columns`; the rest of the last row stays empty."""
     axes = figure.subplots(math.ceil(n / columns), columns, squeeze=False).ravel().tolist()
     for ax in axes[n:]:
         ax.set_axis_off()
@@ -171,16 +170,10 @@ def _panels(figure: Figure, n: int, columns: int) -> list[Axes]:
 
 
 def picture_kind(path: Path) -> str:
-    """The format a picture's name asks for, in a folder that is there: asked before long work, so none is lost."""
+    """Return the format of a picture by its name; refuse other names."""
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in _blank().canvas.get_supported_filetypes():
         raise NicestError(f"expected a picture such as .png, .svg or .pdf, got {str(path)!r}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NicestError(f"cannot write {path}: {error.strerror}") from error
-    if not os.access(path.parent, os.W_OK):
-        raise NicestError(f"cannot write {path}: no permission to write in {path.parent}")
     return kind
 
 
@@ -192,7 +185,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _whole_pixels(figure: Figure, dpi: float) -> float:
-    """Put grids so that each of their pixels is a whole number of the picture's, at the resolution returned."""
+    """Resize grids so that every pixel is a whole number of pixels of the picture; return its resolution."""
     grids = [ax for ax in figure.axes if any(image.get_interpolation() == "nearest" for image in ax.images)]
     if not grids:
         return dpi
@@ -211,7 +204,7 @@ def _whole_pixels(figure: Figure, dpi: float) -> float:
 
 
 def panel_figure(panels: Mapping[str, Image.Image], rows: Sequence[str], *, title: str) -> Figure:
-    """Grids of images, each under its title, with the names of their rows at the left; flat ones in one column."""
+    """Draw grids of images, each under its title, with the names of their rows at the left; flat ones in one column."""
     tall = max(grid.height / grid.width for grid in panels.values())
     columns = 1 if tall < 0.35 else len(panels) if len(panels) < 4 else math.ceil(len(panels) / 2)
     lines = math.ceil(len(panels) / columns)
@@ -238,32 +231,29 @@ def calibration_figure(
     independent: int,
     title: str,
 ) -> Figure:
-    """The share of cells that intervals of every level hold, within a band of chance; and a histogram of each PIT.
+    """Plot the fraction of cells inside intervals of every level, with a band of chance, and a histogram of each PIT.
 
-    There are curves for all cells and for the worst column, or none, as of images. PITs are as sure as if so many
-    `independent` draws of a known distribution had been counted.
+    There are curves for all cells and for the worst column. PITs are as certain as `independent` draws.
     """
-    figure = _blank(figsize=(4.2 * len(pits) + (4.6 if curves else 0), 4.6))
+    figure = _blank(figsize=(4.2 * len(pits) + 4.6, 4.6))
     figure.suptitle(title.replace("$", r"\$"), wrap=True)
-    axes = figure.subplots(1, len(pits) + bool(curves), squeeze=False)[0].tolist()
-    if curves:
-        ax = axes.pop(0)
-        ax.plot([0, 1], [0, 1], color=QUIET, linewidth=1, linestyle="--")
-        ax.fill_between(levels, *band, color=QUIET, alpha=0.3, linewidth=0, label="chance allows")
-        for (name, shares), colour in zip(curves.items(), (INK, ACCENT), strict=True):
-            ax.plot(levels, shares, color=colour, linewidth=2 if colour == INK else 1.2, label=name.replace("$", r"\$"))
-        for level, share in marked:
-            ax.plot(level, share, "o", color=INK)
-            beside = {"textcoords": "offset points", "fontsize": 8, "color": INK, "bbox": {"color": "w", "pad": 0.5}}
-            if level != marked[-1][0]:  # where there is no room
-                ax.annotate(f"{level:.0%}: {share:.0%}", (level, share), (-8, 4), ha="right", **beside)
-        ax.text(0.97, 0.05, "overconfident:\nintervals too narrow", ha="right", color=QUIET, fontsize=9)
-        ax.text(0.03, 0.72, "underconfident:\nintervals too wide", color=QUIET, fontsize=9)
-        ax.set(xlabel="credible intervals of this level ...", ylabel="... hold this share of the cells")
-        ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        ax.legend(frameon=False, fontsize=8, loc="upper left")
+    ax, *axes = figure.subplots(1, len(pits) + 1)
+    ax.plot([0, 1], [0, 1], color=QUIET, linewidth=1, linestyle="--")
+    ax.fill_between(levels, *band, color=QUIET, alpha=0.3, linewidth=0, label="chance allows")
+    for (name, shares), colour in zip(curves.items(), (INK, ACCENT), strict=True):
+        ax.plot(levels, shares, color=colour, linewidth=2 if colour == INK else 1.2, label=name.replace("$", r"\$"))
+    for level, share in marked:
+        ax.plot(level, share, "o", color=INK)
+        beside = {"textcoords": "offset points", "fontsize": 8, "color": INK, "bbox": {"color": "w", "pad": 0.5}}
+        if level != marked[-1][0]:  # where there is no room
+            ax.annotate(f"{level:.0%}: {share:.0%}", (level, share), (-8, 4), ha="right", **beside)
+    ax.text(0.97, 0.05, "overconfident:\nintervals too narrow", ha="right", color=QUIET, fontsize=9)
+    ax.text(0.03, 0.72, "underconfident:\nintervals too wide", color=QUIET, fontsize=9)
+    ax.set(xlabel="credible intervals of this level ...", ylabel="... hold this share of the cells")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ax.legend(frameon=False, fontsize=8, loc="upper left")
     bins = 20 if independent >= 500 else 10
     spread = 3 * math.sqrt((bins - 1) / independent)  # of three standard deviations of a bin
     for ax, (name, pit) in zip(axes, pits.items(), strict=True):
@@ -288,8 +278,7 @@ def prediction_figure(
     pit: np.ndarray | None = None,
     title: str,
 ) -> Figure:
-    """Predictions of rows, sorted by their medians: a fan of intervals, what was observed, and how its shares of the
-    predicted distributions (PIT) are spread: evenly, if those are right."""
+    """Plot intervals, medians and observed values of rows sorted by median, and a histogram of the PIT."""
     figure, order = _blank(figsize=(9, 3.6)), np.argsort(median)
     axes = figure.subplots(1, 2, width_ratios=(2, 1)) if pit is not None else [figure.subplots()]
     ranks = np.arange(len(order))
@@ -314,8 +303,7 @@ def prediction_figure(
 def classification_figure(
     confusion: np.ndarray, confidence: np.ndarray, right: np.ndarray, share: np.ndarray, *, title: str
 ) -> Figure:
-    """How often images of each label, by row, are given each label; and, in bins of the probability of the answer, how
-    often it is right: on the diagonal, if the probabilities are."""
+    """Draw the confusion of labels, and accuracy by the probability of the answer, in bins."""
     figure, n = _blank(figsize=(9, 4.2)), len(confusion)
     left, ax = figure.subplots(1, 2)
     shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
@@ -337,11 +325,12 @@ def classification_figure(
 
 
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
+    """Write pictures of one size as a GIF."""
     write_bytes(path, animation(frames))
 
 
 def animation(frames: Sequence[Image.Image], *, milliseconds: int = 80) -> bytes:
-    """Pictures of one size as a GIF that loops, and holds its last picture a while."""
+    """Return pictures of one size as a GIF that loops, and holds its last picture a while."""
     durations = [milliseconds] * (len(frames) - 1) + [1500]
     buffer = io.BytesIO()
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
