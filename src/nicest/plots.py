@@ -32,7 +32,7 @@ def _blank(**how: Any) -> Figure:
 def image_grid(
     images: np.ndarray, *, brightest: float, columns: int | None = None, gap: int = 1, size: int = 720
 ) -> Image.Image:
-    """Return images (N, H, W) or (N, C, H, W) as one picture of `size` pixels up; `brightest` is white, 0 is black."""
+    """Return images (N, H, W) or (N, C, H, W) as one picture of at least `size` pixels; `brightest` is white."""
     n, (height, width) = len(images), images.shape[-2:]
     columns = columns or math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
