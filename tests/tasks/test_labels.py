@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
 
 import nicest
 from nicest import Run
-from nicest.cli import main
+from nicest.cli import app
 from nicest.data import load
 from nicest.errors import NicestError
 from nicest.fast import lower
@@ -303,26 +304,11 @@ class TestRefusals:
         assert "without labels" in refusal(nicest.open, digits_run.path, label=1)
         assert "without labels" in refusal(classify, digits_run)
 
-    @pytest.mark.parametrize(
-        "command", [["inpaint"], ["latent", "sphere"], ["score", "pictures"]], ids=lambda words: words[0]
-    )
-    def test_what_needs_images_alone(
-        self,
-        folder: Path,
-        command: list[str],
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-        tmp_path: Path,
-    ):
-        monkeypatch.chdir(tmp_path)  # which can be written
-        group = 2 if command[0] == "latent" else 1
-        monkeypatch.setattr("sys.argv", ["nicest", *command[:group], str(folder), *command[group:]])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code == 1
-        message = capsys.readouterr().err
-        assert message.count("\n") == 1
-        assert "model of images given their labels, 0 to 9: say which by --label" in message
+    @pytest.mark.usefixtures("here")
+    @pytest.mark.parametrize("command", ["inpaint RUN", "latent sphere RUN", "score RUN pictures"])
+    def test_what_needs_images_alone(self, folder: Path, command: str):
+        with pytest.raises(NicestError, match="given their labels, 0 to 9: say which by --label"):
+            CliRunner().invoke(app, command.replace("RUN", str(folder)).split(), catch_exceptions=False)
 
     def test_a_figure_of_files(self, labelled: Run, refusal: Refusal, tmp_path: Path):
         assert ".csv or .parquet" in refusal(classify, labelled, [tmp_path], out=tmp_path / "a.png")
