@@ -17,12 +17,8 @@ import small_runs
 from nicest.cli import main
 
 TINY = [
-    "--set=model.width=8",
-    "--set=model.hidden_layers=1",
-    "--set=train.epochs=2",
-    "--set=train.batch=40",
-    "--set=train.evaluate_every=1",
-    "--set=train.warmup=0",
+    *("--set=model.width=8", "--set=model.hidden_layers=1", "--set=train.epochs=2", "--set=train.batch=40"),
+    *("--set=train.evaluate_every=1", "--set=train.warmup=0"),
 ]
 
 TABLE = [

@@ -21,23 +21,12 @@ from nicest.runs.sinks import Saved
 from nicest.train.fit import train
 
 TINY = (
-    "model.width=16",
-    "model.hidden_layers=1",
-    "train.epochs=3",
-    "train.batch=50",
-    "train.lr=0.02",
-    "train.warmup=0",
-    "train.evaluate_every=1",
+    *("model.width=16", "model.hidden_layers=1", "train.epochs=3", "train.batch=50"),
+    *("train.lr=0.02", "train.warmup=0", "train.evaluate_every=1"),
 )
-
 SMALL_TABLE = (
-    "table.width=32",
-    "table.depth=1",
-    "table.components=4",
-    "train.epochs=40",
-    "train.batch=50",
-    "train.lr=0.01",
-    "train.evaluate_every=10",
+    *("table.width=32", "table.depth=1", "table.components=4", "train.epochs=40", "train.batch=50"),
+    *("train.lr=0.01", "train.evaluate_every=10"),
 )
 
 SaveRun = Callable[..., Run]
