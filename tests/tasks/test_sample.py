@@ -217,7 +217,7 @@ class TestTable:
             ({"temperature": 0.5}, "no temperature"),
             ({"where": "y > 5"}, "found no column 'y'"),
             ({"where": "half = 5"}, "'half'"),
-            ({"where": "x >"}, "got the end at character 4"),
+            ({"where": "x >"}, "got 'x >' at character 1"),
             ({"where": "x > 5 and x < 3"}, "contradict"),
             ({"where": "count > 99"}, "'count'"),
         ],
