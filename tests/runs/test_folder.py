@@ -213,7 +213,7 @@ class TestRefused:
         rewrite(copy / MODEL, recipe=recipe.to_toml())
         message = refusal(nicest.load, copy, verify=False)
         assert "the weights do not fit the recipe" in message
-        assert "'bijection.layers.coupling1.network.layers.0.bias' is (9,) there, got (8,)" in message
+        assert "layers.0.weight' is (9, 32) in the flow and (8, 32) in the file" in message
 
     def test_a_state_is_no_model(self, refusal: Refusal, trained: Path):
         assert "the weights do not fit the recipe" in refusal(nicest.load, trained / LAST)
