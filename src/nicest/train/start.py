@@ -29,29 +29,15 @@ def start(recipe: Recipe, splits: Splits, device: torch.device, world: World = W
     recipe = describe(recipe, splits)
     torch.manual_seed(recipe.train.seed)
     flow = build(recipe, splits.schema).double().to(device)
-    prepare(flow, splits, recipe.data, device, world)
+    prepare(flow, splits.train, recipe.data, device, world)
     return State(recipe, flow, device, world)
 
 
 def prepare(
-    flow: Density,
-    splits: Splits,
-    data: DataSettings,
-    device: torch.device,
-    world: World,
-    *,
-    fitted: bool = True,
-    everything: bool = False,
+    flow: Density, rows: np.ndarray, data: DataSettings, device: torch.device, world: World, *, fitted: bool = True
 ) -> None:
-    """Fit the constants of a density to the training rows; all processes start from the same weights.
-
-    With `everything`, constants are fitted to training and validation rows together: they do not change while
-    training, so the validation that stops it still compares like with like.
-    """
+    """Fit the constants of a density to rows; all processes start from the same weights."""
     if world.rank == 0 and fitted:
-        rows = splits.train
-        if everything and splits.valid is not splits.train:
-            rows = np.concatenate([rows, splits.valid])
         try:
             # it draws noise; afterwards this process must draw what the others do
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -63,13 +49,12 @@ def prepare(
         flow.load_state_dict(world.sent({name: tensor.cpu() for name, tensor in flow.state_dict().items()}))
 
 
-def begin(
-    recipe: Recipe, splits: Splits, sink: Sink, device: torch.device, world: World, *, private: bool = False
-) -> None:
-    """Write the files that describe a new training."""
-    made = environment(device, private=private) | {"processes": world.size}
+def begin(state: State, splits: Splits, sink: Sink, *, private: bool = False) -> None:
+    """Write the files that describe a new training, and its first state."""
+    made = environment(state.device, private=private) | {"processes": state.world.size}
     made |= {"format": f"nicest {FORMAT}", "private": private}
-    sink.begin(recipe, {ENVIRONMENT: to_json(made)} | columns_file(splits))
+    sink.begin(state.recipe, {ENVIRONMENT: to_json(made)} | columns_file(splits))
+    state.save(sink)
 
 
 def columns_file(splits: Splits) -> dict[str, str]:
@@ -80,12 +65,20 @@ def columns_file(splits: Splits) -> dict[str, str]:
 def keep_start(state: State, splits: Splits, sink: Sink) -> None:
     """Save the model as it is as the best so far: training must improve on it."""
     state.prepare_average()
-    engine = Engine(state.average, share=state.world.share, captured=not state.sharded)
-    rows = state.recipe.data.split(rows_to(splits.valid, state.device))
-    nats = state.world.mean(engine.validation_log_prob(*rows))
+    nats = validation_nats(state.average, splits, state.recipe.data, state.world, captured=not state.sharded)
     state.flow.train()
     if math.isfinite(nats):
-        state.counters.best_nats = nats + state.flow.interval_nats
+        state.counters.best_nats = nats
         saver = Saver(state, sink)
         saver.best = state.average_tensors(), {"epoch": 0, "step": 0, "valid_nats": state.counters.best_nats}
         saver.save()
+
+
+def validation_nats(
+    flow: Density, splits: Splits, data: DataSettings, world: World = World(), *, captured: bool = True
+) -> float:
+    """Return the mean log-likelihood of the validation rows, as metrics report it."""
+    rows = rows_to(splits.valid, flow.device)
+    rows = rows.to(flow.dtype) if rows.is_floating_point() else rows
+    engine = Engine(flow.eval(), share=world.share, captured=captured)
+    return world.mean(engine.validation_log_prob(*data.split(rows))) + flow.interval_nats
