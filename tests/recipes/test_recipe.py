@@ -353,9 +353,7 @@ class TestOverride:
         changed = recipe.override("train.epochs=1", "model.width=8", "train.batch=3", "train.epochs=2")
         assert (changed.train.epochs, changed.model.width, changed.train.batch) == (2, 8, 3)
         assert changed == replace(
-            recipe,
-            model=replace(recipe.model, width=8),
-            train=replace(recipe.train, epochs=2, batch=3),
+            recipe, model=replace(recipe.model, width=8), train=replace(recipe.train, epochs=2, batch=3)
         )
 
     def test_none_changes_nothing(self):

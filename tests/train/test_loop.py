@@ -206,9 +206,7 @@ class TestRecord:
         run(tmp_path, "train.schedule=exponential", "train.lr_decay=1.1")
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         for row in rows:
-            assert set(row) == {
-                *("epoch", "step", "train_nats", "valid_nats", "valid_bits_per_dim", "lr", "seconds"),
-            }
+            assert set(row) == {*("epoch", "step", "train_nats", "valid_nats", "valid_bits_per_dim", "lr", "seconds")}
             assert row["lr"] == pytest.approx(1e-2 * 1.1 ** -(row["step"] - 1))
             level_nats = row["valid_nats"] - 64 * math.log(17)
             assert row["valid_bits_per_dim"] == pytest.approx(-level_nats / (64 * math.log(2)))

@@ -15,14 +15,7 @@ from nicest.errors import NicestError
 from nicest.messages import nearest, shown
 from nicest.recipes.blocks import Block
 from nicest.recipes.checks import Settings, coerce, setting, types_of
-from nicest.recipes.settings import (
-    SHORT,
-    AugmentSettings,
-    DataSettings,
-    ModelSettings,
-    TableSettings,
-    TrainSettings,
-)
+from nicest.recipes.settings import SHORT, AugmentSettings, DataSettings, ModelSettings, TableSettings, TrainSettings
 
 __all__ = [
     "AugmentSettings",
