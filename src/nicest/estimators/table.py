@@ -27,7 +27,7 @@ from nicest.recipes.recipe import DataSettings, TableSettings, TrainSettings
 from nicest.runs.run import Run, write_run
 from nicest.runs.runtime import choose_device
 from nicest.tables.marginal import Marginal
-from nicest.tables.sizes import sized
+from nicest.tables.sizes import FEW, sized
 from nicest.tables.table import Table
 from nicest.train.callbacks import ProgressBar
 from nicest.train.fit import fit_splits
@@ -52,7 +52,8 @@ class TableEstimator(BaseEstimator):
         if not is_frame(X):
             checks: dict[str, Any] = {"dtype": "numeric", "ensure_all_finite": "allow-nan"}
             return validate_data(self, X, reset=reset, ensure_min_samples=1 + reset, **checks)
-        validate_data(self, X, reset=reset, skip_check_array=True)
+        if reset or hasattr(self, "feature_names_in_"):  # else the schema checks them
+            validate_data(self, X, reset=reset, skip_check_array=True)
         return as_table(X)[1]
 
     def _schema(self, X: Any) -> Schema:
@@ -67,9 +68,8 @@ class TableEstimator(BaseEstimator):
     def _train(self, schema: Schema, rows: np.ndarray, targets: Sequence[str] = ()) -> None:
         """Train the table model on encoded rows."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        splits = replace(
-            in_memory(rows, seed, 0.15 if len(rows) < 1_000 else min(0.1, 10_000 / len(rows))), schema=schema
-        )
+        held_out = 0.0 if len(rows) < FEW else min(0.1, 10_000 / len(rows))
+        splits = in_memory(rows, seed, held_out, schema=schema)
         data = DataSettings(name=IN_MEMORY, kind="table")
         table = TableSettings(targets=tuple(targets))
         recipe = Recipe("table", "a table", data=data, table=table, train=TrainSettings(seed=seed))

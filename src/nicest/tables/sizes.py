@@ -10,6 +10,7 @@ from nicest.data.columns import Schema
 from nicest.recipes import Recipe
 
 STEPS = {"low": 0.3, "medium": 1.0, "high": 4.0}
+FEW = 1_000  # rows below which dropout alone must prevent overfitting: validation rows would be too few to tell
 WORK = {"low": 1e12, "medium": 4e12, "high": 3e13}  # multiplications of a training, at most
 
 
@@ -31,19 +32,21 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
         "width": 64 if small else 128 if large else 96,
         "depth": 2 if small else 3,
         "components": 12,
-        "dropout": 0.3 if n < 1_000 else 0.2 if n < 4_000 else 0.1,
+        "dropout": 0.5 if n < FEW else 0.2 if n < 4_000 else 0.1,
         "members": 4 if small else 1 if large else 2,
+        "favour": 0.5 if n < FEW else 0.8,
     } | dict(given.get("table", {}))
     batch = given["train"].get("batch", max(8, min(64 if small else 512 if large else 256, n // 2)))
-    steps = round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2)
     heads = schema.heads()
+    # few rows of many columns are soon learned by heart
+    steps = round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2 * min(1.0, n / (10 * len(heads))))
     outputs = sum(head.categories or 3 * table["components"] + len(head.atoms) for head in heads)
     inputs = sum(head.categories + len(head.knots) + 4 for head in heads)
     each = table["members"] * table["width"] * (inputs + outputs + 4 * table["width"] * table["depth"])
     steps = max(min(steps, round(WORK[effort] / (3 * batch * each))), min(steps, 300))
     per_epoch = max(1, round(0.9 * n) // batch)
-    every = max(1, round(max(25, steps / 40) / per_epoch))
-    train = {
+    every = max(1, round(max(25, steps / (10 if n < FEW else 30)) / per_epoch))
+    train: dict[str, Any] = {
         "batch": batch,
         "epochs": math.ceil(steps / per_epoch),
         "lr": 5e-3 if small else 2e-3,
