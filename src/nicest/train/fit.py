@@ -26,8 +26,7 @@ from nicest.train.callbacks import Callback, ProgressBar
 from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
 from nicest.train.loop import read_state, run_loop
-from nicest.train.resume import go_on, resumed, same_training
-from nicest.train.start import begin, keep_start, prepare, start, validation_nats
+from nicest.train.start import begin, go_on, keep_start, prepare, resumed, same_training, start, validation_nats
 from nicest.train.state import State, under
 
 
