@@ -70,8 +70,7 @@ class Case:
 CASES = {
     "images": Case("digits", SETTINGS),
     "table": Case(
-        "table",
-        ("table.width=64", "table.members=1", "train.epochs=40", "train.evaluate_every=2", "train.patience=0"),
+        "table", ("table.width=64", "table.members=1", "train.epochs=40", "train.evaluate_every=2", "train.patience=0")
     ),
     "torchrun": Case("digits", (*SETTINGS, "train.epochs=20"), processes=2),
     "large": Case(  # its states have more than 100 MB

@@ -13,7 +13,7 @@ from published import cifar10_rows, write_cifar10, write_fer2013, write_idx, wri
 from typer.testing import CliRunner
 
 import nicest
-from nicest.cli import app, main
+from nicest.cli import app
 from nicest.recipes import load_recipe, names
 
 ONE_STEP = ("train.epochs=1", "train.batch=100")
@@ -133,14 +133,3 @@ def test_a_recipe_of_ones_own_on_a_table(tmp_path: Path):
     assert next(iter(flow.bijection.layers)) == "zca"
     assert flow.units.standardise
     assert flow.prior.learned
-
-
-def test_a_setting_that_does_not_exist_is_one_line_and_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    arguments = ["nicest", "train", "digits", "--out", str(tmp_path / "run"), "--set", "train.epoch=3"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    message = "error: settings: unknown key 'train.epoch' (did you mean 'train.epochs'?)\n"
-    assert capsys.readouterr() == ("", message)

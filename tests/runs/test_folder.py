@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,7 +14,6 @@ from safetensors.torch import save_file
 
 import nicest
 from nicest.cli import explained
-from nicest.data import load as load_data
 from nicest.errors import NicestError
 from nicest.flows import ZCA, Flow, TriangularAffine
 from nicest.recipes import Recipe, load_recipe
@@ -107,12 +105,6 @@ class TestExact:
         nicest.load(trained)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_a_loaded_model_scores_levels_of_any_dtype(self, trained: Path):
-        rows = torch.from_numpy(load_data("digits").test)
-        flow = nicest.load(trained)
-        for x in (rows, rows.float(), rows.long()):
-            assert flow(x).isfinite().all()
-
     def test_tensors_and_figures_of_any_kind_come_back(self, tmp_path: Path):
         tensors = {
             "f64": torch.randn(3, 2, dtype=torch.float64),
@@ -156,10 +148,6 @@ class TestRefused:
         (copy / name).write_bytes((copy / name).read_bytes()[:keep])
         attempt = nicest.load if name == MODEL else resume
         assert f"{copy / name} is truncated or damaged" in refusal(attempt, copy)
-
-    def test_garbage(self, refusal: Refusal, copy: Path):
-        (copy / MODEL).write_bytes(np.random.default_rng(0).bytes(5000))
-        assert "truncated or damaged" in refusal(nicest.load, copy)
 
     def test_a_pickle_executes_nothing(self, refusal: Refusal, copy: Path, tmp_path: Path):
         class Attack:
@@ -213,7 +201,7 @@ class TestRefused:
         rewrite(copy / MODEL, recipe=recipe.to_toml())
         message = refusal(nicest.load, copy, verify=False)
         assert "the weights do not fit the recipe" in message
-        assert "'bijection.layers.coupling1.network.layers.0.bias' is (9,) there, got (8,)" in message
+        assert "layers.0.weight' is (9, 32) in the flow and (8, 32) in the file" in message
 
     def test_a_state_is_no_model(self, refusal: Refusal, trained: Path):
         assert "the weights do not fit the recipe" in refusal(nicest.load, trained / LAST)

@@ -1,6 +1,5 @@
 """Small copies of models, and those that come with nicest."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -121,13 +120,3 @@ class TestShipped:
         monkeypatch.setenv("NICEST_DATA", str(tmp_path / "file"))
         name, folder = next(iter(shipped.shipped().items()))
         assert nicest.open(name).path == folder
-
-    def test_an_unknown_name_says_so(self, home: Path):
-        with pytest.raises(NicestError, match="but nosuch does not exist"):
-            nicest.open("nosuch")
-
-
-def test_cards_are_plain_json():
-    for folder in shipped.shipped().values():
-        card = json.loads((folder / shipped.CARD).read_text())
-        assert np.isfinite(card["test_nats"])

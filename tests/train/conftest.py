@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -20,3 +22,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
     yield disk
     subprocess.run(["umount", disk], check=True)
+
+
+@pytest.fixture
+def _without_onednn() -> Iterator[None]:
+    """Its bfloat16 kernels use instructions that some virtual machines announce and refuse."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import nicest
 from nicest import flows
-from nicest.errors import NicestError
 from nicest.train.callbacks import Callback
 
 RNG = np.random.default_rng(0)
@@ -274,22 +273,6 @@ class TestRefused:
         made = flow(*couplings(network(), network(), network()), units=nicest.Units.columns([0.0, 1.0, 0.0, 0.0]))
         assert "expected multiples of 1 in column 1" in refusal(fitted, made)
 
-    @pytest.mark.parametrize(
-        ("settings", "words"),
-        [
-            ({"optimizer": "sgd"}, "train.optimizer is one of adam, rmsprop; got 'sgd'"),
-            ({"clip": math.inf}, "train.clip must be a finite number"),
-            ({"precision": "bf16"}, "train.precision is one of"),
-            ({"epochs": 0}, "train.epochs must be at least 1"),
-            ({"epochs": 2.5}, "train.epochs is of type int"),
-        ],
-        ids=lambda each: str(each) if isinstance(each, dict) else "",
-    )
-    def test_settings(self, settings: dict[str, Any], words: str, tmp_path: Path, refusal: Callable[..., str]):
-        asked = nicest.TrainSettings(**settings)
-        assert words in refusal(fitted, FLOWS["tied networks"](), settings=asked, sink=tmp_path / "run")
-        assert not (tmp_path / "run" / "model.safetensors").exists()
-
     def test_another_flow_in_the_same_folder(self, tmp_path: Path, refusal: Callable[..., str]):
         fitted(FLOWS["frozen layers"](), sink=tmp_path / "run")
         free = flow(*couplings(network(), network(), network()))
@@ -316,8 +299,3 @@ def test_rows_of_images_train():
     images = np.random.default_rng(0).integers(0, 16, (200, 2, 2), dtype=np.uint8)
     made = flow(*couplings(network(), network(), network()), units=nicest.Units.pixels(4, 16))
     assert fitted(made, rows=images, valid=images[:50]).figures["valid_nats"] < 0
-
-
-def test_bad_names_are_refused():
-    with pytest.raises(NicestError):
-        nicest.open("no/such/run", flow=FLOWS["frozen layers"]())

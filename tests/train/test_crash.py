@@ -47,10 +47,7 @@ def test_no_run_is_lost(short: Case, straight: Path, tmp_path: Path):
     """Nor by two sittings, the second of which adds to what the first has left in a file."""
     people(tmp_path / "people.csv")
     table = replace(CASES["table"], settings=(*CASES["table"].settings, "train.epochs=10"))
-    references = {
-        "images": Reference(short, straight, SECONDS),
-        "table": undisturbed(table, tmp_path / "reference"),
-    }
+    references = {"images": Reference(short, straight, SECONDS), "table": undisturbed(table, tmp_path / "reference")}
     for kills in (1, 3):
         crash_test(tmp_path, references, Results(tmp_path / "results.json", seed=SEED), kills)
     results = Results(tmp_path / "results.json", seed=SEED)

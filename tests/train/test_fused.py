@@ -1,7 +1,5 @@
 """How the weights of a flow lie side by side for one kernel, padded; what is computed with them stays the same."""
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +22,7 @@ DIGITS = load("digits")
 OVERRIDES = (*SMALL, "train.precision=bfloat16", "model.dropout=0", "model.hidden_layers=3", "model.width=13")
 
 
-@pytest.fixture(autouse=True)
-def _without_onednn() -> Iterator[None]:
-    """Its bfloat16 kernels use instructions that some virtual machines announce and refuse."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="TF32 acceleration")
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
+pytestmark = pytest.mark.usefixtures("_without_onednn")
 
 
 def state(*overrides: str) -> State:

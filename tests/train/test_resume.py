@@ -19,7 +19,6 @@ import pytest
 from torch import Tensor
 
 import nicest
-from nicest.data import Splits
 from nicest.errors import NicestError
 from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
@@ -385,14 +384,6 @@ class TestGoingOn:
         assert "a resumed run keeps its data, model, batch, optimizer" in message
         assert digests(reference) == before
 
-    def test_data_of_another_length_is_refused(self, refusal: Refusal, tmp_path: Path):
-        rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
-        np.save(tmp_path / "rows.npy", rows)
-        run(tmp_path / "run", f"data.name={tmp_path}/rows.npy", "train.batch=10")
-        np.save(tmp_path / "rows.npy", rows[:200])
-        message = refusal(resume, tmp_path / "run", "train.epochs=5")
-        assert "rows.npy has changed since the run was trained" in message
-
     def test_one_value_that_changed_in_the_data_is_noticed_and_nothing_is_lost(
         self, refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
@@ -424,14 +415,6 @@ class TestGoingOn:
         figures.pop("unscored")  # nor was that known
         write_tensors(tmp_path / LAST, Saved(tensors, recipe, figures))
         assert resume(tmp_path, "train.epochs=2")["finished"]
-
-    def test_a_digest_of_data_costs_little(self):
-        rng = np.random.default_rng(0)
-        train, valid, test = (rng.integers(0, 256, (n, 784), np.uint8) for n in (50_000, 10_000, 10_000))
-        splits = Splits("mnist", train, valid, test, (28, 28), 256)
-        began = time.perf_counter()
-        splits.digest()
-        assert time.perf_counter() - began < 1  # it takes a tenth
 
     def test_data_of_another_shape_is_refused(self, refusal: Refusal, tmp_path: Path):
         rows = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -19,7 +22,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nicest.data import in_memory
 from nicest.errors import NicestError
-from nicest.estimators.parameters import MODEL, TRAIN, in_words_of_parameters, params_of, python_number
 from nicest.files import to_json
 from nicest.flows import Flow
 from nicest.inference.engine import Engine
@@ -36,6 +38,10 @@ from nicest.train.initial import sized
 FILE = "estimator.json"
 SCORED = 100_000  # training rows that are enough to set the threshold by
 FARTHEST = 1e305  # beyond it differences overflow
+SAME = ("couplings", "hidden_layers", "width", "bins", "dropout", "law", "prior", "marginals", "shrinkage")
+MODEL = {name: name for name in SAME} | {"whitening": "preprocess"}  # parameters, and their names in a recipe
+TRAIN = {name: name for name in ("effort", "epochs", "weight_decay", "patience")}
+TRAIN |= {"batch_size": "batch", "learning_rate": "lr"}
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -331,3 +337,28 @@ def moved(flow: Flow, loc: np.ndarray, scale: np.ndarray) -> Flow:
     units.loc.mul_(factor).add_(shift)
     units.scale.mul_(factor)
     return flow
+
+
+@contextmanager
+def in_words_of_parameters() -> Iterator[None]:
+    """Raise errors as ValueError, with settings of recipes as the parameters of NICE."""
+    ours = {name: ours for ours, name in (MODEL | TRAIN).items()}
+    try:
+        yield
+    except NicestError as error:
+        text = re.sub(r"^(NICE|recipe|rows): | or set train\.clip \([^)]*\)|; the last good state.*", "", str(error))
+        text = re.sub(r"\b(?:model|train)\.(\w+)", lambda found: ours.get(found[1], found[1]), text)
+        raise ValueError(text) from error
+
+
+def python_number(value: Any) -> Any:
+    """Convert a number of numpy to one of Python."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def params_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the parameters that a recipe stands for."""
+    depths = recipe.model.hidden_layers
+    params = {ours: getattr(recipe.model, name) for ours, name in MODEL.items()}
+    params |= {ours: getattr(recipe.train, name) for ours, name in TRAIN.items()}
+    return params | {"hidden_layers": depths[0] if len(depths) == 1 else list(depths)}

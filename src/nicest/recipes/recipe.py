@@ -15,14 +15,7 @@ from nicest.errors import NicestError
 from nicest.messages import nearest, shown
 from nicest.recipes.blocks import Block
 from nicest.recipes.checks import Settings, coerce, setting, types_of
-from nicest.recipes.settings import (
-    SHORT,
-    AugmentSettings,
-    DataSettings,
-    ModelSettings,
-    TableSettings,
-    TrainSettings,
-)
+from nicest.recipes.settings import SHORT, AugmentSettings, DataSettings, ModelSettings, TableSettings, TrainSettings
 
 __all__ = [
     "AugmentSettings",
@@ -144,12 +137,9 @@ class Recipe(Settings):
 
 def _typed(settings: Any, where: str) -> Any:
     """Convert the values of settings to their types, numbers of numpy included."""
-    hints = types_of(settings.__class__)
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    plain = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
-    made = {n: v if n == "blocks" else coerce(v, hints[n], f"{where}.{n}") for n, v in plain.items()}
-    same = made == values and all(type(made[name]) is type(values[name]) for name in made)
-    return settings if same else replace(settings, **made)
+    values = {name: (getattr(settings, name), kind) for name, kind in types_of(settings.__class__).items()}
+    plain = {name: (value.item() if hasattr(value, "item") else value, kind) for name, (value, kind) in values.items()}
+    return replace(settings, **{name: coerce(*each, f"{where}.{name}") for name, each in plain.items()})
 
 
 def names() -> list[str]:

@@ -8,16 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from nicest.recipes.blocks import Block, Layer, layer_of, network_of
-from nicest.recipes.checks import (
-    BELOW_ONE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    Rule,
-    Settings,
-    at_least,
-    setting,
-    within,
-)
+from nicest.recipes.checks import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Rule, Settings, at_least, setting, within
 
 BETAS = Rule(
     "two numbers, in [0, 1) and [0.5, 1); the paper's beta2 = 0.01 weighs the new gradient: today's 0.99",

@@ -78,7 +78,7 @@ def read_tensors(path: Path) -> Saved:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             version = check_format(path, metadata.get("format", ""))
-            tensors = {name: _widened(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except NicestError:
         raise
     except Exception as error:  # broken bytes lead safetensors and torch to errors of every kind
@@ -94,14 +94,10 @@ def read_tensors(path: Path) -> Saved:
         if any(word in str(error) for word in UNKNOWN):
             raise newer(str(error)) from error
         raise
+    tensors = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in tensors.items()}  # some are packed
     if version == 1:
         tensors = upgraded(tensors)
     return Saved(tensors, recipe, _figures(metadata["figures"], path), version)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    """Convert a tensor that was packed in bfloat16 to float32."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _figures(text: str, path: Path) -> dict[str, Any]:
@@ -233,14 +229,24 @@ class RunFolder:
 
     def _metrics(self) -> list[tuple[dict[str, Any], bytes]]:
         """Return the rows of metrics.jsonl, each with its line."""
-        path = self.path / METRICS
+        path, found = self.path / METRICS, []
         self._require_format()
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
         except OSError as error:
             raise NicestError(f"cannot read {path}: {error.strerror}") from error
-        whole = [(f"{path}, line {i}", line) for i, line in enumerate(lines, start=1) if line.endswith(b"}")]
-        return [(_row(line, where), line + b"\n") for where, line in whole]
+        for i, line in enumerate(lines, start=1):
+            if not line.endswith(b"}"):
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                expected = f"expected a row of metrics in JSON with its step, got {shown(line)}: remove it"
+                raise NicestError(f"{path}, line {i}: {expected}")
+            found.append((row, line + b"\n"))
+        return found
 
     def drop_metrics_after(self, step: int) -> None:
         """Remove the metrics after the step that training continues from; refuse earlier ones that were changed."""
@@ -287,17 +293,6 @@ class RunFolder:
 Sink = RunFolder | Memory  # where a training leaves its metrics, its state and its best model
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    """Parse one line of metrics.jsonl."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise NicestError(f"{where}: expected a row of metrics in JSON with its step, got {shown(line)}: remove it")
-    return row
-
-
 def restore_flow(
     recipe: Recipe, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT, schema: Schema | None = None
 ) -> Any:
@@ -309,11 +304,7 @@ def restore_flow(
 
 
 def filled(
-    flow: Any,
-    tensors: Mapping[str, Tensor],
-    source: str,
-    version: int = FORMAT,
-    data: DataSettings | None = None,
+    flow: Any, tensors: Mapping[str, Tensor], source: str, version: int = FORMAT, data: DataSettings | None = None
 ) -> Any:
     """Load stored weights, of any version of the format, into a model; `data` are the settings of an older run."""
     own = flow.state_dict()
@@ -359,17 +350,11 @@ def _require_weights(
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
             sketch = build(recipe, schema)
-            expected = {name: tuple(t.shape) for name, t in sketch.state_dict().items()}
     except ValueError as error:
         raise NicestError(f"{source}: no model can be built from its recipe ({brief(error)})") from error
     stored = convert(tensors, sketch, recipe.data) if version < NAMES_OF_TODAY else tensors
-    found = {name: tuple(t.shape) for name, t in stored.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            wanted, got = (shown(each.get(name, "no such tensor")) for each in (expected, found))
-            raise NicestError(
-                f"{source}: the weights do not fit the recipe: {shown(name)} is {wanted} there, got {got}"
-            )
+    if reason := _difference(sketch.state_dict(), stored):
+        raise NicestError(f"{source}: the weights do not fit the recipe: {reason}")
 
 
 def require_own_file(out: Path, recipe: Recipe, *asked: Path) -> None:

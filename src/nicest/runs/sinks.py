@@ -41,18 +41,15 @@ class Memory:
         yield
 
     def read_state(self) -> Saved | None:
-        """Return the last state, from which a training continues exactly; None if there is none yet."""
         return self.state
 
     def save_state(self, saved: Saved) -> None:
         self.state = _copied(saved)
 
     def forget_state(self) -> None:
-        """Drop the state before the first step, so that a training may start again with other settings."""
         self.state = None
 
     def read_model(self) -> Saved:
-        """Return the best model so far."""
         if self.model is None:
             raise ValueError("there is no model yet")
         return self.model
@@ -67,7 +64,6 @@ class Memory:
         self.rows.append(dict(row))
 
     def drop_metrics_after(self, step: int) -> None:
-        """Remove the metrics after the step that training continues from."""
         self.rows = [row for row in self.rows if row["step"] <= step]
 
     def refuse_existing(self) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from nicest.data import Splits, given
 from nicest.errors import NicestError
 from nicest.flows import Density
-from nicest.inference.engine import Engine
 from nicest.messages import shown
 from nicest.recipes import Recipe
 from nicest.recipes.build import build
@@ -22,14 +21,12 @@ from nicest.recipes.defaults import IN_MEMORY, settings_given
 from nicest.recipes.recipe import AugmentSettings, DataSettings, TrainSettings
 from nicest.recipes.splits import describe, load_splits
 from nicest.runs.folder import LAST, RunFolder, Sink, filled
-from nicest.runs.runtime import rows_to
 from nicest.runs.sinks import Memory
 from nicest.train.callbacks import Callback, ProgressBar
 from nicest.train.distributed import World, joined, restarts
 from nicest.train.initial import sized
 from nicest.train.loop import read_state, run_loop
-from nicest.train.resume import go_on, resumed, same_training
-from nicest.train.start import begin, keep_start, prepare, start
+from nicest.train.start import begin, go_on, keep_start, prepare, resumed, same_training, start, validation_nats
 from nicest.train.state import State, under
 
 
@@ -116,7 +113,9 @@ def fit_splits(
     if flow is None:
         with seeded(recipe.train.seed, device):
             flow = build(recipe, splits.schema).double()
-            prepare(flow, splits, recipe.data, torch.device("cpu"), World(), everything=True)
+            # constants do not change while training: the validation that stops it still compares like with like
+            rows = [splits.train] if splits.valid is splits.train else [splits.train, splits.valid]
+            prepare(flow, np.concatenate(rows), recipe.data, torch.device("cpu"), World())
     return fit_density(flow, recipe, splits, Memory(), callbacks, device, initialise=False)
 
 
@@ -178,8 +177,7 @@ def train(
         with sink.open_for_writing():
             sink.refuse_existing()
             state = start(recipe, splits, place, world)
-            begin(state.recipe, splits, sink, place, world, private=private)
-            state.save(sink)
+            begin(state, splits, sink, private=private)
             return run_loop(state, splits, sink, watching)
 
 
@@ -206,16 +204,15 @@ def fit_density(
                 filled(flow, under("flow.", saved.tensors), str(sink), saved.version, saved.recipe.data)
             else:
                 sink.refuse_existing()
-                prepare(flow, splits, recipe.data, device, world, fitted=initialise)
+                prepare(flow, splits.train, recipe.data, device, world, fitted=initialise)
             if not any(p.requires_grad for p in flow.parameters()):
-                figures = {"epoch": 0, "step": 0, "valid_nats": validation_nats(flow.to(device), splits, recipe)}
-                return Fitted(flow.to(dtype).eval(), figures, [], recipe)  # all was fitted in closed form
+                nats = validation_nats(flow.to(device), splits, recipe.data)  # all was fitted in closed form
+                return Fitted(flow.to(dtype).eval(), {"epoch": 0, "step": 0, "valid_nats": nats}, [], recipe)
             state = State(recipe, flow, device, world)
             if saved:
                 go_on(state, saved, splits, sink)
             else:
-                begin(recipe, splits, sink, device, world)
-                state.save(sink)
+                begin(state, splits, sink)
                 keep_start(state, splits, sink)
             ended = run_loop(state, splits, sink, [ProgressBar()] if callbacks is None else callbacks)
         except BaseException as error:
@@ -230,14 +227,6 @@ def fit_density(
     if not ended["finished"]:
         raise KeyboardInterrupt  # everything is saved; the caller wants to know
     return Fitted(found, figures, sink.metrics(), recipe)
-
-
-def validation_nats(flow: Density, splits: Splits, recipe: Recipe) -> float:
-    """Return the mean log-likelihood of the validation rows, as metrics report it."""
-    rows = rows_to(splits.valid, flow.device)
-    rows = rows.to(flow.dtype) if rows.is_floating_point() else rows
-    nats = Engine(flow.eval()).validation_log_prob(*recipe.data.split(rows))
-    return float(nats.double().mean()) + flow.interval_nats
 
 
 @contextmanager

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nicest.data import Splits
-from nicest.flows import Gaussian, Logistic, Prior, SinhArcsinh, moments
+from nicest.flows import SinhArcsinh, moments
 from nicest.recipes import Recipe
-from nicest.recipes.build import units_of
+from nicest.recipes.build import PRIORS, units_of
 from nicest.recipes.defaults import FEW, Given, recipe_for_images, recipe_for_rows
 from nicest.recipes.splits import describe
 from nicest.runs.runtime import rows_to
@@ -24,7 +23,6 @@ SHRINKAGES = (1e-6, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)  # never 0: colu
 SHRINKAGES_OF_IMAGES = SHRINKAGES[:6]  # what couplings find in images goes beyond their covariance, but builds on it
 FEWEST = 10  # rows to choose by
 CHOICE_ROWS = 5000  # rows that are enough to choose a start by
-PRIORS: dict[str, type[Prior]] = {"gaussian": Gaussian, "logistic": Logistic}
 
 
 class Start(NamedTuple):
@@ -50,32 +48,20 @@ def sized(recipe: Recipe, splits: Splits, given: Given) -> Recipe:
     title = recipe.title if images else made.title
     training = replace(made.train, seed=recipe.train.seed)
     made = replace(recipe, title=title, model=made.model, train=training, sized=False)
-    return choose_start(as_reals(recipe, splits), made, fixed | chosen, SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
+    units, rows = units_of(describe(recipe, splits).data), splits.train[:: -(-len(splits.train) // CHOICE_ROWS)]
+    with torch.no_grad():
+        x = units.enter(rows_to(rows), generator=torch.Generator().manual_seed(recipe.train.seed))
+        return choose_start(x, made, fixed | chosen, SHRINKAGES_OF_IMAGES if images else SHRINKAGES)
 
 
-@torch.no_grad()
-def as_reals(recipe: Recipe, splits: Splits) -> np.ndarray:
-    """Return some training rows as the real numbers that the flow is of."""
-    units, rows = units_of(describe(recipe, splits).data), rows_to(some(splits.train))
-    return units.enter(rows, generator=torch.Generator().manual_seed(recipe.train.seed)).numpy()
-
-
-def some(rows: np.ndarray) -> np.ndarray:
-    """Return evenly spaced rows, enough to choose a start by."""
-    return rows[:: -(-len(rows) // CHOICE_ROWS)]
-
-
-@torch.no_grad()
-def choose_start(
-    rows: np.ndarray, recipe: Recipe, chosen: Mapping[str, Any], among: tuple[float, ...] = SHRINKAGES
-) -> Recipe:
+def choose_start(x: Tensor, recipe: Recipe, chosen: Mapping[str, Any], among: tuple[float, ...]) -> Recipe:
     """Choose marginals, prior and shrinkage such that the untrained flow scores best in cross-validation.
 
     Of five folds all are used for up to 2,000 rows and 1,000 columns, else one. Settings in `chosen` are kept.
     """
-    if len(rows) < FEWEST:
+    if len(x) < FEWEST:
         return recipe.changed({"model": Start()._asdict() | dict(chosen)}, "NICE")
-    x = torch.from_numpy(some(rows).copy()).double()
+    x = x.double()
     x = (x - x.mean(0)) / x.std(0, correction=0)
     bends = [chosen["marginals"]] if "marginals" in chosen else ["none", "sinh-arcsinh"][: 1 + (len(x) >= FEW)]
     priors = [chosen["prior"]] if "prior" in chosen else list(PRIORS)
@@ -89,9 +75,11 @@ def choose_start(
             for shrinkage in shrinkages if whitens else shrinkages[:1]:
                 spread = torch.lerp(eigenvalues, ones, shrinkage).clamp_min(1e-12).sqrt()
                 h = (left @ vectors) / spread @ vectors.mT
-                for prior in priors:
-                    nats = _unit_variance(PRIORS[prior](x.shape[1]).double(), h) - spread.log().sum()
-                    totals[Start(marginals, prior, shrinkage)] += float(nats.sum() + log_det)  # type: ignore[assignment]
+                for name in priors:  # with variance 1
+                    prior = PRIORS[name](x.shape[1]).double()
+                    log_scale = x.shape[1] * math.log(prior.standard_deviation) - spread.log().sum()
+                    nats = prior.log_prob(h * prior.standard_deviation) + log_scale
+                    totals[Start(marginals, name, shrinkage)] += float(nats.sum() + log_det)  # type: ignore[assignment]
     best = max(totals, key=lambda start: totals[start])
     return replace(recipe, model=replace(recipe.model, **best._asdict()))
 
@@ -106,8 +94,3 @@ def bent(seen: Tensor, left: Tensor, marginals: str) -> tuple[Tensor, Tensor, Te
         seen, log_det = layer(seen)[0], log_dets.sum()
     mean, spread = seen.mean(0), seen.std(0, correction=0).clamp_min(1e-3)  # a fold may hold one value
     return (seen - mean) / spread, (left - mean) / spread, log_det - len(left) * spread.log().sum()
-
-
-def _unit_variance(prior: Prior, h: Tensor) -> Tensor:
-    """Return log p of whitened rows under the prior with unit variance."""
-    return prior.log_prob(h * prior.standard_deviation) + h.shape[1] * math.log(prior.standard_deviation)

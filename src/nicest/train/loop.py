@@ -84,7 +84,8 @@ class Training:
             stack.enter_context(enough_threads(state.flow, self.batch))
             self.prepare()
             self.saver = Saver(state, self.sink)
-            self.introduce()
+            if not state.counters.step and (plain := self.step.plain_layers):
+                self.note(f"no fast form for {', '.join(plain)}: these layers run as they are written")
             while not self.done and not self.stopped:
                 self.turn()
             if self.stopped:
@@ -102,11 +103,6 @@ class Training:
         self.step = TrainingStep(self.state, self.rows, self.batch)
         # validation is in float32, whatever the networks train in, as `evaluate` will be
         self.engine = Engine(self.state.average, share=self.world.share, captured=not self.state.sharded)
-
-    def introduce(self) -> None:
-        """Report at the start which layers have no fast form."""
-        if not self.state.counters.step and (plain := self.step.plain_layers):
-            self.note(f"no fast form for {', '.join(plain)}: these layers run as they are written")
 
     def note(self, text: str) -> None:
         """Show one line to the user."""
@@ -126,7 +122,7 @@ class Training:
         last_of_epoch = position + 1 == self.per_epoch
         looks = last_of_epoch or counters.step % CHECK_EVERY == 0
         # asked once a step, so that what is saved then was looked at first
-        self.stopped = (self.listens or looks) and self.signalled()
+        self.stopped = (self.listens or looks) and self.world.any(self.interrupted.is_set())
         every, epochs = self.settings.evaluate_every, self.settings.epochs
         validates = last_of_epoch and ((epoch + 1) % every == 0 or epoch + 1 == epochs)
         if looks or self.stopped:
@@ -141,9 +137,6 @@ class Training:
                 self.saver.save()
             if validates:
                 self.validate(epoch, nats, lr)
-
-    def signalled(self) -> bool:
-        return self.world.any(self.interrupted.is_set())
 
     def take_step(self, epoch: int, position: int) -> None:
         state = self.state
