@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from zoo import LAWS, PARTITIONS, ZOO, coupling, couplings, inputs, randomised, scaling
 
 from nicest.fast import LoweredChain, lower
-from nicest.fast.lower import FastMLP, FastResidual
+from nicest.fast.networks import FastMLP, FastResidual
 from nicest.flows import (
     MLP,
     Additive,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from zoo import LAWS
 
 from nicest.fast import LoweredChain
-from nicest.fast.lower import FastMLP
+from nicest.fast.networks import FastMLP
 from nicest.fast.rectified import Buffers, rectified
 from nicest.flows import MLP, Additive, Affine, Chain, Coupling, Law, odd_even
 

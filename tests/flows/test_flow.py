@@ -1,6 +1,5 @@
 """Flows: density, sampling, context, ledger, and as distributions of torch (NICE eq. 1 and 2)."""
 
-import copy
 import math
 import re
 import warnings
@@ -79,10 +78,6 @@ class TestDensity:
         expected = flow.prior.log_prob(flow.encode(x)) + torch.linalg.slogdet(jacobian(flow.bijection, x)).logabsdet
         torch.testing.assert_close(flow.log_prob(x), expected, rtol=0, atol=1e-9)
 
-    def test_standard_gaussian_by_hand(self):
-        flow, x = real(Chain(), Gaussian(3)), torch.tensor([[1.0, 2.0, 3.0]])
-        assert flow.log_prob(x).item() == pytest.approx(-0.5 * (14 + 3 * math.log(2 * math.pi)))
-
     def test_scaled_logistic_is_scipys(self):
         flow, x = real(DiagonalScaling(2), Logistic(2)), inputs("", 9, 2)
         flow.bijection.s.data = torch.tensor([0.5, -1.0], dtype=torch.float64)
@@ -120,16 +115,6 @@ class TestDensity:
         with pytest.raises(ValueError, match="expected x of 5 numbers, got a scalar"):
             flow.log_prob(torch.tensor(1.0))
 
-    def test_empty_batch(self):
-        assert make(3).log_prob(inputs("", 0, 3)).shape == (0,)
-
-    def test_state_dict_round_trip_is_exact(self):
-        flow, other, x = make(5), make(5), inputs("", 4, 5)
-        assert not torch.equal(other.log_prob(x), flow.log_prob(x))
-        other.load_state_dict(flow.state_dict())
-        assert torch.equal(other.log_prob(x), flow.log_prob(x))
-        assert torch.equal(copy.deepcopy(flow).log_prob(x), flow.log_prob(x))
-
 
 def test_an_array_is_refused_with_what_to_do():
     flow = Flow(Units.continuous(2), Chain(DiagonalScaling(2)), Gaussian(2))
@@ -157,11 +142,6 @@ class TestLedger:
         torch.testing.assert_close(terms["prior"], flow.prior.log_prob(flow.encode(x)))
         torch.testing.assert_close(sum(terms.values()), flow.log_prob(x))
 
-    def test_context_reaches_the_terms(self):
-        flow, x = make(5, context_dim=2), inputs("", 4, 5)
-        context = torch.randn(4, 2, dtype=torch.float64)
-        torch.testing.assert_close(sum(flow.terms(x, context).values()), flow.log_prob(x, context))
-
     @pytest.mark.parametrize("name", ["prior", "standardise"])
     def test_a_layer_cannot_have_the_name_of_another_term(self, name: str):
         with pytest.raises(ValueError, match="'prior', or one of the units"):
@@ -186,13 +166,6 @@ class TestSampling:
         for d in range(3):
             assert stats.kstest(h[:, d], law.cdf, args=(loc[d], scale[d])).pvalue > 0.005
 
-    def test_samples_follow_the_density(self):
-        flow = real(randomised(DiagonalScaling(2)), randomised(Logistic(2, learned=True)))
-        x, sigma = flow.sample(10_000).numpy(), flow.bijection.sigma
-        loc, scale = (sigma * flow.prior.loc).detach(), (sigma * flow.prior.log_scale.exp()).detach()
-        for d in range(2):
-            assert stats.kstest(x[:, d], stats.logistic.cdf, args=(loc[d].item(), scale[d].item())).pvalue > 0.005
-
     def test_generator_makes_sampling_reproducible(self):
         flow = make(3)
         one, same, other = (flow.sample(5, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
@@ -202,11 +175,6 @@ class TestSampling:
     def test_temperature_zero_is_the_decoded_mode(self):
         flow = make(3)
         torch.testing.assert_close(flow.sample(2, temperature=0.0), flow.decode(flow.prior.mode.expand(2, 3)).detach())
-
-    def test_temperature_reaches_the_prior(self):
-        flow = real(Chain(), Gaussian(3))
-        hot, cold = (flow.sample(4, temperature=t, generator=torch.Generator().manual_seed(1)) for t in (1.0, 0.5))
-        torch.testing.assert_close(cold, hot / 2)
 
     def test_sample_has_no_gradient_and_rsample_has(self):
         flow = make(3)
@@ -227,9 +195,6 @@ class TestSampling:
         flow, contexts = make(3, context_dim=2), torch.randn(2, 4, 2, dtype=torch.float64)
         one, two = (flow.sample(4, c, generator=torch.Generator().manual_seed(0)) for c in contexts)
         assert (one - two).abs().max() > 1e-3
-
-    def test_zero_samples(self):
-        assert make(3).sample(0).shape == (0, 3)
 
     def test_a_flow_of_pixels_gives_whole_levels(self):
         x = pixels(4).sample(50)
@@ -396,36 +361,13 @@ class TestContext:
 
 
 class TestDistribution:
-    @pytest.mark.parametrize("shape", [(), (7,), (2, 3)])
+    @pytest.mark.parametrize("shape", [(), (7,), (2, 3), (0,), (2, 0)])
     def test_shapes(self, shape: tuple[int, ...]):
         p = make(5).given()
         assert (p.event_shape, p.batch_shape, p.has_rsample) == ((5,), (), True)
         assert p.sample(shape).shape == p.rsample(torch.Size(shape)).shape == (*shape, 5)
-        assert p.log_prob(p.sample(shape)).shape == shape
-
-    @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
-    def test_no_samples_have_a_shape_too(self, shape: tuple[int, ...]):
-        p = make(5).given()
-        assert p.sample(shape).shape == p.rsample(shape).shape == (*shape, 5)
-
-    def test_log_prob_is_that_of_the_flow(self):
-        flow, x = make(5), inputs("", 6, 5)
-        assert isinstance(flow.given(), Distribution)
-        torch.testing.assert_close(flow.given().log_prob(x.view(2, 3, 5)), flow.log_prob(x).view(2, 3))
-
-    def test_sample_is_that_of_the_flow_and_has_no_gradient(self):
-        flow = make(5)
-        torch.manual_seed(1)
-        expected = flow.sample(4)
-        torch.manual_seed(1)
-        sample = flow.given().sample((2, 2))
-        assert torch.equal(sample.view(4, 5), expected)
-        assert not sample.requires_grad
-
-    def test_rsample_has_gradients(self):
-        flow = make(5)
-        flow.given().rsample((4,)).square().sum().backward()
-        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in flow.prior.parameters())
+        if 0 not in shape:  # torch checks no values without any
+            assert p.log_prob(p.sample(shape)).shape == shape
 
     @pytest.mark.parametrize("value", [torch.zeros(4), torch.zeros(2, 1), torch.zeros(()), torch.full((5,), math.nan)])
     @pytest.mark.parametrize("validate_by_default", [True, False])
@@ -460,6 +402,7 @@ class TestDistribution:
 
     def test_expand(self):
         flow, x = make(5), inputs("", 6, 5).view(2, 3, 5)
+        assert isinstance(flow.given(), Distribution)
         p = flow.given().expand((2, 3))
         assert (p.batch_shape, p.sample((4,)).shape) == ((2, 3), (4, 2, 3, 5))
         torch.testing.assert_close(p.log_prob(x), flow.log_prob(x))

@@ -124,27 +124,19 @@ def test_is_fitted_in_float64_whatever_the_data(whitening, dtype: torch.dtype):
         assert torch.equal(value, expected.state_dict()[key].float())
 
 
-@whitenings
-@pytest.mark.parametrize("seed", range(30))
-def test_dependent_columns_are_refused_with_the_rank(whitening, seed: int):
-    torch.manual_seed(seed)
+def of_rank_3(case: str) -> torch.Tensor:
+    """Rows whose covariance has rank 3."""
     x = torch.randn(50, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
-    x = torch.cat((x, x @ torch.randn(3, 1, dtype=torch.float64)), 1)[:, torch.randperm(4)]
-    with pytest.raises(ValueError, match="rank 3 of 4"):
-        initialised(whitening(4).double(), x)
+    more = {"dependent": x @ torch.randn(3, 1, dtype=torch.float64), "constant": torch.full((50, 1), 0.1).double()}
+    return torch.randn(4, 6).double() if case == "few" else torch.cat((x, more[case]), 1)[:, torch.randperm(4)]
 
 
 @whitenings
-def test_constant_column_is_refused_with_the_rank(whitening):
-    x = torch.cat((torch.randn(50, 2, dtype=torch.float64), torch.full((50, 1), 0.1, dtype=torch.float64)), 1)
-    with pytest.raises(ValueError, match="rank 2 of 3"):
-        initialised(whitening(3).double(), x)
-
-
-@whitenings
-def test_fewer_rows_than_columns_are_refused_with_the_rank(whitening):
-    with pytest.raises(ValueError, match="rank 3 of 6"):
-        initialised(whitening(6).double(), torch.randn(4, 6, dtype=torch.float64))
+@pytest.mark.parametrize("case", [*["dependent"] * 30, "constant", "few"])
+def test_a_covariance_without_full_rank_is_refused_with_the_rank(whitening, case: str):
+    x = of_rank_3(case)
+    with pytest.raises(ValueError, match=f"rank 3 of {x.shape[1]}"):
+        initialised(whitening(x.shape[1]).double(), x)
 
 
 @whitenings

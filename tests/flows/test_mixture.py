@@ -172,52 +172,10 @@ class TestDraws:
         assert torch.equal(of.sum(0), torch.ones(500, dtype=torch.long))
         assert (of.double().mean(1) - mixture.weights).abs().max() < 0.08
 
-    @lowered_too
-    def test_latents_have_a_density_and_one_number_more(self, lowered: bool):
-        mixture = lower(plain()) if lowered else plain()
-        latent = mixture.sample_latent(50)
-        assert latent.shape == (50, 3)
-        expected = torch.distributions.Normal(0, 1).log_prob(latent).sum(1)
-        torch.testing.assert_close(mixture.latent_log_prob(latent), expected)
-        with pytest.raises(ValueError, match="expected 3 features, got 2"):
-            mixture.decode(latent[:, :2])
-
-    @pytest.mark.parametrize("kind", ["plain", "conditional"])
-    @torch.no_grad()
-    def test_an_inferred_latent_is_that_of_a_member_with_its_posterior_probability(self, kind: str):
-        (mixture, _, context), n = example(kind), 4000
-        if kind == "conditional":
-            prior = Logistic(1).double()
-            for each in members(mixture):
-                each.prior = prior  # a mixture has latents if its members share the prior
-            context = context[:1]
-        y = mixture.invert(mixture.sample_latent(1), context).expand(n, -1)
-        many = None if context is None else context.expand(n, -1)
-        latent = mixture.infer_latent(y, many, generator=torch.Generator().manual_seed(0))
-        torch.testing.assert_close(mixture.invert(latent, many), y)
-        h = torch.stack([one.bijection(y[:1], one.embed(context))[0][0] for one in members(mixture)])
-        of = ((latent[:, None, :-1] - h).abs().amax(-1) < 1e-9).double().mean(0)
-        own = torch.cat([one.log_density(y[:1], context) for one in members(mixture)]) + mixture.weights.log()
-        torch.testing.assert_close(of, own.softmax(0), rtol=0, atol=0.035)
-
-    @torch.no_grad()
-    def test_latents_inferred_from_draws_have_the_law_of_latents(self):
-        mixture = plain()
-        y = mixture.invert(mixture.sample_latent(4000, generator=torch.Generator().manual_seed(1)))
-        latent = mixture.infer_latent(y, generator=torch.Generator().manual_seed(2))
-        for each in latent.T:
-            assert stats.kstest(each.numpy(), stats.norm.cdf).pvalue > 0.005
-
     def test_have_gradients(self):
         mixture = plain()
         mixture.rsample(60).square().sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in mixture.parameters())
-
-
-def test_state_round_trip():
-    one, other, x = plain(), plain(), inputs("", 5, 2)
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(one.log_prob(x), other.log_prob(x))
 
 
 def test_every_member_is_initialised():

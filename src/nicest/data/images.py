@@ -161,7 +161,7 @@ def _fer2013_keys(keys: list[str], path: Path) -> dict[str, str]:
 
 def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the columns pixels, 2304 numbers with blanks between them, and Usage."""
-    pixels, usage = bytearray(), []
+    pixels, usage = bytearray(), list[str]()
     with reading(path, "the columns emotion, pixels and Usage", AGAIN), path.open(encoding="utf-8-sig") as file:
         for row in csv.DictReader(file, skipinitialspace=True):
             image = bytes(map(int, row["pixels"].split()))

@@ -17,34 +17,30 @@ from torch.nn import functional
 
 from nicest.fast.derivatives import first_only
 from nicest.fast.gpu import kernels_for
+from nicest.fast.networks import FastNetwork
 from nicest.flows import ConvNet, Law, Partition
 from nicest.flows.images import GatedBlock, Shape
 from nicest.flows.noise import Dropout, batch_size, select
 
 
-class FastConv:
-    """A convolutional network in `dtype`."""
-
-    def __init__(self, network: ConvNet, dtype: torch.dtype) -> None:
-        self.network, self.dtype = network, dtype
-        self.blocks: list[Any] = list(network.blocks)
+class FastConv(FastNetwork):
+    """A convolutional network."""
 
     @staticmethod
-    def of(network: nn.Module, dtype: torch.dtype) -> FastConv | None:
-        """Return the fast form of a network, or None if its parts are not those of an unmodified `ConvNet`."""
+    def made(network: Any) -> list[type]:
         if type(network) is not ConvNet:
-            return None
+            return []
         block = [GatedBlock, nn.Conv2d, Dropout, nn.Conv2d, nn.Linear]
         given = [nn.Linear] if network.context_dim else []
-        made = [ConvNet, nn.Conv2d, *given, nn.ModuleList, *block * len(network.blocks), nn.Conv2d]
-        if [type(each) for each in network.modules()] != made:
-            return None
-        fast, width = FastConv(network, dtype), len(network.place)
-        expected = [(network.first, network.inputs[0], width, 3), (network.last, width, network.last.out_channels, 3)]
-        expected += [(block.inner, width, width, 3) for block in fast.blocks]
-        expected += [(block.outer, width, 2 * width, 1) for block in fast.blocks]
-        rates = {block.dropout.p for block in fast.blocks}
-        return fast if all(_is_convolution(*each) for each in expected) and len(rates) < 2 else None
+        return [ConvNet, nn.Conv2d, *given, nn.ModuleList, *block * len(network.blocks), nn.Conv2d]
+
+    @staticmethod
+    def sizes_fit(network: Any) -> bool:
+        width, last = len(network.place), network.last
+        expected = [(network.first, network.inputs[0], width, 3), (last, width, last.out_channels, 3)]
+        expected += [(block.inner, width, width, 3) for block in network.blocks]
+        expected += [(block.outer, width, 2 * width, 1) for block in network.blocks]
+        return all(_is_convolution(*each) for each in expected)
 
     def fits(self, partition: Partition, law: Law) -> bool:
         """Return True if the network reads I1 and returns the parameters of the law for I2."""
@@ -54,7 +50,7 @@ class FastConv:
 
     def planes(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """Return m(x_I1) in `dtype`, (B, H · W, n): the parameters of each channel of a pixel in turn, then zeros."""
-        network, blocks = self.network, self.blocks
+        network, blocks = self.network, self.network.blocks
         of_context = network.place.new_zeros(0) if network.context is None else network.context.weight
         context = x1.new_zeros(len(x1), 0) if context is None else context
         return _Conv.apply(
@@ -64,17 +60,10 @@ class FastConv:
             *(block.outer.bias for block in blocks), *(block.pooled.weight for block in blocks),
         )  # fmt: skip
 
-    def read(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        """Return m(x_I1) in the dtype of x_I1, in the order of the plain network."""
+    def read(self, x1: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         planes = self.planes(x1, context)[..., : self.network.last.out_channels]
         images = planes.mT.unflatten(-1, self.network.inputs[1:])
-        return self.network.at_components(images).to(x1.dtype)
-
-    @property
-    def rate(self) -> float:
-        """The current dropout rate (0 in eval mode)."""
-        dropout = self.blocks[0].dropout if self.blocks else None
-        return dropout.p if dropout is not None and dropout.training else 0.0
+        return x1, self.network.at_components(images).to(x1.dtype)
 
 
 class _Pass:
@@ -86,13 +75,7 @@ class _Pass:
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        context: Tensor,
-        dtype: torch.dtype,
-        shape: Shape,
-        rate: float,
-        parameters: Sequence[Tensor],
+        self, x: Tensor, context: Tensor, dtype: torch.dtype, shape: Shape, rate: float, parameters: Sequence[Tensor]
     ) -> None:
         self.dtype, self.shape, self.rate, self.images = dtype, shape, rate, len(x)
         self.shapes = [p.shape for p in parameters]

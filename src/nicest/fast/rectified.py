@@ -19,6 +19,8 @@ from nicest.flows import noise
 # can turn over a rounding inside m, which moves its output by one step of bfloat16.
 SHIFT = 96.0
 
+Layout = tuple[bool, bool, int]  # whether the sets alternate, whether I2 has component 0, the size of the set with it
+
 
 @dataclass
 class Buffers:
@@ -34,14 +36,9 @@ class Buffers:
 
 
 def rectified(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    dtype: torch.dtype,
-    *,
-    dropout: float = 0.0,
-    buffers: Buffers | None = None,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], dtype: torch.dtype, *,
+    dropout: float = 0.0, buffers: Buffers | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return x rounded to the grid, and the network's output at it, rounded too; products are in `dtype`.
 
     Without `buffers` the weights are cast here and gradients come through autograd. With them, the copies are used as
@@ -51,20 +48,10 @@ def rectified(
 
 
 def shifted(
-    x: Tensor,
-    layout: tuple[bool, bool, int],
-    sign: int,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    dtype: torch.dtype,
-    *,
-    dropout: float = 0.0,
-    buffers: Buffers | None = None,
-) -> Tensor:
-    """Apply an additive coupling on a GPU: round I1 to the grid and add ± the network's output to I2.
-
-    `layout` says whether the sets alternate, whether I2 has component 0, and the size of the set that has it.
-    """
+    x: Tensor, layout: Layout, sign: int, weights: Sequence[Tensor], biases: Sequence[Tensor], dtype: torch.dtype, *,
+    dropout: float = 0.0, buffers: Buffers | None = None,
+) -> Tensor:  # fmt: skip
+    """Apply an additive coupling on a GPU: round I1 to the grid and add ± the network's output to I2."""
     return _Shifted.apply(x, layout, sign, dtype, dropout, buffers, *weights, *biases)
 
 
@@ -149,15 +136,9 @@ class _Rectified(torch.autograd.Function):
 class _Shifted(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        layout: tuple[bool, bool, int],
-        sign: int,
-        dtype: torch.dtype,
-        dropout: float,
-        buffers: Buffers | None,
+        ctx: Any, x: Tensor, layout: Layout, sign: int, dtype: torch.dtype, dropout: float, buffers: Buffers | None,
         *parameters: Tensor,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         kernels: Any = kernels_for(x)
         ctx.layout, ctx.sign = layout, sign
         ctx.made = _Pass(kernels.read(x, layout, SHIFT, dtype), dropout, buffers, parameters)

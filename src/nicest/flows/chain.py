@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import overload
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -64,7 +64,7 @@ class Chain(Bijection):
         terms: Ledger = {}
         for name, layer in self.layers.items():
             x, inner = ledger(layer, x, context)  # type: ignore[arg-type]
-            terms |= {"_".join(filter(None, (name, key))): term for key, term in inner.items()}
+            terms |= {joined(name, key): term for key, term in inner.items()}
         return x, terms
 
     def __len__(self) -> int:
@@ -76,16 +76,17 @@ class Chain(Bijection):
     def __reversed__(self) -> Iterator[Bijection]:
         return reversed(list(self))
 
-    @overload
-    def __getitem__(self, key: int | str) -> Bijection: ...
-    @overload
-    def __getitem__(self, key: slice) -> Chain: ...
-    def __getitem__(self, key: int | str | slice) -> Bijection:
+    def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, str):
-            return self.layers[key]  # type: ignore[return-value]
+            return self.layers[key]
         if isinstance(key, slice):
             return Chain(dict(list(self.layers.items())[key]))  # type: ignore[arg-type]
         return list(self)[key]
+
+
+def joined(*names: str) -> str:
+    """Join the names of a layer and of one inside it, either of which may be empty."""
+    return "_".join(filter(None, names))
 
 
 def ledger(layer: Bijection, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Ledger]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
+from nicest.flows.units import Noise, Units
+
 Shape = torch.Size | list[int] | tuple[int, ...]
 
 
@@ -75,6 +77,69 @@ class Density(nn.Module, ABC):
     def support(self) -> constraints.Constraint:
         """The values that x can take."""
         return constraints.real_vector
+
+
+class DensityInUnits(Density):
+    """A density of stored data x that is computed from real numbers y = units.enter(x).
+
+    To write one, set `units` and define `forward` and `rsample`; `forward` has the options of `Units.enter`.
+    """
+
+    units: Units
+    captures = True
+    rsample: Callable[..., Tensor]
+
+    @property
+    def dim(self) -> int:  # type: ignore[override]
+        return self.units.dim
+
+    @property
+    def device(self) -> torch.device:
+        return self.units.scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.units.scale.dtype
+
+    @property
+    def interval_nats(self) -> float:  # type: ignore[override]
+        return self.units.interval_nats
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return self.units.support
+
+    def log_prob(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        noise: Noise = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Return log p(x | context); -inf where x is not in the support (NICE eq. 1).
+
+        Parameters
+        ----------
+        x : Tensor of shape (..., D)
+        context : Tensor of shape (..., C), optional
+        noise : bool or Tensor
+            Dequantisation noise of discrete dimensions: True draws it, False takes the middle of a step, a tensor in
+            [0, 1) is used as it is. The mean over draws is a lower bound of the log-probability, see `Units`.
+        generator : torch.Generator, optional
+            Source of the noise.
+        """
+
+        def of_rows(x: Tensor, context: Tensor | None) -> Tensor:
+            nats = self(x, context, noise=noise, generator=generator)
+            return in_support(nats, self.units.contains(x), x)
+
+        return by_rows(of_rows, x, context, self.dim)
+
+    @torch.no_grad()
+    def sample(self, n: int, context: Tensor | None = None, **options: Any) -> Tensor:
+        """Draw n rows without gradients; the options are those of `rsample`."""
+        return self.rsample(n, context, **options)
 
 
 class DensityDistribution(Distribution):

@@ -6,24 +6,21 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import constraints
+from torch import Generator, Tensor, nn
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.chain import Chain, flattened, initialises, leaves, ledger
+from nicest.flows.chain import Chain, Ledger, flattened, initialises, leaves, ledger
 from nicest.flows.coupling import Coupling
-from nicest.flows.density import Density, as_rows, by_rows, in_support
+from nicest.flows.density import DensityInUnits, as_rows
 from nicest.flows.linear import Whitening
 from nicest.flows.priors import Prior
-from nicest.flows.units import Units
+from nicest.flows.units import Noise, Units
 
 FIT_ROWS = 5000  # rows that layers behind a coupling are initialised with, at most
 FIT_NUMBERS, FEWEST_FIT_ROWS = 500_000, 256
 
-Noise = bool | Tensor
 
-
-class Flow(Density):
+class Flow(DensityInUnits):
     """log p(x) = log p_H(f(y)) + log |det df/dy| + log |dy/dx|, y = units.enter(x) (NICE eq. 1).
 
     Log-likelihoods are in nats of the space in which x is stored.
@@ -40,8 +37,6 @@ class Flow(Density):
         Maps a context (B, ...) to the numbers (B, C) that the bijection is conditioned on.
     """
 
-    captures = True
-
     def __init__(self, units: Units, bijection: Bijection, prior: Prior, embedding: nn.Module | None = None) -> None:
         super().__init__()
         if units.dim != prior.dim:
@@ -54,53 +49,6 @@ class Flow(Density):
                 " every other (NICE §3.2)",
                 stacklevel=2,
             )
-
-    @property
-    def dim(self) -> int:  # type: ignore[override]
-        return self.units.dim
-
-    @property
-    def device(self) -> torch.device:
-        return self.units.scale.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.units.scale.dtype
-
-    @property
-    def interval_nats(self) -> float:  # type: ignore[override]
-        return self.units.interval_nats
-
-    @property
-    def support(self) -> constraints.Constraint:
-        return self.units.support
-
-    def log_prob(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        noise: Noise = True,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Return log p(x | context); -inf where x is not in the support (NICE eq. 1).
-
-        Parameters
-        ----------
-        x : Tensor of shape (..., D)
-        context : Tensor of shape (..., C), optional
-        noise : bool or Tensor
-            Dequantisation noise of discrete dimensions: True draws it, False takes the middle of a step, a tensor in
-            [0, 1) is used as it is. The mean over draws is a lower bound of the log-probability, see `Units`.
-        generator : torch.Generator, optional
-            Source of the noise.
-        """
-
-        def of_rows(x: Tensor, context: Tensor | None) -> Tensor:
-            nats = self(x, context, noise=noise, generator=generator)
-            return in_support(nats, self.units.contains(x), x)
-
-        return by_rows(of_rows, x, context, self.dim)
 
     def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
         """Return log p(x | context) of rows (B, D) in the support, the objective of training.
@@ -129,12 +77,7 @@ class Flow(Density):
         return context if context is None or self.embedding is None else self.embedding(context)
 
     def rsample(
-        self,
-        n: int,
-        context: Tensor | None = None,
-        *,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
+        self, n: int, context: Tensor | None = None, *, temperature: float = 1.0, generator: Generator | None = None
     ) -> Tensor:
         """Draw n rows x = f⁻¹(h), h ~ p_H, with gradients to the parameters (NICE eq. 2).
 
@@ -146,22 +89,14 @@ class Flow(Density):
             context = as_rows(context, (n,))
         return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator), context)
 
-    @torch.no_grad()
-    def sample(self, n: int, context: Tensor | None = None, **options: Any) -> Tensor:
-        """Draw n rows without gradients; the options are those of `rsample`."""
-        return self.rsample(n, context, **options)
-
-    def terms(
-        self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
+    def terms(self, x: Tensor, context: Tensor | None = None, *, generator: Generator | None = None) -> Ledger:
         """Return the ledger of `log_prob`: units, the log-determinant of every layer, and the prior; each (B,)."""
         y = self.units.enter(x, generator=generator)
         h, terms = ledger(self.bijection, y, self.embed(context))
-        units = units_ledger(self.units, y)
-        found = units | terms | {"prior": self.prior.log_prob(h)}
-        if len(found) < len(units) + len(terms) + 1:
+        first, last = units_ledger(self.units, y), {"prior": self.prior.log_prob(h)}
+        if terms.keys() & (first | last).keys():
             raise ValueError("a layer has the name of another term of the ledger: 'prior', or one of the units")
-        return found
+        return first | terms | last
 
     @torch.no_grad()
     def initialise(self, rows: Tensor, context: Tensor | None = None) -> None:
@@ -198,6 +133,6 @@ class Flow(Density):
             module.training = True
 
 
-def units_ledger(units: Units, y: Tensor) -> dict[str, Tensor]:
+def units_ledger(units: Units, y: Tensor) -> Ledger:
     """Return the terms of the units, by name, each (B,)."""
     return {name: y.new_zeros(len(y)) + term for name, term in units.terms().items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +91,9 @@ class Whitening(Bijection):
         covariance = covariance.double()
         self._fit(mean.double(), torch.lerp(covariance, covariance.diagonal().diag(), self.shrinkage))
 
+    @abstractmethod
     def _fit(self, mean: Tensor, covariance: Tensor) -> None:
-        raise NotImplementedError
+        """Fit to data with this mean and covariance, in float64."""
 
 
 class TriangularAffine(Whitening):
@@ -165,12 +166,12 @@ class ZCA(Whitening):
         self.log_det.copy_(-0.5 * eigenvalues.log().sum())
 
 
-def moments(x: Tensor, rows: int = 8192, *, of: Callable[[Tensor], Tensor] = Tensor.double) -> tuple[Tensor, Tensor]:
-    """Return the mean and covariance (divided by N) of the rows of x, or of a function of them, in float64."""
-    mean = torch.stack([of(part).double().sum(0) for part in x.split(rows)]).sum(0) / len(x)
+def moments(x: Tensor, rows: int = 8192) -> tuple[Tensor, Tensor]:
+    """Return the mean and covariance (divided by N) of the rows of x in float64, computed `rows` at a time."""
+    mean = torch.stack([part.double().sum(0) for part in x.split(rows)]).sum(0) / len(x)
     scatter = torch.zeros(len(mean), len(mean)).to(mean)
     for part in x.split(rows):
-        centred = of(part).double() - mean
+        centred = part.double() - mean
         scatter += centred.mT @ centred
     return mean, scatter / len(x)
 

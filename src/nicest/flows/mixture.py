@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.distributions import constraints
 
+from nicest.flows.chain import Ledger
 from nicest.flows.density import Density, as_rows, by_rows, in_support
 from nicest.flows.flow import Flow, units_ledger
 from nicest.flows.units import check_rows
@@ -57,12 +57,16 @@ class Mixture(Density):
     @property
     def shares_units(self) -> bool:
         """True if all members are flows with the same units."""
-        return all(isinstance(each, Flow) and each.units is self.members[0].units for each in self.members)
+        return self._shares("units")
 
     @property
     def shares_prior(self) -> bool:
         """True if all members are flows with the same prior."""
-        return all(isinstance(each, Flow) and each.prior is self.members[0].prior for each in self.members)
+        return self._shares("prior")
+
+    def _shares(self, name: str) -> bool:
+        first = getattr(self.members[0], name, None)
+        return all(isinstance(each, Flow) and getattr(each, name) is first for each in self.members)
 
     @property
     def units(self) -> Any:
@@ -77,14 +81,6 @@ class Mixture(Density):
         if not self.shares_prior:
             raise ValueError("the members of this mixture do not share a prior: build them with the same `Prior`")
         return self.members[0].prior
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights.dtype
 
     @property
     def interval_nats(self) -> float:  # type: ignore[override]
@@ -127,15 +123,13 @@ class Mixture(Density):
     def _mixed(self, each: Tensor) -> Tensor:
         return (each + self.weights.to(each).log()[:, None]).logsumexp(0)
 
-    def terms(
-        self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
+    def terms(self, x: Tensor, context: Tensor | None = None, *, generator: Generator | None = None) -> Ledger:
         """Return the ledger: the units, and the mixture as one term; each (B,)."""
         y = self.units.enter(x, generator=generator)
         return units_ledger(self.units, y) | {"mixture": self.log_density(y, context)}
 
     def rsample(
-        self, n: int, context: Tensor | None = None, *, generator: torch.Generator | None = None, **options: Any
+        self, n: int, context: Tensor | None = None, *, generator: Generator | None = None, **options: Any
     ) -> Tensor:
         """Draw n rows, with gradients to the parameters of the members."""
         context = None if context is None else as_rows(context, (n,))
@@ -156,19 +150,16 @@ class Mixture(Density):
         for each in self.members:
             each.initialise(rows, context)
 
-    def sample_latent(self, n: int, *, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    def sample_latent(self, n: int, *, temperature: float = 1.0, generator: Generator | None = None) -> Tensor:
         """Draw n latents (h, v), (n, D + 1)."""
         h = self.prior.rsample(n, temperature=temperature, generator=generator)
         return torch.cat((h, torch.randn(n, 1, generator=generator, dtype=h.dtype, device=h.device)), 1)
 
     def decode(self, latent: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the stored rows x of latents (h, v)."""
-        return self.units.leave(self.invert(latent, context))
-
-    def invert(self, latent: Tensor, context: Tensor | None = None) -> Tensor:
-        """Return the real numbers y of latents (h, v)."""
         check_rows(latent, self.dim + 1)
-        return self.invert_members(latent[:, :-1], self._chosen(torch.special.ndtr(latent[:, -1])), context)
+        k = self._chosen(torch.special.ndtr(latent[:, -1]))
+        return self.units.leave(self.invert_members(latent[:, :-1], k, context))
 
     def invert_members(self, h: Tensor, k: Tensor, context: Tensor | None = None) -> Tensor:
         """Return y = f_k⁻¹(h) with the k of each row."""
@@ -178,26 +169,6 @@ class Mixture(Density):
     def _chosen(self, u: Tensor) -> Tensor:
         """Return the member k in whose interval of [0, 1] each u lies."""
         return torch.searchsorted(self.weights.cumsum(0)[:-1].to(u), u.contiguous(), right=True)
-
-    def latent_log_prob(self, latent: Tensor) -> Tensor:
-        """Return the log-density of latents (h, v), (B,)."""
-        v: Tensor = latent[:, -1]
-        nats: Tensor = self.prior.log_prob(latent[:, :-1])
-        return nats - 0.5 * (v.square() + math.log(2 * math.pi))
-
-    def infer_latent(
-        self, y: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Sample a latent (h, v) from p(h, v | y, context)."""
-        found = (each.bijection(y, each.embed(context)) for each in self.members)
-        h, log_det = map(torch.stack, zip(*found, strict=True))
-        weights = self.weights.to(y)
-        each = torch.stack([self.prior.log_prob(one) for one in h]) + log_det + weights.log()[:, None]
-        u = torch.rand(2, len(y), generator=generator, dtype=y.dtype, device=y.device)
-        k = (each.softmax(0).cumsum(0) < u[0]).sum(0).clamp_max(len(h) - 1)
-        below = weights.cumsum(0) - weights
-        v = torch.special.ndtri(below[k] + weights[k] * u[1]).clamp(-9, 9)
-        return torch.cat((h[k, torch.arange(len(y), device=y.device)], v[:, None]), 1)
 
 
 def members(density: Density) -> list[Any]:

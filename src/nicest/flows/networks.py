@@ -43,8 +43,7 @@ class MLP(nn.Module):
         _initialise(self, last, initialisation)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        check_context(context, self.context_dim)
-        x: Tensor = self.layers(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
+        x: Tensor = self.layers(with_context(x1, context, self.context_dim))
         return x
 
 
@@ -76,8 +75,7 @@ class ResidualMLP(nn.Module):
         _initialise(self, self.last, initialisation)
 
     def forward(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
-        check_context(context, self.context_dim)
-        h = self.first(x1 if context is None else torch.cat((x1, context.to(x1.dtype)), dim=-1))
+        h = self.first(with_context(x1, context, self.context_dim))
         for block in self.blocks:
             h = h + block(h)
         b: Tensor = self.last(h.relu())
@@ -98,6 +96,12 @@ class OneHot(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.values)} labels"
+
+
+def with_context(x1: Tensor, context: Tensor | None, expected: int) -> Tensor:
+    """Concatenate x_I1 with its context, which must have the expected number of features (0 for none)."""
+    check_context(context, expected)
+    return x1 if context is None else torch.cat((x1, context.to(x1.dtype)), -1)
 
 
 def _initialise(network: nn.Module, last: nn.Linear, initialisation: Initialisation) -> None:

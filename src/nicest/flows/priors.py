@@ -41,31 +41,16 @@ class Prior(nn.Module, ABC):
         """Draw from p, in the dtype and on the device of the prior."""
 
     def standard_cdf(self, e: Tensor) -> Tensor:
-        """Return P(E <= e) elementwise, for E of the standard law; only predictions need it."""
+        """Return P(E <= e) elementwise, for E of the standard law; only some tasks need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_cdf")
 
-    def standard_survival(self, e: Tensor) -> Tensor:
-        """Return P(E > e); override it where 1 - P(E <= e) would lose digits."""
-        return 1 - self.standard_cdf(e)
-
-    def standard_quantile(self, share: Tensor) -> Tensor:
-        """Return the inverse of `standard_cdf`; only predictions need it."""
+    def standard_quantile(self, p: Tensor) -> Tensor:
+        """Return the inverse of `standard_cdf`; only some tasks need it."""
         raise NotImplementedError(f"{type(self).__name__} has no standard_quantile")
 
-    def cdf(self, h: Tensor) -> Tensor:
-        """Return P(H_d <= h_d) of every component, (..., D)."""
-        return self.standard_cdf((h - self.loc) * torch.exp(-self.log_scale))
-
-    def between(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return P(low_d < H_d <= high_d) of every component, (..., D), as a difference of the smaller tails."""
-        low, high = ((h - self.loc) * torch.exp(-self.log_scale) for h in (low, high))
-        below = self.standard_cdf(high) - self.standard_cdf(low)
-        above = self.standard_survival(low) - self.standard_survival(high)
-        return torch.where(low > 0, above, below)
-
-    def quantile(self, share: Tensor) -> Tensor:
-        """Return h, (..., D), at probabilities between 0 and 1: the inverse of `cdf`."""
-        return self.loc + self.log_scale.exp() * self.standard_quantile(share)
+    def quantile(self, p: Tensor) -> Tensor:
+        """Return the h, (..., D), below which a component is with probability p."""
+        return self.loc + self.log_scale.exp() * self.standard_quantile(p)
 
     def log_prob(self, h: Tensor) -> Tensor:
         """Return log p_H(h), (B,)."""
@@ -102,11 +87,8 @@ class Gaussian(Prior):
     def standard_cdf(self, e: Tensor) -> Tensor:
         return 0.5 * torch.special.erfc(-e / math.sqrt(2))  # torch's ndtr is 1 + erf, which rounds the tail away
 
-    def standard_survival(self, e: Tensor) -> Tensor:
-        return self.standard_cdf(-e)
-
-    def standard_quantile(self, share: Tensor) -> Tensor:
-        return torch.special.ndtri(share)
+    def standard_quantile(self, p: Tensor) -> Tensor:
+        return torch.special.ndtri(p)
 
 
 class Logistic(Prior):
@@ -128,8 +110,5 @@ class Logistic(Prior):
     def standard_cdf(self, e: Tensor) -> Tensor:
         return torch.sigmoid(e)
 
-    def standard_survival(self, e: Tensor) -> Tensor:
-        return torch.sigmoid(-e)
-
-    def standard_quantile(self, share: Tensor) -> Tensor:
-        return torch.logit(share)
+    def standard_quantile(self, p: Tensor) -> Tensor:
+        return torch.logit(p)

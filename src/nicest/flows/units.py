@@ -12,6 +12,8 @@ from torch.distributions import constraints
 from nicest.flows.linear import mean_and_variance, moments
 from nicest.flows.noise import batch_size, select
 
+Noise = bool | Tensor  # draw it or use the middle of a step, or the noise itself
+
 
 def check_rows(x: Tensor, dim: int) -> None:
     """Raise ValueError unless x is (B, dim)."""
@@ -79,7 +81,7 @@ class Units(nn.Module):
         """Make units of real numbers, standardised by `fit` by default; log-densities stay in the units of the data."""
         return cls([0.0] * dim, standardise=standardise)
 
-    def enter(self, x: Tensor, *, noise: bool | Tensor = True, generator: torch.Generator | None = None) -> Tensor:
+    def enter(self, x: Tensor, *, noise: Noise = True, generator: torch.Generator | None = None) -> Tensor:
         """Map stored rows (B, D) to real numbers y.
 
         `noise` is True to draw the dequantisation noise, False for the middle of a step, or the noise itself in [0, 1).
@@ -219,12 +221,8 @@ class InSteps(constraints.Constraint):
         return bool((self.step > 0).all())
 
     def check(self, value: Tensor) -> Tensor:
-        return self.each(value).all(-1)
-
-    def each(self, value: Tensor) -> Tensor:
-        """Return which numbers of the rows are allowed."""
         unit = torch.where(self.step > 0, self.step, 1.0).to(value.dtype)
-        return value.isfinite() & (((value / unit).round() * unit == value) | (self.step == 0))
+        return (value.isfinite() & (((value / unit).round() * unit == value) | (self.step == 0))).all(-1)
 
 
 def bits_per_dim(nats: float, dim: int) -> float:

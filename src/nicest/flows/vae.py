@@ -7,19 +7,18 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import constraints
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from nicest.flows.bijection import Bijection
-from nicest.flows.chain import Chain, ledger
+from nicest.flows.chain import Chain, Ledger, ledger
 from nicest.flows.coupling import Coupling, Partition
-from nicest.flows.density import Density, by_rows, in_support
+from nicest.flows.density import DensityInUnits
 from nicest.flows.flow import Flow, units_ledger
 from nicest.flows.laws import Affine, Law
 from nicest.flows.noise import batch_size, select
 from nicest.flows.priors import Gaussian
-from nicest.flows.units import Units
+from nicest.flows.units import Noise, Units
 from nicest.flows.within import Within
 
 ENCODER_BOUND = 8.0  # of |s|, which an encoder has no reason to reach
@@ -54,7 +53,7 @@ class Standardise(Law):
         return self.floor + functional.softplus(b1 + math.log(math.expm1(-self.floor)))
 
 
-class VAE(Density):
+class VAE(DensityInUnits):
     """A variational auto-encoder, written as a NICE over the pair (x, ε) (NICE App. C).
 
         z0 = μ(x) + exp(s(x)) ⊙ ε      encoder: an affine coupling that reads x and changes ε
@@ -78,8 +77,6 @@ class VAE(Density):
 
     `log_prob` is the bound for one draw of ε, so that `nicest.fit` trains it like a flow.
     """
-
-    captures = True
 
     def __init__(
         self,
@@ -108,22 +105,6 @@ class VAE(Density):
         self.noise, self.latent_dim = Gaussian(latent_dim), latent_dim
 
     @property
-    def dim(self) -> int:  # type: ignore[override]
-        return self.units.dim
-
-    @property
-    def device(self) -> torch.device:
-        return self.units.scale.device
-
-    @property
-    def interval_nats(self) -> float:  # type: ignore[override]
-        return self.units.interval_nats
-
-    @property
-    def support(self) -> constraints.Constraint:
-        return self.units.support
-
-    @property
     def joint(self) -> Flow:
         """The flow of the pair (y, ε)."""
         with warnings.catch_warnings():
@@ -131,7 +112,7 @@ class VAE(Density):
             units = Units.continuous(self.prior.dim, standardise=False).to(self.units.scale)
             return Flow(units, self.bijection, self.prior)
 
-    def bound(self, y: Tensor, noise: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+    def bound(self, y: Tensor, noise: Tensor | None = None, generator: Generator | None = None) -> Tensor:
         """Return log p(y, ε) - log p(ε) for one ε ~ N(0, I) of each row, (B,): a lower bound of log p(y) in the mean.
 
         See NICE App. C.
@@ -140,40 +121,22 @@ class VAE(Density):
         h, log_det = self.bijection(torch.cat((y, noise), dim=-1))
         return self.prior.log_prob(h) + log_det - self.noise.log_prob(noise)
 
-    def log_prob(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        noise: bool | Tensor = True,
-        generator: torch.Generator | None = None,
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None, *, noise: Noise = True, generator: Generator | None = None
     ) -> Tensor:
         """Return the bound for one ε of each row, in nats of the space in which x is stored."""
-
-        def of_rows(x: Tensor, _: Tensor | None) -> Tensor:
-            y = self.units.enter(x, noise=noise, generator=generator)
-            nats = self.bound(y, generator=generator) + self.units.log_det(y)
-            return in_support(nats, self.units.contains(x), x)
-
         if context is not None:
             raise ValueError("expected no context: this VAE is not conditional")
-        return by_rows(of_rows, x, None, self.dim)
+        y = self.units.enter(x, noise=noise, generator=generator)
+        return self.bound(y, generator=generator) + self.units.log_det(y)
 
-    def terms(
-        self, x: Tensor, context: Tensor | None = None, *, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
+    def terms(self, x: Tensor, context: Tensor | None = None, *, generator: Generator | None = None) -> Ledger:
         """Return the ledger of the bound; `noise` is -log p(ε)."""
         y = self.units.enter(x, generator=generator)
         noise = self._draw_noise(len(y), generator)
         h, terms = ledger(self.bijection, torch.cat((y, noise), -1))
-        return (
-            units_ledger(self.units, y)
-            | terms
-            | {
-                "noise": -self.noise.log_prob(noise),
-                "prior": self.prior.log_prob(h),
-            }
-        )
+        last = {"noise": -self.noise.log_prob(noise), "prior": self.prior.log_prob(h)}
+        return units_ledger(self.units, y) | terms | last
 
     def initialise(self, rows: Tensor, context: Tensor | None = None) -> None:
         """Fit the units to rows, and layers of the posterior and the prior to what reaches them."""
@@ -189,23 +152,17 @@ class VAE(Density):
         """Return x from latents (ξ, h)."""
         return self.units.leave(self.bijection.inverse(h, context)[0][:, : self.dim])
 
-    @torch.no_grad()
-    def sample(
-        self,
-        n: int,
-        context: Tensor | None = None,
-        *,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
+    def rsample(
+        self, n: int, context: Tensor | None = None, *, temperature: float = 1.0, generator: Generator | None = None
     ) -> Tensor:
-        """Draw n rows x."""
-        return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator))
+        """Draw n rows x, with gradients to the parameters."""
+        return self.decode(self.prior.rsample(n, temperature=temperature, generator=generator), context)
 
-    def means(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def means(self, n: int, generator: Generator | None = None) -> Tensor:
         """Draw n latents z and return the means of p(x|z), without its noise."""
         h = self.prior.rsample(n, generator=generator).detach()
         h[:, : self.dim] = 0
         return self.decode(h)
 
-    def _draw_noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+    def _draw_noise(self, n: int, generator: Generator | None = None) -> Tensor:
         return select(self.noise.rsample(batch_size(n), generator=generator))

@@ -34,10 +34,10 @@ from nicest.studio.explorer import Explorer, decoded
 from nicest.studio.film import Film
 from nicest.studio.messages import Count, SeedQuery
 from nicest.studio.opened import number
+from nicest.studio.pictures import fit_picture
 from nicest.tasks.inpaint import spread
 from nicest.tasks.masks import hidden_by
-from nicest.tasks.pictures import fit_picture
-from nicest.tasks.score import CAVEAT, ledger, outlier_scores
+from nicest.tasks.score import CAVEAT, outlier_scores
 
 DRAWS = 32  # of the dequantisation noise; the score of an image is their mean
 FRAMES = 150  # of an inpainting, at least
@@ -241,7 +241,9 @@ class Images(Explorer):
         generator = torch.Generator(self.run.device)
         generator.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
         with NOISE:
-            terms = ledger(self.engine, row, draws, generator)
+            repeated = rows_to(np.repeat(row[None], draws, axis=0), self.engine.device)
+            parts = list(self.engine.each("terms", repeated, generator=generator))
+        terms = {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
         each = np.sum(list(terms.values()), axis=0)
         nats, means = float(each.mean()), {name: number(float(term.mean())) for name, term in terms.items()}
         levels = self.units.terms() if self.units.levels else {}
