@@ -127,6 +127,8 @@ def test_cifar10_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server
     folder = download.get("cifar10")
     assert download.check("cifar10") == [(file.path, "ok") for file in dataset.files]
     np.testing.assert_array_equal(load("cifar10").valid, rows["data_batch_5.bin"][:, 1:])
+    assert sorted(path.name for path in (folder / "cifar-10-batches-bin").iterdir()) == sorted(rows)  # no readme
+    assert not list(tmp_path.rglob("outside.txt"))
 
     _Quiet.requested.clear()
     for batch in (folder / "cifar-10-batches-bin").iterdir():

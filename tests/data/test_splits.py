@@ -10,9 +10,7 @@ import pytest
 from published import (
     cifar10_rows,
     cut,
-    publish,
     write_cifar10,
-    write_cifar10_tar,
     write_fer2013,
     write_idx,
     write_mnist,
@@ -97,20 +95,6 @@ def test_cifar10(home: Path) -> None:
     np.testing.assert_array_equal(splits.valid, rows["data_batch_5.bin"][:, 1:])
     np.testing.assert_array_equal(splits.test, rows["test_batch.bin"][:, 1:])
     assert all(splits.split(part).flags.writeable for part in PARTS)
-
-
-def test_cifar10_from_its_archive(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = cifar10_rows()
-    write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", rows)
-    publish(monkeypatch, home / "cifar10", "cifar10")
-    np.testing.assert_array_equal(load("cifar10").test, rows["test_batch.bin"][:, 1:])
-    unpacked = sorted(path.name for path in (home / "cifar10" / "cifar-10-batches-bin").iterdir())
-    assert unpacked == sorted(rows)  # the six batches, no readme
-    assert sorted(path.name for path in (home / "cifar10").iterdir()) == [
-        "cifar-10-batches-bin",
-        "cifar-10-binary.tar.gz",
-    ]
-    assert not list(tmp_path.rglob("outside.txt"))
 
 
 def test_svhn_validation_is_the_last_tenth_and_not_trained_on(home: Path) -> None:
@@ -251,12 +235,3 @@ def test_real_mnist() -> None:
     np.testing.assert_array_equal(np.flatnonzero(five.any(axis=1))[[0, -1]], [5, 24])
     np.testing.assert_array_equal(five[5, 12:24], [3, 18, 18, 18, 126, 136, 175, 26, 166, 255, 247, 127])
     assert splits.train.mean() / 255 == pytest.approx(0.1307, abs=3e-4)
-
-
-def test_real_cifar10() -> None:
-    splits = _load_real("cifar10")
-    assert _sizes(splits) == [40_000, 10_000, 10_000]
-    frog = splits.train[0].reshape(splits.shape)
-    assert frog[:, 0, 0].tolist() == [59, 62, 63]
-    assert frog[:, 0, 1].tolist() == [43, 46, 45]
-    assert splits.test[0].reshape(splits.shape)[:, 0, 0].tolist() == [158, 112, 49]

@@ -1,9 +1,8 @@
 """Tables on disk: every kind of file, in batches; every broken one is refused in one line."""
 
 import datetime
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -92,37 +91,6 @@ def test_the_parts_of_a_file_are_its_rows(tmp_path: Path) -> None:
     assert parts == TABLE["x"].to_pylist()
     csv.write_csv(TABLE, tmp_path / "t.csv")
     assert (TableFile(tmp_path / "t.csv").groups, TableFile(tmp_path / "t.csv").count) == (1, None)
-
-
-def test_texts_whose_encoding_changes_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BATCH", 10)
-    texts = {"a": [f"t{i}" for i in range(40)], "b": range(40)}
-    parquet.write_table(pa.table(texts), tmp_path / "t.parquet")
-    real, asked = TableFile._parquet, []
-
-    class Broken:
-        """Gives two batches, then says what Arrow says."""
-
-        def __init__(self, file: parquet.ParquetFile) -> None:
-            self.file = file
-
-        def __enter__(self) -> "Broken":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def iter_batches(self, **options: object) -> Iterator[pa.RecordBatch]:
-            yield from itertools.islice(self.file.iter_batches(**options), 2)
-            raise OSError("Not yet implemented: DictAccumulator")
-
-    def opened(self: TableFile, names: Sequence[str] = ()) -> object:
-        asked.append(names)
-        return Broken(real(self, names)) if names else real(self)
-
-    monkeypatch.setattr(TableFile, "_parquet", opened)
-    assert all_rows(tmp_path / "t.parquet")["a"] == texts["a"]
-    assert ["a"] in asked
 
 
 def test_names_with_dots_and_odd_characters(tmp_path: Path) -> None:

@@ -146,13 +146,13 @@ def _require_array(path: Path, name: str, array: np.ndarray, shape: tuple[int | 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files in a folder and below it, sorted, hidden ones left out."""
+    """Return the image files in a folder and below it, sorted, without hidden ones."""
     found = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     return sorted(file for file in found if file.is_file() and not file.name.startswith("."))
 
 
 class Fit(NamedTuple):
-    """What is done to every image where it is asked for: (H, W) of the middle that is kept, (H, W) it is resized to."""
+    """How images are cropped to their middle (H, W), then resized to (H, W); an empty tuple leaves them."""
 
     crop: tuple[int, ...] = ()
     resize: tuple[int, ...] = ()
@@ -225,7 +225,7 @@ def _read_image(file: Path, fit: Fit) -> np.ndarray:
 
 
 def turn_upright(image: Any) -> None:
-    """Turn and flip an image as its EXIF orientation says; one that cannot be read is none."""
+    """Turn and flip an image by its EXIF orientation; broken EXIF is ignored."""
     from PIL import ImageOps
 
     image.load()
