@@ -41,7 +41,6 @@ from pyarrow import csv, parquet
 
 sys.path.append(str(Path(__file__).parent / "data"))  # of `published`
 
-from nicest.tasks.pictures import fit_picture
 from published import idx_bytes
 
 import nicest
@@ -58,6 +57,7 @@ from nicest.recipes.build import build
 from nicest.recipes.recipe import TABLES
 from nicest.runs.folder import RunFolder, read_tensors, write_tensors
 from nicest.runs.sinks import Saved
+from nicest.studio.pictures import fit_picture
 
 SECONDS = 5  # of processor time; a case that takes more hangs, whatever else the machine does
 WAIT = 60  # seconds after which a case that waits is broken off

@@ -1,17 +1,13 @@
 """Modules that are not there: extras that are not installed, and what Windows does not have."""
 
-import io
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy.io import savemat
 
 from nicest import Run
-from nicest.data.images import MAT_TO_NPZ
 from nicest.tasks.export import export
 from nicest.tasks.hub import pull, push
 
@@ -56,11 +52,3 @@ def test_every_module_can_be_imported_without_those_that_windows_lacks(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "nicest.runs.folder" in done.stdout
-
-
-def test_mat_files_can_be_read_without_memory_limits(tmp_path: Path) -> None:
-    savemat(tmp_path / "a.mat", {"x": np.arange(6.0).reshape(2, 3)})
-    script = f"import sys; sys.modules['resource'] = None\n{MAT_TO_NPZ}"
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a.mat", "1", "x"], capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert np.load(io.BytesIO(done.stdout))["x"].tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -27,10 +27,7 @@ from nicest.runs.paths import recorded
 from small_runs import people
 
 Refusal = Callable[..., str]
-TINY = (
-    *("model.law=additive", "model.width=8", "model.couplings=3", "model.hidden_layers=1"),
-    *("train.epochs=2", "train.patience=0"),
-)
+TINY = ("table.width=8", "table.depth=1", "train.epochs=2", "train.patience=0")
 
 
 @pytest.fixture
@@ -108,7 +105,7 @@ def test_a_run_on_data_at_an_address(memory: Any, tmp_path: Path) -> None:
     assert not nicest("sample", run, "-n", 5, "--out", "memory://d/some.parquet")
     assert parquet.read_table(memory.open("/d/some.parquet")).num_rows == 5
     memory.pipe_file("/d/few.csv", b"height,weight,colour,member\n170,,red,true\n,68,blue,false\n")
-    cells = ("--cells", "memory://d/cells.csv", "--draws", 16, "--steps", 8)
+    cells = ("--cells", "memory://d/cells.csv")
     assert not nicest("impute", run, "memory://d/few.csv", "--out", "memory://d/whole.arrow", *cells)
     assert not any(column.null_count for column in feather.read_table(memory.open("/d/whole.arrow")).columns)
     assert len(memory.cat_file("/d/cells.csv").splitlines()) == 3
@@ -129,7 +126,7 @@ def test_bad_addresses_are_one_line(
     memory: Any, tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert refusal(TableFile, place("memory://d/none.csv")) == (
-        "expected a table (.csv, .parquet, .arrow, .feather), found no memory://d/none.csv"
+        "expected a table (.csv, .tsv, .parquet, .arrow, .feather, .xlsx), found no memory://d/none.csv"
     )
     assert "expected an address such as s3://bucket/file" in refusal(place, "nothing://x/y.csv")
     memory.pipe_file("/d/picture.png", b"")

@@ -18,7 +18,7 @@ from nicest.remote import Remote, unreachable
 
 @contextmanager
 def writing(path: Path | str, hint: str = "") -> Iterator[None]:
-    """Whatever keeps us from writing a file, said in one line that ends with the hint."""
+    """Turn errors of writing a file into one line that ends with the hint."""
     try:
         yield
     except OSError as error:
@@ -39,9 +39,9 @@ def lock(file: IO[Any]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when all is written, and vanishes when something fails.
+    """Yield a temporary path that replaces `path` when all is written, and is removed when something fails.
 
-    On an object store, which cannot rename, the copy that takes the place is whole or is not there, too.
+    On an object store, which cannot rename, the result is whole or absent, too.
     """
     if isinstance(path, Remote):
         with _replacing_remote(path) as beside:
@@ -87,7 +87,7 @@ def require_writable(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before going on."""
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,7 +96,7 @@ def flush(path: Path) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """JSON that any reader takes: it has no NaN, no infinity and no paths, which become null, null and text."""
+    """Return strict JSON: NaN and infinity become null, and paths become text."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
 
 
@@ -111,9 +111,11 @@ def _plain(value: Any) -> Any:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
     write_bytes(path, text.encode())

@@ -58,11 +58,12 @@ class Bar:
         self._task = self._progress.add_task(description, total=total, completed=done, text="")
 
     def update(self, done: int, text: str | None = None) -> None:
+        """Show how much is done, with a text."""
         fields = {} if text is None else {"text": text}
         self._progress.update(self._task, completed=done, **fields)  # type: ignore[arg-type]
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._progress.console.print(text, soft_wrap=True, markup=False)
 
     def __enter__(self) -> Self:
@@ -74,7 +75,7 @@ class Bar:
 
 
 def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
-    """The items, under a progress bar."""
+    """Yield the items, under a progress bar."""
     with Bar(description, total) as bar:
         for i, item in enumerate(items):
             yield item

@@ -19,7 +19,7 @@ LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs")  #
 
 
 def place(name: str | Path) -> Path:
-    """Where a file is: a local path, or, for an address such as s3://bucket/key, a `Remote`, which is used like one."""
+    """Return a local path or, for an address such as s3://bucket/key, a `Remote`, which is used like one."""
     if isinstance(name, Remote):
         return cast(Path, name)
     text = str(name)
@@ -29,17 +29,17 @@ def place(name: str | Path) -> Path:
 
 
 def is_address(text: str) -> bool:
-    """Whether a name is the address of a file on another machine."""
+    """Return True for the address of a file on another machine."""
     return bool(ADDRESS.match(text)) and not text.startswith("file://")
 
 
 def looked_from(path: Path) -> str:
-    """The end of a message that a file was not found: where a local one was looked for."""
+    """Return the end of a message that a file was not found: where a local one was looked for."""
     return "" if isinstance(path, Remote) else f"; looked from {Path.cwd()}"
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether an error is of a library that talks to another machine."""
+    """Return True for an error of a library that talks to another machine."""
     return type(error).__module__.partition(".")[0] in LIBRARIES
 
 
@@ -118,7 +118,7 @@ class Remote:
         return cast(bytes, self._ask(self.fs.cat_file, self.key))
 
     def glob(self, pattern: str) -> list[Remote]:
-        """The files in this folder whose names fit a pattern, sorted."""
+        """Return the files in this folder whose names match a pattern, sorted."""
         found = self._ask(self.fs.glob, f"{self.key.rstrip('/')}/{pattern}")
         return [Remote(self.fs.unstrip_protocol(key)) for key in sorted(found)]
 
@@ -148,7 +148,7 @@ class Remote:
 
 @contextmanager
 def reached(path: Any) -> Iterator[None]:
-    """What another machine answers instead of a file, in one line."""
+    """Turn the errors of another machine into one line."""
     try:
         yield
     except Exception as error:

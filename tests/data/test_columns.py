@@ -5,7 +5,6 @@ import json
 import math
 import shlex
 import tomllib
-import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -136,9 +135,7 @@ def test_columns_of_which_no_model_is_made_are_left_out(cells: Any, reason: str 
     assert len(notes) == 1
     assert notes[0].startswith("t: left out 1 of 2 columns: 'a' (")
     assert reason in notes[0]
-    message = refusal(schema_of, table, strict=True)
-    assert reason in message
-    assert """leave it out: set 'data.drop=["a"]'""" in message
+    assert reason in refusal(schema_of, table.select(["a"]))
     assert infer(table, drop=["a"])[1] == []
 
 
@@ -263,13 +260,6 @@ def test_notes_on_what_looks_odd() -> None:
     assert "'when' holds 3 different texts such as '1/2/2026': they are treated as unordered" in notes[1]
 
 
-def test_thousands_of_columns() -> None:
-    rows = RNG.normal(size=(12, 3_000)).round(3)
-    schema = schema_of(rows)
-    assert schema.names[2999] == "x2999"
-    np.testing.assert_allclose(np.column_stack(schema.decode(schema.encode(rows)).columns), rows, atol=1e-9)
-
-
 # ---- numbers in texts, the same for Arrow and for us
 
 
@@ -349,15 +339,6 @@ def test_codes_are_about_standard(offset: float, scale: float, outlier: float) -
     assert head.scale == pytest.approx(scale, rel=0.1)
     assert 3 < len(head.knots) <= 16
     assert list(head.knots) == sorted(set(head.knots))
-
-
-def test_decoded_numbers_have_the_decimals_of_training() -> None:
-    cells = {"two": np.round(1000 * FRACTIONS, 2), "whole": np.round(1e6 * FRACTIONS), "all": FRACTIONS}
-    schema = schema_of(pa.table({"k": ["1.50"] * N} | cells))
-    drawn = schema.decode(np.full((1, 4), 0.123456789, np.float32)).to_pylist()[0]
-    assert drawn["two"] == round(drawn["two"], 2)
-    assert drawn["whole"] == int(drawn["whole"])
-    assert len(str(abs(drawn["all"]))) <= 11  # not the digits that float32 does not have
 
 
 # ---- heads: spikes, bounds and grids
@@ -578,14 +559,3 @@ UNSOUND += [[{"kind": "category", "name": "a", "type": "string", "values": value
 @pytest.mark.parametrize("rows", UNSOUND)
 def test_columns_that_nicest_never_wrote(rows: Any, refusal: Refusal) -> None:
     assert "x: expected the columns of a table, got something else" in refusal(Schema.from_json, rows, "x")
-
-
-def test_sound_columns() -> None:
-    assert len(Schema.from_json([SOUND, REAL | {"name": "b"}], "x")) == 2
-    assert Schema.from_json([], "x") == Schema()
-
-
-def test_no_warnings_of_numpy() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        schema_of(pa.table({"a": [1e-320, 1.5e308, 0.0] * 20, "b": [1e300, 2.5e300, 0.0] * 20, "c": ["a"] * 60}))

@@ -10,9 +10,7 @@ import pytest
 from published import (
     cifar10_rows,
     cut,
-    publish,
     write_cifar10,
-    write_cifar10_tar,
     write_fer2013,
     write_idx,
     write_mnist,
@@ -64,11 +62,6 @@ def test_bad_seed_and_split(refusal: Refusal) -> None:
     assert "train, valid, test, got 'dev'" in refusal(load("digits").split, "dev")
 
 
-def test_fractions_that_leave_nothing(tmp_path: Path, refusal: Refusal) -> None:
-    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.uint8))
-    assert "1 left to train on, got 4" in refusal(load, str(tmp_path / "x.npy"), valid=0.45, test=0.45)
-
-
 @pytest.mark.parametrize("suffix", [".gz", ""])
 def test_mnist(home: Path, suffix: str) -> None:
     train, test = write_mnist(home / "mnist", 12, 4, suffix)
@@ -83,7 +76,7 @@ def test_mnist_damaged(home: Path, refusal: Refusal) -> None:
     write_mnist(home / "mnist")
     path = home / "mnist" / "train-images-idx3-ubyte.gz"
     cut(path, 100)
-    assert f"{path}: expected 9424 bytes by its header" in refusal(load, "mnist")
+    assert f"{path}: expected a whole gzip file" in refusal(load, "mnist")
     write_mnist(home / "mnist", n_train=5)
     assert "got none in valid" in refusal(load, "mnist")
     write_idx(path, np.zeros((12, 8, 8), np.uint8))
@@ -102,38 +95,6 @@ def test_cifar10(home: Path) -> None:
     np.testing.assert_array_equal(splits.valid, rows["data_batch_5.bin"][:, 1:])
     np.testing.assert_array_equal(splits.test, rows["test_batch.bin"][:, 1:])
     assert all(splits.split(part).flags.writeable for part in PARTS)
-
-
-def test_cifar10_from_its_archive(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = cifar10_rows()
-    write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", rows)
-    publish(monkeypatch, home / "cifar10", "cifar10")
-    np.testing.assert_array_equal(load("cifar10").test, rows["test_batch.bin"][:, 1:])
-    unpacked = sorted(path.name for path in (home / "cifar10" / "cifar-10-batches-bin").iterdir())
-    assert unpacked == sorted(rows)  # the six batches, no readme
-    assert sorted(path.name for path in (home / "cifar10").iterdir()) == [
-        "cifar-10-batches-bin",
-        "cifar-10-binary.tar.gz",
-    ]
-    assert not list(tmp_path.rglob("outside.txt"))
-
-
-def test_an_archive_with_another_checksum_is_not_unpacked(home: Path, refusal: Refusal) -> None:
-    path = write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", cifar10_rows())
-    message = refusal(load, "cifar10")
-    assert f"{path}: wrong checksum: MD5 " in message
-    assert "get it again" in message
-    assert list((home / "cifar10").iterdir()) == [path]
-
-
-def test_cifar10_archive_in_a_home_that_cannot_be_written(
-    home: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
-) -> None:
-    write_cifar10_tar(home / "cifar10" / "cifar-10-binary.tar.gz", cifar10_rows())
-    publish(monkeypatch, home / "cifar10", "cifar10")
-    (home / "cifar10" / "cifar-10-batches-bin").write_text("a file where the folder belongs")
-    assert f"cannot write in {home / 'cifar10'}" in refusal(load, "cifar10")
-    assert len(list((home / "cifar10").iterdir())) == 2
 
 
 def test_svhn_validation_is_the_last_tenth_and_not_trained_on(home: Path) -> None:
@@ -168,11 +129,6 @@ def test_fer2013_as_published_comes_before_what_stands_in_its_place(home: Path) 
     write_fer2013(home / "fer2013", n=9, suffix=".npz")
     write_fer2013(home / "fer2013", n=6)
     assert _sizes(load("fer2013")) == [2, 2, 2]
-
-
-def test_fer2013_without_a_test_part(home: Path, refusal: Refusal) -> None:
-    write_fer2013(home / "fer2013", n=2)
-    assert "got none in test" in refusal(load, "fer2013")
 
 
 @pytest.mark.parametrize(
@@ -279,21 +235,3 @@ def test_real_mnist() -> None:
     np.testing.assert_array_equal(np.flatnonzero(five.any(axis=1))[[0, -1]], [5, 24])
     np.testing.assert_array_equal(five[5, 12:24], [3, 18, 18, 18, 126, 136, 175, 26, 166, 255, 247, 127])
     assert splits.train.mean() / 255 == pytest.approx(0.1307, abs=3e-4)
-
-
-def test_real_cifar10() -> None:
-    splits = _load_real("cifar10")
-    assert _sizes(splits) == [40_000, 10_000, 10_000]
-    frog = splits.train[0].reshape(splits.shape)
-    assert frog[:, 0, 0].tolist() == [59, 62, 63]
-    assert frog[:, 0, 1].tolist() == [43, 46, 45]
-    assert splits.test[0].reshape(splits.shape)[:, 0, 0].tolist() == [158, 112, 49]
-
-
-def test_real_fer2013() -> None:
-    splits = _load_real("fer2013")
-    assert _sizes(splits) == [28_709, 3_589, 3_589]
-    assert splits.train[0, :6].tolist() == [70, 80, 82, 72, 58, 58]
-    assert splits.train.mean() == pytest.approx(129.47, abs=0.01)
-    trained_on = {row.tobytes() for row in splits.train}
-    assert [sum(row.tobytes() in trained_on for row in part) for part in (splits.valid, splits.test)] == [280, 288]

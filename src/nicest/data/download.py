@@ -33,7 +33,7 @@ class File:
 
 @dataclass(frozen=True)
 class DataSet:
-    """One published data set; where it comes as an archive, its files are members of that. `mirrors` are URLs."""
+    """One published data set; its files may be members of an archive. `mirrors` are URLs."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class DataSet:
 
 
 class Listing(NamedTuple):
-    """One row of the list of data sets; present says that every file is there."""
+    """One row of the list of data sets; `present` if every file is there."""
 
     name: str
     title: str
@@ -286,7 +286,7 @@ def _fetch(dataset: DataSet, file: File) -> None:
 
 
 def _stream(url: str, target: str, _: object) -> None:
-    """Write what a URL gives to a file, with a progress bar."""
+    """Download a URL to a file, with a progress bar."""
     import requests
 
     from nicest.progress import Bar

@@ -4,10 +4,7 @@ import csv
 import gzip
 import io
 import math
-import os
 import struct
-import subprocess
-import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nicest.data.arrays import read_members
-from nicest.data.reading import most_unpacked, read_bytes, reading, require_modest
+from nicest.data.reading import read_bytes, reading, require_modest
 from nicest.errors import NicestError
 from nicest.messages import brief, listed
 
@@ -27,32 +24,12 @@ FER2013_SIDE = 48
 FER2013_USAGES = ("Training", "PublicTest", "PrivateTest")
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IDX_RANK = 8
-MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
-MAT_TO_NPZ = """
-import contextlib, sys
-import numpy, scipy.io
-path, memory, *names = sys.argv[1:]
-with contextlib.suppress(ImportError, ValueError):  # Windows has no memory limits; other systems may refuse one
-    import resource
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (int(memory) if hard < 0 else min(int(memory), hard), hard))
-# a damaged file of a few bytes may announce millions of characters, which take scipy 20 seconds to join
-kinds = {name: kind for name, _, kind in scipy.io.whosmat(path)}
-for name in names:
-    if kinds.get(name) == "char":
-        sys.exit(f"{name} is text")
-found = scipy.io.loadmat(path, variable_names=names)
-missing = [name for name in names if name not in found]
-if missing:
-    sys.exit(f"it lacks {' and '.join(missing)}")
-numpy.savez(sys.stdout.buffer, **{name: found[name] for name in names})
-"""
 AGAIN = "the file is damaged or cut short: get it again"
 
 
 def read_idx(path: Path) -> np.ndarray:
     """Read an idx file, plain or gzipped: two zero bytes, a type, a rank, the big-endian sizes, the values."""
-    data, whole = _inflated(path)
+    data = _inflated(path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_DTYPES or not 1 <= data[3] <= IDX_RANK:
         raise NicestError(
             f"{path}: expected the magic number of an idx file (00 00 type rank), got '{data[:4].hex(' ')}'"
@@ -62,26 +39,24 @@ def read_idx(path: Path) -> np.ndarray:
         raise NicestError(f"{path}: expected a header of {start} bytes, got {len(data)}; {AGAIN}")
     shape = struct.unpack(f">{data[3]}I", data[4:start])
     expected = start + math.prod(shape) * dtype.itemsize
-    if len(data) != expected or not whole:
-        broken = "" if whole else " before its gzip stream breaks off"
-        raise NicestError(f"{path}: expected {expected} bytes by its header, got {len(data)}{broken}; {AGAIN}")
+    if len(data) != expected:
+        raise NicestError(f"{path}: expected {expected} bytes by its header, got {len(data)}; {AGAIN}")
     if expected == start:
         raise NicestError(f"{path}: expected values, got none, of shape {shape}; {AGAIN}")
     return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _inflated(path: Path) -> tuple[bytes | bytearray, bool]:
-    """The bytes of a file, gunzipped if need be, and whether the gzip stream came to its end."""
+def _inflated(path: Path) -> bytes | bytearray:
+    """Return the bytes of a file, gunzipped if need be."""
     raw = read_bytes(path)
     if raw[:2] != b"\x1f\x8b":
-        return raw, True
-    data, whole = bytearray(), False
-    with reading(path, "a whole gzip file", AGAIN), suppress(EOFError), gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+        return raw
+    data = bytearray()
+    with reading(path, "a whole gzip file", AGAIN), gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
         while part := file.read1(1 << 20):
             data += part
             require_modest(path, len(data), "gunzip it")
-        whole = True
-    return data, whole
+    return data
 
 
 def read_cifar10(path: Path) -> np.ndarray:
@@ -120,22 +95,12 @@ def read_tfd(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Read the named variables of a MATLAB file, which must be arrays of numbers.
+    """Read the named variables of a MATLAB file, which must be arrays of numbers."""
+    from scipy.io import loadmat
 
-    A child process reads it, with memory in proportion to the file: scipy's reader crashes on damaged files.
-    """
-    what = f"a MATLAB file with {' and '.join(names)} of numbers"
-    with reading(path, what, "get it again, or save it with -v7"):
-        memory = MAT_MEMORY + 2 * most_unpacked(path.stat().st_size)
-        child = subprocess.run(
-            [sys.executable, "-P", "-c", MAT_TO_NPZ, path, str(memory), *names],
-            capture_output=True,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each of its threads would take from that memory
-        )
-        if child.returncode:
-            raise ValueError(child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "the reader crashed")
-        with np.load(io.BytesIO(child.stdout)) as found:
-            return {name: found[name] for name in names}
+    with reading(path, f"a MATLAB file with {' and '.join(names)} of numbers", "get it again, or save it with -v7"):
+        found = loadmat(path, variable_names=names)
+        return {name: found[name] for name in names}
 
 
 def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -181,13 +146,13 @@ def _require_array(path: Path, name: str, array: np.ndarray, shape: tuple[int | 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The image files in a folder and below it, sorted, hidden ones left out."""
+    """Return the image files in a folder and below it, sorted, without hidden ones."""
     found = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     return sorted(file for file in found if file.is_file() and not file.name.startswith("."))
 
 
 class Fit(NamedTuple):
-    """What is done to every image where it is asked for: (H, W) of the middle that is kept, (H, W) it is resized to."""
+    """How images are cropped to their middle (H, W), then resized to (H, W); an empty tuple leaves them."""
 
     crop: tuple[int, ...] = ()
     resize: tuple[int, ...] = ()
@@ -260,7 +225,7 @@ def _read_image(file: Path, fit: Fit) -> np.ndarray:
 
 
 def turn_upright(image: Any) -> None:
-    """Turn and flip an image as its EXIF orientation says; one that cannot be read is none."""
+    """Turn and flip an image by its EXIF orientation; broken EXIF is ignored."""
     from PIL import ImageOps
 
     image.load()

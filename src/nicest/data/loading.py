@@ -86,7 +86,7 @@ def load(
 
 
 def _mnist(*, labels: bool = False) -> Splits:
-    """MNIST, 50,000 / 10,000 / 10,000."""
+    """Load MNIST, 50,000 / 10,000 / 10,000."""
     paths = download.locate("mnist", ["train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"])
     names = ["train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"] if labels else []
     splits = _mnist_layout("mnist", paths, download.locate("mnist", names))
@@ -140,7 +140,7 @@ def _last_validates(name: str, train: Rows, test: Rows, parts: int) -> Splits:
 
 
 def _cifar10() -> Splits:
-    """CIFAR-10, 40,000 / 10,000 / 10,000: the fifth batch validates."""
+    """Load CIFAR-10, 40,000 / 10,000 / 10,000: the fifth batch validates."""
     batches = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
     paths = download.locate("cifar10", [*batches, "cifar-10-batches-bin/test_batch.bin"])
     *first, fifth, last = [images.read_cifar10(path) for path in paths]
@@ -149,14 +149,14 @@ def _cifar10() -> Splits:
 
 
 def _svhn() -> Splits:
-    """SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates."""
+    """Load SVHN cropped, 65,932 / 7,325 / 26,032: the last tenth of the training file validates."""
     paths = download.locate("svhn", ["train_32x32.mat", "test_32x32.mat"])
     train, test = (as_rows(images.read_svhn(path), str(path)) for path in paths)
     return _last_validates("svhn", train, test, 10)
 
 
 def _tfd() -> Splits:
-    """The Toronto Face Dataset by its first fold: the unlabeled images train, as in the paper."""
+    """Load the Toronto Face Dataset by its first fold: the unlabeled images train, as in the paper."""
     (path,) = download.locate("tfd", ["TFD_48x48.mat"])
     faces, folds = images.read_tfd(path)
     rows, fold = as_rows(faces, str(path)), folds[:, 0]
@@ -164,7 +164,7 @@ def _tfd() -> Splits:
 
 
 def _fer2013() -> Splits:
-    """FER2013, 28,709 / 3,589 / 3,589: the challenge's training images, its public and its private test.
+    """Load FER2013, 28,709 / 3,589 / 3,589: the challenge's training images, its public and its private test.
 
     As published, 280 of the validation images and 288 of the test images are exact copies of training images.
     """

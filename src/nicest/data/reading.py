@@ -1,4 +1,4 @@
-"""What every reader does with a file: refuse what is none, report broken bytes, keep memory in proportion."""
+"""Checks that every reader makes: the file is a file, its bytes are sound, and memory stays in proportion."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from nicest.remote import unreachable
 
 
 def require_file(path: Path) -> int:
-    """Bytes of a file; what is none is refused before it is opened: a pipe may never begin, and a device never end."""
+    """Return the size of a file; refuse pipes and devices, which may never begin or end, before they are opened."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -23,7 +23,7 @@ def require_file(path: Path) -> int:
 
 @contextmanager
 def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
-    """Turn what a reader raises at broken bytes, errors of every kind, into one line."""
+    """Turn the errors of a reader at broken bytes, of every kind, into one line."""
     size = require_file(path)
     try:
         yield
@@ -41,6 +41,7 @@ def reading(path: Path, expected: str, advice: str = "") -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
+    """Read a whole file."""
     size = require_file(path)
     try:
         return path.read_bytes()
@@ -51,7 +52,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def most_unpacked(size: int) -> int:
-    """The most bytes that a file of this size may unpack to: more than any data does (dSprites: 115 times its size)."""
+    """Return the most bytes that a file of this size may unpack to, more than any data does (dSprites: 115 times)."""
     return (1 << 26) + 200 * size
 
 

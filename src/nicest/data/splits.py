@@ -143,19 +143,16 @@ def given(
     if parts[0].shape[1] != dim + context:
         raise NicestError(f"expected rows of {dim + context} numbers, as the model has, got {parts[0].shape[1]}")
     for name, each in zip(("training", "validation"), parts, strict=False):
-        _require_finite(each, name, may_miss)
+        if np.isinf(each).any():
+            raise NicestError(f"expected finite numbers in the {name} rows, got inf")
+        if not may_miss and np.isnan(each).any():
+            raise NicestError(
+                f"expected numbers in the {name} rows, got NaN: use NICETable for rows with missing cells"
+            )
         _require_stored(each[:, :dim], name, levels, steps)
     if not levels and not may_miss:
         require_density(Rows(parts[0][:, :dim], shape, None, tuple(steps)), IN_MEMORY)
     return Splits(IN_MEMORY, parts[0], parts[-1], parts[0][:0], shape, levels or None)  # parts has 1 or 2 arrays
-
-
-def _require_finite(rows: np.ndarray, name: str, may_miss: bool) -> None:
-    """Refuse infinite numbers, and NaN unless it stands for missing cells."""
-    if np.isinf(rows).any():
-        raise NicestError(f"expected finite numbers in the {name} rows, got inf")
-    if not may_miss and np.isnan(rows).any():
-        raise NicestError(f"expected numbers in the {name} rows, got NaN: use NICETable for rows with missing cells")
 
 
 def _require_stored(rows: np.ndarray, name: str, levels: int, steps: Sequence[float]) -> None:
@@ -165,9 +162,9 @@ def _require_stored(rows: np.ndarray, name: str, levels: int, steps: Sequence[fl
         raise NicestError(f"expected whole levels 0 to {levels - 1} in the {name} rows, got numbers from {got}")
     if not levels and any(steps):
         count = rows / np.array([step or 1.0 for step in steps])
-        off = (np.abs(count - np.round(count)) > 1e-3) & (np.array(steps) > 0)
+        off = ((np.abs(count - np.round(count)) > 1e-3) & (np.array(steps) > 0)).any(0)
         if off.any():
-            column = int(off.any(0).argmax())
+            column = int(off.argmax())
             raise NicestError(f"expected multiples of {steps[column]:g} in column {column} of the {name} rows")
 
 

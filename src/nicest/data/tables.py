@@ -210,7 +210,7 @@ class TableFile:
 
     def batches(self, names: Sequence[str], group: int | None = None) -> Iterator[Any]:
         """Yield validated record batches of the named columns, of all rows or of one row group."""
-        rows = batch_rows(len(names))
+        rows = max(1, min(BATCH, CELLS // max(1, len(names))))
         with self._reading():
             for batch in self._batches(list(names), group, rows):
                 for start in range(0, batch.num_rows, rows):
@@ -282,11 +282,6 @@ def table_files(names: Sequence[str | Path]) -> list[Path]:
             raise NicestError(f"expected Parquet files, found none in {path}{looked_from(path)}")
         found += inside
     return found
-
-
-def batch_rows(columns: int) -> int:
-    """Return the number of rows to read at once from a table with this many columns."""
-    return max(1, min(BATCH, CELLS // max(1, columns)))
 
 
 def append_columns(table: Any, new: Any) -> Any:

@@ -257,7 +257,7 @@ class Chains:
         others = others + (others >= part)
         uniform = torch.rand(others.shape, generator=self.generator, dtype=here.dtype, device=here.device)
         there = student_quantile((others + uniform) / TRIES)
-        direction = self.factor[torch.arange(len(which)), :, which][:, None, None]
+        direction = self.factor[torch.arange(len(which), device=which.device), :, which][:, None, None]
         z = self.centre + at.w @ self.factor.mT
         with torch.no_grad():
             found = self.density(z[:, :, None] + (there - here)[..., None] * direction)

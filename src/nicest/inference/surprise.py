@@ -1,4 +1,4 @@
-"""How surprising each pixel is, given all the others: exact conditionals, by the density along one axis at a time."""
+"""The surprise of each pixel given all the others: exact conditionals, by the density along one axis at a time."""
 
 from __future__ import annotations
 
