@@ -27,7 +27,7 @@ from nicest.flows import ConvNet, Spline
 from nicest.inference.engine import Engine
 from nicest.progress import track
 from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.blocks import Block, ConvNetwork, CouplingBlock, FactorOutBlock, LawSettings, SqueezeBlock
+from nicest.recipes.blocks import Block, layer_of, network_of
 from nicest.recipes.build import build
 from nicest.recipes.recipe import ModelSettings
 from nicest.runs.runtime import choose_device, rows_to
@@ -102,8 +102,10 @@ def recipe_of(net: str, batch: int) -> Recipe:
 
 def glow() -> tuple[Block, ...]:
     """Return the blocks of the same Glow that `build_glow` builds with other libraries."""
-    couplings = CouplingBlock(STEPS, "channels", LawSettings("affine"), ConvNetwork(BLOCKS, WIDTH), mixing=True)
-    return (SqueezeBlock(), couplings, FactorOutBlock()) * (SCALES - 1) + (SqueezeBlock(), couplings)
+    network = network_of("conv", blocks=BLOCKS, width=WIDTH)
+    options = {"repeat": STEPS, "partition": "channels", "network": network, "mixing": True}
+    scale = layer_of("squeeze"), layer_of("coupling", law={"kind": "affine"}, **options)
+    return (*scale, layer_of("factor-out")) * (SCALES - 1) + scale
 
 
 def contestants(recipe: Recipe, device: torch.device, startup: list[dict[str, Any]]) -> Iterator[Group]:

@@ -119,7 +119,7 @@ def test_cli_page_is_made_from_help():
 
 
 def test_cli_page_has_every_command():
-    from nicest.cli.commands import app
+    from nicest.cli import app
 
     page = (ROOT / "docs/cli.md").read_text()
     groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]

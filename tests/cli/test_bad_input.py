@@ -261,13 +261,12 @@ BAD_RECIPES = {
 
 class TestRecipe:
     @pytest.mark.parametrize("name", BAD_RECIPES)
-    def test_that_is_bad_is_refused(self, nicest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    def test_that_is_bad_is_refused(self, nicest: Callable, here: Path, name: str):
         arguments, words = BAD_RECIPES[name]
-        monkeypatch.chdir(tmp_path)
         line = nicest("train", *arguments).refusal
         for word in words:
             assert word in line, word
-        assert not list(tmp_path.rglob("*.safetensors"))
+        assert not list(here.rglob("*.safetensors"))
 
     def test_data_in_place_of_a_recipe_or_of_a_run(self, nicest: Callable, tmp_path: Path):
         table = tmp_path / "people.csv"
@@ -403,16 +402,8 @@ class TestMemory:
         ("command", "method"), [(["evaluate"], "terms"), (["sample", "-n", 300, "--out", "a.npy"], "decode")]
     )
     def test_lets_evaluation_and_samples_go_on_with_fewer_rows(
-        self,
-        nicest: Callable,
-        digits: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        tight: Callable,
-        command: list,
-        method: str,
+        self, nicest: Callable, digits: Path, here: Path, tight: Callable, command: list, method: str
     ):
-        monkeypatch.chdir(tmp_path)
         tight(100, method)
         done = nicest(command[0], digits, "--device", "cpu", *command[1:])
         assert done.code == 0

@@ -1,7 +1,5 @@
 """NICETable, NICERegressor and NICEClassifier as scikit-learn and people use them; trainings of a few steps."""
 
-import datetime
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -140,7 +138,7 @@ class TestTables:
         assert model.predict(holed, 1).shape == (150,)
         assert model.score_samples(np.full((2, 3), np.nan)) == pytest.approx([0, 0])
 
-    def test_saved_and_loaded(self, fitted: NICETable, tmp_path: Path):
+    def test_saved_and_loaded(self, fitted: NICETable, tmp_path: Path, refusal: Callable[..., str]):
         fitted.save(tmp_path / "run")
         loaded = NICETable.load(tmp_path / "run")
         data = frame(30, seed=1)
@@ -149,21 +147,16 @@ class TestTables:
         drawn = pa.Table.from_pandas(fitted.sample(3, random_state=0), preserve_index=False)
         assert loaded.sample(3, random_state=0).to_pydict() == drawn.to_pydict()
         assert loaded.get_params() == fitted.get_params()
-
-    def test_a_run_folder_of_another_estimator(self, fitted: NICETable, tmp_path: Path, refusal: Callable[..., str]):
-        fitted.save(tmp_path / "run")
         assert "expected a NICERegressor, got NICETable" in refusal(NICERegressor.load, tmp_path / "run")
 
-    def test_target(self):
+    def test_target(self, refusal: Callable[..., str]):
         data = frame()
         model = NICETable(effort="low", target="age", random_state=0).fit(data)
         assert model.table_.model.targets == (1,)
         np.testing.assert_allclose(model.predict(data), model.predict(data, "age"))
         model = NICETable(effort="low", target=["age", "sex"], random_state=0).fit(data)
         assert model.table_.model.targets == (1, 2)
-
-    def test_a_target_that_is_no_column(self, refusal: Callable[..., str]):
-        assert "did you mean" in refusal(NICETable(effort="low", target="wieght").fit, frame()).lower()
+        assert "did you mean" in refusal(model.set_params(target="wieght").fit, data)
 
     def test_values_never_seen(self, fitted: NICETable):
         data = frame(4, seed=1)
@@ -174,6 +167,8 @@ class TestTables:
         assert np.isfinite(nats[[0, 3]]).all()
         assert np.isfinite(fitted.predict(data, "weight")).all()
         assert np.isfinite(fitted.surprise(data)[1, 0])
+        one = np.concatenate([fitted.score_samples(data.iloc[[i]]) for i in range(4)])
+        np.testing.assert_allclose(one, nats, rtol=1e-4)
 
     @pytest.mark.parametrize("change", ["absent", "type"])
     def test_wrong_columns(self, fitted: NICETable, change: str, refusal: Callable[..., str]):
@@ -204,11 +199,6 @@ class TestTables:
     @pytest.mark.parametrize("n", [0, 1])
     def test_too_few_rows(self, n: int, refusal: Callable[..., str]):
         assert "expected rows, at least 3" in refusal(NICETable(effort="low").fit, frame(3).head(n))
-
-    def test_one_row_is_scored(self, fitted: NICETable):
-        data = frame(5, seed=1)
-        one = np.concatenate([fitted.score_samples(data.iloc[[i]]) for i in range(5)])
-        np.testing.assert_allclose(one, fitted.score_samples(data), rtol=1e-4)
 
     def test_the_same_seed_gives_the_same_model(self, fitted: NICETable):
         again, other = (clone(fitted).set_params(random_state=seed).fit(frame()) for seed in (0, 1))
@@ -304,11 +294,3 @@ class TestPredictors:
         model = NICERegressor(effort="low", random_state=0).fit(data, data["x"] * 2)
         assert model.schema_.names == ["y", "x", "y_"]
         assert model.predict(data).shape == (60,)
-
-
-def test_dates_are_predicted_as_arrows_numbers(fitted: NICETable):
-    days = fitted.predict(frame(20, seed=1), "since")
-    unit = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[fitted.schema_[4].type.split("[")[1][:-1].split(",")[0]]
-    found = [datetime.datetime.fromtimestamp(each / unit, datetime.UTC).year for each in days]
-    assert set(found) <= {2019, 2020, 2021, 2022, 2023}
-    assert not math.isnan(days.sum())

@@ -61,7 +61,7 @@ def test_results_come_in_order_and_few_inputs_are_taken_ahead():
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (dies, "a worker process was killed by signal 9, perhaps for lack of memory: try again with fewer --jobs"),
+        (dies, "a worker process was killed, perhaps for lack of memory: try again with fewer --jobs"),
         (refuses, "no such block"),
         (fails, "a worker process failed: ZeroDivisionError: division by zero"),
     ],

@@ -3,7 +3,7 @@
 import re
 import string
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,10 @@ from hypothesis import strategies as st
 import nicest
 from nicest.flows import LAWS, Affine, Coupling, DiagonalScaling, Flow, Law
 from nicest.flows.noise import Dropout
-from nicest.recipes import Recipe, blocks, load_recipe, names, parse
-from nicest.recipes import build as builder
-from nicest.recipes.blocks import (
-    BLOCKS,
-    ConvNetwork,
-    CouplingBlock,
-    FactorOutBlock,
-    LawSettings,
-    LogitBlock,
-    MLPNetwork,
-    ScalingBlock,
-    SinhArcsinhBlock,
-    SqueezeBlock,
-    TriangularBlock,
-    ZCABlock,
-)
+from nicest.recipes import Recipe, load_recipe, names, parse
+from nicest.recipes.blocks import LAYERS, NETWORKS, Block, layer_of, network_of
 from nicest.recipes.build import build
+from nicest.recipes.checks import defaults_of
 from nicest.recipes.defaults import settings_given
 from nicest.recipes.recipe import ModelSettings
 from nicest.tasks.evaluate import evaluate
@@ -74,8 +61,10 @@ batch = 100
 lr = 1e-2
 """
 
+SMALL: dict[str, Any] = {"kind": "mlp", "hidden_layers": 1, "width": 4}
 
-def listed(*layers: blocks.Block, shape: tuple[int, ...] = (4, 4), levels: int = 17) -> Recipe:
+
+def listed(*layers: Block, shape: tuple[int, ...] = (4, 4), levels: int = 17) -> Recipe:
     """A recipe of these layers that knows its data."""
     recipe = Recipe(model=ModelSettings(blocks=layers))
     return replace(recipe, data=replace(recipe.data, shape=shape, levels=levels))
@@ -89,8 +78,9 @@ def couplings(flow: Flow) -> list[Coupling]:
     return [layer for layer in flow.bijection if isinstance(layer, Coupling)]
 
 
-def coupling(**network: Any) -> CouplingBlock:
-    return CouplingBlock(network=MLPNetwork(**{"hidden_layers": 1, "width": 4, **network}))
+def coupling(repeat: int = 1, partition: str = "odd-even", **network: Any) -> Block:
+    small = network_of(**SMALL | network)
+    return layer_of("coupling", repeat=repeat, partition=partition, network=small)
 
 
 words = st.text(string.ascii_letters + "_", min_size=1, max_size=8).filter(lambda word: word != "kind")
@@ -102,34 +92,48 @@ scalars = st.one_of(
 )
 share = st.floats(0, 1)
 laws = st.builds(
-    lambda kind, settings: LawSettings(kind, tuple(sorted(settings.items()))),
+    lambda kind, settings: Block(kind, tuple(sorted(settings.items()))),
     st.sampled_from(sorted(LAWS)) | st.text(max_size=12),
     st.dictionaries(words, scalars | st.lists(scalars, max_size=3).map(tuple), max_size=3),
 )
-below_one = st.floats(0, 1, exclude_max=True)
+depth, width, below_one = st.integers(0, 9), st.integers(1, 2_000), st.floats(0, 1, exclude_max=True)
 starts = st.sampled_from(["torch", "uniform", "zero-last"])
+
+
+def some(make: Callable[..., Block], kind: str, **settings: Any) -> st.SearchStrategy[Block]:
+    return st.builds(make, st.just(kind), **settings)
+
+
 networks = st.one_of(
-    st.builds(MLPNetwork, st.integers(0, 9), st.integers(1, 2_000), below_one, starts),
-    st.builds(ConvNetwork, st.integers(0, 9), st.integers(1, 2_000), below_one),
+    some(network_of, "mlp", hidden_layers=depth, width=width, dropout=below_one, initialisation=starts),
+    some(network_of, "conv", blocks=depth, width=width, dropout=below_one),
 )
 partitions = st.sampled_from(["odd-even", "halves", "checkerboard", "channels"])
 any_block = st.one_of(
-    st.builds(SinhArcsinhBlock),
-    st.builds(ZCABlock, share),
-    st.builds(TriangularBlock, share),
-    st.builds(CouplingBlock, st.integers(1, 10), partitions, laws, networks, st.booleans()),
-    st.builds(SqueezeBlock, st.integers(2, 9)),
-    st.builds(FactorOutBlock),
-    st.builds(ScalingBlock, st.sampled_from(["identity", "prior"])),
+    some(layer_of, "sinh-arcsinh"),
+    some(layer_of, "zca", shrinkage=share),
+    some(layer_of, "triangular", shrinkage=share),
+    some(
+        layer_of,
+        "coupling",
+        repeat=st.integers(1, 10),
+        partition=partitions,
+        law=laws,
+        network=networks,
+        mixing=st.booleans(),
+    ),
+    some(layer_of, "squeeze", by=st.integers(2, 9)),
+    some(layer_of, "factor-out"),
+    some(layer_of, "scaling", initialisation=st.sampled_from(["identity", "prior"])),
 )
-any_blocks = st.tuples(st.lists(st.just(LogitBlock()), max_size=1), st.lists(any_block, max_size=6)).map(
+any_blocks = st.tuples(st.lists(some(layer_of, "logit"), max_size=1), st.lists(any_block, max_size=6)).map(
     lambda both: tuple(both[0] + both[1])
 )
 
 
 class TestToml:
     @given(any_blocks, st.sampled_from(["logistic", "gaussian"]), st.booleans())
-    def test_what_is_written_is_what_is_read(self, layers: tuple[blocks.Block, ...], prior: Any, learned: bool):
+    def test_what_is_written_is_what_is_read(self, layers: tuple[Block, ...], prior: Any, learned: bool):
         recipe = Recipe(name="x", model=ModelSettings(prior=prior, learned_prior=learned, blocks=layers))
         again = parse(recipe.to_toml(), "x.toml")
         assert again == recipe
@@ -145,12 +149,12 @@ class TestToml:
 
     def test_set_lists_blocks_in_place_of_the_settings_of_the_recipe(self):
         recipe = load_recipe("tfd").override('model.blocks=[{kind="zca"}, {kind="coupling", repeat=3}]')
-        assert recipe.model == ModelSettings(prior="gaussian", blocks=(ZCABlock(), CouplingBlock(3)))
+        assert recipe.model == ModelSettings(prior="gaussian", blocks=(layer_of("zca"), layer_of("coupling", repeat=3)))
         assert recipe.override("model.prior=logistic").model.blocks == recipe.model.blocks
         assert recipe.override("model.blocks=[]", "model.width=8").model == ModelSettings(prior="gaussian", width=8)
 
     def test_a_single_block_needs_no_list(self):
-        assert Recipe().override('model.blocks={kind="scaling"}').model.blocks == (ScalingBlock(),)
+        assert Recipe().override('model.blocks={kind="scaling"}').model.blocks == (layer_of("scaling"),)
 
 
 class TestSettingsAreShortForBlocks:
@@ -179,19 +183,19 @@ class TestSettingsAreShortForBlocks:
     def test_whitened_starts_the_scaling_by_the_prior(self):
         model = ModelSettings(preprocess="zca", shrinkage=0.2, initialisation="whitened", hidden_layers=(1,))
         zca, pair, scaling = model.layers
-        assert (zca, scaling) == (ZCABlock(0.2), ScalingBlock("prior"))
-        assert isinstance(pair, CouplingBlock)
-        assert pair.network == MLPNetwork(1, initialisation="zero-last")
+        assert (zca, scaling) == (layer_of("zca", shrinkage=0.2), layer_of("scaling", initialisation="prior"))
+        assert pair["network"] == network_of("mlp", hidden_layers=1, initialisation="zero-last")
 
     @pytest.mark.parametrize(
         ("settings", "n"),
         [
             ({}, 24),
             ({"couplings": 0}, 0),
-            ({"couplings": 10**15, "hidden_layers": (10**15,)}, 10**30 + 10**15),
+            ({"couplings": 1000, "hidden_layers": (1000,)}, 1_001_000),
             ({"couplings": 3, "hidden_layers": (1, 0, 2)}, 6),
-            ({"blocks": (ScalingBlock(),)}, 0),
-            ({"blocks": (CouplingBlock(10**15), CouplingBlock(2, network=MLPNetwork(0)))}, 6 * 10**15 + 2),
+            ({"blocks": (layer_of("scaling"),)}, 0),
+            ({"blocks": (layer_of("coupling", repeat=1000), coupling(2, hidden_layers=0))}, 6002),
+            ({"blocks": (layer_of("coupling", network={"kind": "conv"}),)}, 6),
         ],
     )
     def test_linear_layers_are_counted_and_not_built(self, settings: dict[str, Any], n: int):
@@ -200,29 +204,26 @@ class TestSettingsAreShortForBlocks:
 
 class TestLayers:
     def test_names_are_numbered_from_the_second_of_a_kind_and_couplings_through_the_chain(self):
-        pair = replace(coupling(), repeat=2)
-        flow = build(listed(LogitBlock(), SinhArcsinhBlock(), ZCABlock(), pair, ZCABlock(), pair, TriangularBlock()))
+        names = ["logit", "sinh-arcsinh", "zca", "coupling", "zca", "coupling", "triangular"]
+        flow = build(listed(*(coupling(2) if name == "coupling" else layer_of(name) for name in names)))
         assert list(flow.bijection.layers) == [
             *("logit", "marginals", "zca", "coupling1", "coupling2", "zca2", "coupling3", "coupling4", "whitening")
         ]
 
-    @pytest.mark.parametrize("kind", BLOCKS)
+    @pytest.mark.parametrize("kind", LAYERS)
     def test_every_kind_builds_a_layer(self, kind: str):
-        made = replace(coupling(), repeat=3) if kind == "coupling" else BLOCKS[kind]()
+        made = coupling(3) if kind == "coupling" else layer_of(kind)
         assert len(build(listed(made, shape=(2, 2, 4))).bijection) == (3 if kind == "coupling" else 1)
 
-    def test_every_kind_of_network_is_built(self):
-        assert builder.NETWORKS.keys() == blocks.NETWORKS.keys()
-
     def test_roles_alternate_from_block_to_block_in_every_partition(self):
-        one, other = coupling(), replace(coupling(), repeat=3, partition="halves")
+        one, other = coupling(), coupling(3, "halves")
         flow = build(listed(one, other, one, one, shape=(4,)))
         changed = [layer.partition.i2 for layer in couplings(flow)]
         assert changed == [(1, 3), (2, 3), (0, 1), (2, 3), (0, 2), (1, 3)]
 
     def test_laws_and_networks_have_their_settings(self):
-        law = LawSettings("affine", (("bound", 3),))
-        flow = build(listed(replace(coupling(dropout=0.25), law=law), replace(coupling(hidden_layers=2), repeat=2)))
+        first = layer_of("coupling", law={"kind": "affine", "bound": 3}, network=network_of(**SMALL, dropout=0.25))
+        flow = build(listed(first, coupling(2, hidden_layers=2)))
         first, second, _ = couplings(flow)
         assert (first.law, second.law) == (Affine(3.0), LAWS["additive"]())
         assert isinstance(first.law.bound, float)
@@ -231,7 +232,7 @@ class TestLayers:
         assert [[m.out_features for m in each] for each in linears] == [[4, 16], [4, 4, 8]]
 
     def test_the_scaling_starts_at_one_or_by_the_prior(self):
-        flow = build(listed(ScalingBlock(), ScalingBlock("prior")))
+        flow = build(listed(layer_of("scaling"), layer_of("scaling", initialisation="prior")))
         one, by_prior = flow.bijection
         assert isinstance(one, DiagonalScaling)
         assert isinstance(by_prior, DiagonalScaling)
@@ -386,8 +387,7 @@ class TestRefused:
         assert message == "x.toml: unknown key 'model.block' (did you mean 'model.blocks'?)"
 
     def test_blocks_are_checked_however_they_are_made(self, refusal: Refusal):
-        message = refusal(Recipe, model=ModelSettings(blocks=(ZCABlock(), coupling(width=0))))
-        assert message == "recipe: model.blocks, block 2: network.width must be from 1 to 100000; got 0"
+        assert refusal(coupling, width=0) == "mlp: width must be from 1 to 100000; got 0"
 
     def test_logit_of_another_interval(self, refusal: Refusal):
         message = refusal(load_recipe("cifar10").override, 'model.blocks=[{kind="logit"}]')
@@ -396,15 +396,13 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("block", "shape", "words"),
         [
-            (LogitBlock(), (5,), "block 1: logit is for pixels in [0, 1]; this data is continuous"),
-            (ZCABlock(), (10_000,), "leave out block 1"),
-            (CouplingBlock(), (1,), "a coupling needs two parts, and this data has one column: leave out block 1"),
-            (CouplingBlock(partition="checkerboard"), (6,), "a checkerboard is for images"),
+            (layer_of("logit"), (5,), "block 1: logit is for pixels in [0, 1]; this data is continuous"),
+            (layer_of("zca"), (10_000,), "leave out block 1"),
+            (coupling(), (1,), "a coupling needs two parts, and this data has one column: leave out block 1"),
+            (coupling(partition="checkerboard"), (6,), "a checkerboard is for images"),
         ],
     )
-    def test_blocks_that_do_not_fit_the_data(
-        self, refusal: Refusal, block: blocks.Block, shape: tuple[int, ...], words: str
-    ):
+    def test_blocks_that_do_not_fit_the_data(self, refusal: Refusal, block: Block, shape: tuple[int, ...], words: str):
         assert words in refusal(build, listed(block, shape=shape, levels=0))
 
     def test_a_model_that_is_chosen_for_the_data(self, refusal: Refusal):
@@ -413,7 +411,7 @@ class TestRefused:
         assert "set sized=false" in refusal(settings_given, recipe, ())
 
     def test_more_blocks_than_a_recipe_may_hold(self, refusal: Refusal):
-        assert "characters" in refusal(Recipe, model=ModelSettings(blocks=(CouplingBlock(),) * 1000))
+        assert "characters" in refusal(Recipe, model=ModelSettings(blocks=(layer_of("coupling"),) * 1000))
 
 
 class TestPage:
@@ -426,7 +424,7 @@ class TestPage:
 
     def test_it_has_every_kind_and_setting(self):
         rows = dict(re.findall(r"^\| `([^`]+)` \|(.*)$", PAGE.read_text(), re.M))
-        kinds = BLOCKS | blocks.NETWORKS | LAWS
+        kinds = LAYERS | NETWORKS | LAWS
         assert rows.keys() == kinds.keys()
         for kind, made in kinds.items():
-            assert all(f"`{each.name}`" in rows[kind] for each in fields(made))
+            assert all(f"`{name}`" in rows[kind] for name in defaults_of(made))

@@ -12,15 +12,7 @@ from PIL import Image
 import nicest
 from nicest.flows import ChannelMixing, ConvNet, Coupling, Squeeze, Within
 from nicest.recipes import Recipe, load_recipe
-from nicest.recipes.blocks import (
-    Block,
-    ConvNetwork,
-    CouplingBlock,
-    FactorOutBlock,
-    LawSettings,
-    LogitBlock,
-    SqueezeBlock,
-)
+from nicest.recipes.blocks import Block, layer_of, network_of
 from nicest.recipes.build import build
 from nicest.recipes.recipe import ModelSettings
 from nicest.tasks.certify import certify
@@ -29,11 +21,13 @@ from nicest.tasks.latent import spectrum
 from nicest.train.fit import train
 
 Refusal = Callable[..., str]
-SMALL = ConvNetwork(blocks=1, width=4)
+SMALL = network_of("conv", blocks=1, width=4)
+SQUEEZE, FACTOR_OUT = layer_of("squeeze"), layer_of("factor-out")
 
 
-def coupling(partition: str = "channels", repeat: int = 2, network: ConvNetwork = SMALL) -> CouplingBlock:
-    return CouplingBlock(repeat, partition, LawSettings("affine-spline"), network, mixing=True)  # type: ignore[arg-type]
+def coupling(partition: str = "channels", repeat: int = 2, network: Block = SMALL) -> Block:
+    options = {"repeat": repeat, "partition": partition, "network": network, "mixing": True}
+    return layer_of("coupling", law=Block("affine-spline"), **options)
 
 
 def listed(*layers: Block, shape: tuple[int, ...] = (4, 4)) -> Recipe:
@@ -43,7 +37,7 @@ def listed(*layers: Block, shape: tuple[int, ...] = (4, 4)) -> Recipe:
 
 class TestBuilt:
     def test_scales_are_nested_and_each_chain_counts_its_layers(self):
-        flow = build(listed(coupling("checkerboard"), SqueezeBlock(), coupling(), FactorOutBlock(), coupling(repeat=1)))
+        flow = build(listed(coupling("checkerboard"), SQUEEZE, coupling(), FACTOR_OUT, coupling(repeat=1)))
         names = "mixing coupling1 mixing2 coupling2 squeeze mixing3 coupling3 mixing4 coupling4 rest"
         assert " ".join(flow.bijection.layers) == names
         rest = flow.bijection.layers["rest"]
@@ -52,7 +46,7 @@ class TestBuilt:
         assert "rest_coupling1" in flow.terms(torch.zeros(2, 16, dtype=torch.uint8))
 
     def test_shapes_follow_the_blocks(self):
-        flow = build(listed(SqueezeBlock(), coupling(), FactorOutBlock(), coupling(), shape=(3, 4, 6)))
+        flow = build(listed(SQUEEZE, coupling(), FACTOR_OUT, coupling(), shape=(3, 4, 6)))
         squeeze, *_ = flow.bijection
         assert isinstance(squeeze, Squeeze)
         assert squeeze.squeezed == (12, 2, 3)
@@ -61,18 +55,18 @@ class TestBuilt:
         assert [m.pixels for m in flow.modules() if isinstance(m, ChannelMixing)] == [6] * 4
 
     def test_an_odd_number_of_channels_is_split_and_factored_out(self):
-        flow = build(listed(coupling(repeat=3), FactorOutBlock(), coupling(repeat=1), shape=(3, 2, 2)))
+        flow = build(listed(coupling(repeat=3), FACTOR_OUT, coupling(repeat=1), shape=(3, 2, 2)))
         parts = [m.partition for m in flow.modules() if isinstance(m, Coupling)]
         assert [(len(p.i1), len(p.i2)) for p in parts] == [(8, 4), (4, 8), (8, 4), (4, 4)]
 
     @pytest.mark.parametrize(
         ("shape", "blocks"),
         [
-            ((2, 2), (SqueezeBlock(), coupling(repeat=3))),
+            ((2, 2), (SQUEEZE, coupling(repeat=3))),
             ((1, 2), (coupling("checkerboard", 3),)),
             ((2, 1, 1), (coupling(repeat=3),)),
-            ((3, 9, 3), (SqueezeBlock(3), coupling(repeat=3), FactorOutBlock(), coupling())),
-            ((4, 14), (SqueezeBlock(), coupling(repeat=3))),
+            ((3, 9, 3), (layer_of("squeeze", by=3), coupling(repeat=3), FACTOR_OUT, coupling())),
+            ((4, 14), (SQUEEZE, coupling(repeat=3))),
         ],
     )
     def test_small_odd_and_oblong_images(self, shape: tuple[int, ...], blocks: tuple[Block, ...]):
@@ -90,14 +84,14 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("shape", "blocks", "words"),
         [
-            ((5, 5), (SqueezeBlock(),), "block 1: squeeze: expected a height and width that 2 x 2 divides, got 5 x 5"),
-            ((3, 7, 4), (SqueezeBlock(),), "got 7 x 4: crop or resize the images, set by to a number that divides"),
-            ((4, 4), (SqueezeBlock(), SqueezeBlock(), SqueezeBlock()), "block 3: squeeze: expected a height"),
-            ((1, 1), (SqueezeBlock(),), "got 1 x 1"),
-            ((16,), (SqueezeBlock(),), "block 1: squeeze is for images, (H, W) or (C, H, W); these examples are (16,)"),
+            ((5, 5), (SQUEEZE,), "block 1: squeeze: expected a height and width that 2 x 2 divides, got 5 x 5"),
+            ((3, 7, 4), (SQUEEZE,), "got 7 x 4: crop or resize the images, set by to a number that divides"),
+            ((4, 4), (SQUEEZE, SQUEEZE, SQUEEZE), "block 3: squeeze: expected a height"),
+            ((1, 1), (SQUEEZE,), "got 1 x 1"),
+            ((16,), (SQUEEZE,), "block 1: squeeze is for images, (H, W) or (C, H, W); these examples are (16,)"),
             ((16,), (coupling(),), "block 1: partition channels is for images"),
-            ((16,), (FactorOutBlock(),), "block 1: factor-out is for images"),
-            ((4, 4), (FactorOutBlock(),), "block 1: factor-out takes half of the channels, got 1: squeeze first"),
+            ((16,), (FACTOR_OUT,), "block 1: factor-out is for images"),
+            ((4, 4), (FACTOR_OUT,), "block 1: factor-out takes half of the channels, got 1: squeeze first"),
             ((4, 4), (coupling(),), "block 1: one channel cannot be split: squeeze first, or use a checkerboard"),
             ((4, 5), (coupling("checkerboard"),), "network conv takes images of even width; got 4 x 5"),
             ((4, 4), (coupling("odd-even"),), "network conv takes partition channels or checkerboard; got odd-even"),
@@ -126,11 +120,11 @@ class TestRefused:
 
 def test_digits_from_training_to_inpainting(tmp_path: Path):
     """A small flow gets more nats in two epochs than the dense recipe in 300 (72.04 on the test set)."""
-    network = ConvNetwork(blocks=1, width=24)
+    network = network_of("conv", blocks=1, width=24)
     couplings = [coupling(partition, network=network) for partition in ("checkerboard", "channels", "channels")]
-    scales = (couplings[0], SqueezeBlock(), couplings[1], FactorOutBlock(), SqueezeBlock(), couplings[2])
+    scales = (couplings[0], SQUEEZE, couplings[1], FACTOR_OUT, SQUEEZE, couplings[2])
     recipe = load_recipe("digits-conv")
-    recipe = replace(recipe, model=recipe.model.changed({"blocks": (LogitBlock(), *scales)}))
+    recipe = replace(recipe, model=recipe.model.changed({"blocks": (layer_of("logit"), *scales)}))
     settings = ("epochs=2", "batch=50", "lr=1e-2", "warmup=20", "ema=0.9")
     out = tmp_path / "run"
     train(recipe, out, overrides=tuple(f"train.{each}" for each in settings), device="cpu", callbacks=())

@@ -79,7 +79,7 @@ class TestShipped:
         recipe, text = load_recipe(name), load_recipe(name.removesuffix("-conv"))
         assert (recipe.data, recipe.paper_nats) == (text.data, text.paper_nats)
         assert {block.kind for block in recipe.model.blocks} - {"logit"} == {"coupling", "squeeze", "factor-out"}
-        assert all(block.network.kind == "conv" for block in recipe.model.blocks if block.kind == "coupling")
+        assert all(block["network"].kind == "conv" for block in recipe.model.blocks if block.kind == "coupling")
         assert recipe.augment.flip == (name == "cifar10-conv") == ("mirrored" in recipe.title)
 
     def test_labelled_recipes_are_of_known_architectures(self):

@@ -16,7 +16,7 @@ from nicest.errors import NicestError
 from nicest.runs import shipped
 from nicest.runs.folder import MODEL
 from nicest.tasks.evaluate import evaluate
-from nicest.tasks.pack import pack
+from nicest.tasks.hub import pack
 from small_runs import run as train_small
 
 LARGEST = 6_000_000  # bytes

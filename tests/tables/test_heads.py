@@ -178,7 +178,7 @@ class TestNumbers:
         assert first == pytest.approx(masses[0] / total, abs=6 * math.sqrt(0.25 / 1_000))
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("x", [0.0, 1.0, -1e3, 1e3, 3e38])
+    @pytest.mark.parametrize("x", [0.0, 1.0, -1e3, 1e3, 3e38, math.inf])
     def test_gradients_are_finite(self, kind: str, x: float):
         atoms, low, high, step = KINDS[kind]
         parameters = [torch.randn(1, 1, 2, dtype=torch.float32, requires_grad=True) for _ in range(2)]
@@ -191,15 +191,8 @@ class TestNumbers:
         )
         nats = head.log_prob(torch.tensor([[x]]))
         assert not nats.isnan().any()
-        if torch.isfinite(nats).all():
-            nats.sum().backward()
-            assert all(torch.isfinite(each.grad).all() for each in (*parameters, logits) if each.grad is not None)
-
-    def test_densities_refer_to_the_unit(self):
-        plain, scaled = (number_head([0.0], [0.0], [0.0, 0.0], atoms=(1.0,), unit=unit) for unit in (1.0, 4.0))
-        x = column([0.5, 1.0])
-        expected = plain.log_prob(x)[:, 0] - torch.tensor([math.log(4), 0.0])  # atoms have probabilities
-        torch.testing.assert_close(scaled.log_prob(x)[:, 0], expected)
+        torch.where(torch.isneginf(nats), 0.0, nats).sum().backward()
+        assert all(torch.isfinite(each.grad).all() for each in (*parameters, logits))
 
 
 class TestTails:
@@ -227,12 +220,6 @@ class TestTails:
         ends = torch.tensor([[-2.0, 3.0], [30.0, 31.0], [-1e9, 9.0]], dtype=dtype)
         found = truncated_quantile(ends[:, 0], ends[:, 1], torch.full((3,), share, dtype=dtype))
         torch.testing.assert_close(found, ends[:, int(share)])
-
-    def test_float32_keeps_the_probability_of_a_range_far_out(self):
-        head = number_head([0.0], [0.0], [0.0])
-        exact = stats.logistic.logcdf(-50)
-        single = Numbers(**{k: v.float() if isinstance(v, torch.Tensor) else v for k, v in vars(head).items()})
-        assert float(single.log_probability([(50.0, math.inf)])) == pytest.approx(exact, rel=1e-5)
 
 
 class TestCategories:

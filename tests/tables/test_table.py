@@ -154,6 +154,10 @@ class TestAnswers:
         assert stats.kstest(found["pit"], "uniform").pvalue > 1e-3
         assert found["coverage"][0.8] == pytest.approx(0.8, abs=0.15)
         assert 0 <= found["gap"] < 0.2
+        schema = table.schema[3:4]  # of few values: its transforms are made continuous
+        one = Table(type(table.schema)(schema), small_model([each.head() for each in schema]).float())
+        pit = one.calibration(one.sample(2_000, seed=5).rows, hidden=0.5)["pit"]
+        assert stats.kstest(pit, "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("what", ["Gaussian", "mixture"])

@@ -304,9 +304,7 @@ class TestRefusals:
         assert "without labels" in refusal(classify, digits_run)
 
     @pytest.mark.parametrize(
-        "command",
-        [["inpaint"], ["latent", "sphere"], ["score", "pictures"]],
-        ids=lambda words: words[0],
+        "command", [["inpaint"], ["latent", "sphere"], ["score", "pictures"]], ids=lambda words: words[0]
     )
     def test_what_needs_images_alone(
         self,

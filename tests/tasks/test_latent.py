@@ -13,17 +13,19 @@ from matplotlib.figure import Figure
 from nicest import Run
 from nicest.files import to_json
 from nicest.flows import Flow
+from nicest.studio.latents import even_points
 from nicest.tasks.latent import (
     BASES,
     WAYS,
-    even_points,
     interpolate,
+    rotation,
     spectrum,
     sphere,
     sphere_points,
+    spherical,
+    straight,
     truncate,
 )
-from nicest.tasks.latent_model import rotation, spherical, straight
 
 LOOKS = [spectrum, sphere, interpolate, truncate]
 

@@ -36,13 +36,7 @@ class TestTheFigure:
     """The regions of the authors' code, on 28 x 28 row by row."""
 
     @pytest.mark.parametrize(
-        ("name", "region"),
-        [
-            ("top", np.s_[:392]),
-            ("bottom", np.s_[392:]),
-            ("odd", np.s_[::2]),
-            ("even", np.s_[1::2]),
-        ],
+        ("name", "region"), [("top", np.s_[:392]), ("bottom", np.s_[392:]), ("odd", np.s_[::2]), ("even", np.s_[1::2])]
     )
     def test_flat_masks(self, name: str, region: slice):
         expected = np.zeros(784, bool)

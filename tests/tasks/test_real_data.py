@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 import nicest
 from nicest.data import Splits
 from nicest.data import load as load_data
 from nicest.data.download import data_home, list_sets
-from nicest.flows import ZCA, Chain, Flow, Logistic, Units
-from nicest.inference.engine import Engine
 from nicest.recipes import load_recipe
 from nicest.recipes.recipe import DataSettings
 from nicest.tasks.baselines import baselines
@@ -48,49 +45,6 @@ def all_cores() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def mnist() -> Splits:
     return load_data("mnist")
-
-
-def dequantised(rows: np.ndarray, low: float, high: float) -> Tensor:
-    x = torch.from_numpy(rows).float()
-    return x.add_(torch.rand_like(x)).mul_((high - low) / 256).add_(low)
-
-
-def logistic_log_scale(h: Tensor, loc: Tensor) -> Tensor:
-    """Of largest likelihood around a given location, by Newton's method: E[e tanh(e/2)] = 1, e = (h - loc) / scale."""
-    log_scale = (h.std(0) * math.sqrt(3) / math.pi).log()
-    for _ in range(8):
-        e = (h - loc) * torch.exp(-log_scale)
-        t = torch.tanh(e / 2)
-        slope = (e * t + e.square() * (1 - t.square()) / 2).mean(0)
-        log_scale = log_scale + (((e * t).mean(0) - 1) / slope).clamp(-1, 1)
-    assert float(((e * t).mean(0) - 1).abs().max()) < 1e-3
-    return log_scale
-
-
-def zca_logistic_nats(splits: Splits, low: float, high: float) -> float:
-    x = dequantised(splits.train, low, high)
-    zca, units = ZCA(splits.dim).double(), Units.continuous(splits.dim, standardise=False)
-    zca.initialise(x)
-    flow = Flow(units, Chain(zca), Logistic(splits.dim, learned=True)).float()
-    with torch.no_grad():
-        h = flow.encode(x[:10_000])
-        flow.prior.loc.copy_(h.mean(0))
-        flow.prior.log_scale.copy_(logistic_log_scale(h, h.mean(0)))
-    return float(Engine(flow).log_prob(dequantised(splits.test, low, high)).double().mean())
-
-
-@needs("mnist")
-@pytest.mark.usefixtures("all_cores")
-def test_zca_and_a_factorial_logistic_on_mnist_score_the_reference(mnist: Splits):
-    assert zca_logistic_nats(mnist, 0.0, 1.0) == pytest.approx(1838.2, abs=2)
-
-
-@needs("cifar10")
-@pytest.mark.usefixtures("all_cores")
-def test_zca_and_a_factorial_logistic_on_cifar10_score_the_reference():
-    splits = load_data("cifar10")
-    assert (len(splits.train), len(splits.test)) == (40_000, 10_000)
-    assert zca_logistic_nats(splits, -1.0, 1.0) == pytest.approx(5359.4, abs=2)
 
 
 @needs("mnist")

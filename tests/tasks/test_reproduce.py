@@ -174,8 +174,7 @@ def test_rows_of_numbers_are_refused_before_they_are_trained(tmp_path: Path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_page_shows_every_row_and_what_belongs_to_it(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_page_shows_every_row_and_what_belongs_to_it(made: Path, here: Path):
     digits = row(made)
     best = (
         digits
@@ -199,14 +198,13 @@ def test_the_page_shows_every_row_and_what_belongs_to_it(made: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("folder", ["docs", "/elsewhere/docs", "../up", "."])
-def test_links_lead_from_the_page_to_the_figures(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_links_lead_from_the_page_to_the_figures(folder: str, here: Path):
     Path("results/figures/digits").mkdir(parents=True)
     Image.new("L", (8, 8)).save("results/figures/digits/samples.png")
     only = {"recipe": "digits", "reading": "ours", "column": "digits", "paper_nats": None, "missing": "no"}
     page = results_page({"rows": [only], "out": "results/table.json"}, Path(folder))
     link = page.partition("![samples](")[2].partition(")")[0]
-    assert os.path.abspath(Path(folder) / link) == str(tmp_path / "results/figures/digits/samples.png")  # noqa: PTH100
+    assert os.path.abspath(Path(folder) / link) == str(here / "results/figures/digits/samples.png")  # noqa: PTH100
 
 
 def test_every_figure_is_drawn(made: Path, tmp_path: Path):

@@ -66,12 +66,6 @@ def mixed_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("mixed"), mixed_table())
 
 
-@pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def scores(path: Path) -> dict[str, list]:
     """A file of scores, however written."""
     table = csv.read_csv(path) if path.suffix == ".csv" else parquet.read_table(path)
@@ -81,11 +75,11 @@ def scores(path: Path) -> dict[str, list]:
 # ---- tables
 
 
-def test_rows_have_the_density_of_the_model(mixed_run: Run, in_tmp: Path):
+def test_rows_have_the_density_of_the_model(mixed_run: Run, here: Path):
     table = mixed_table()
     result = score(mixed_run, [mixed_run.path.parent / "table.parquet"], out="s.parquet")
     expected = mixed_run.flow.log_prob(torch.from_numpy(mixed_run.schema.encode(table))).detach().numpy()
-    got = scores(in_tmp / "s.parquet")
+    got = scores(here / "s.parquet")
     assert list(got) == ["row", "log_density", "outlier_score"]
     assert got["row"] == list(range(N))
     np.testing.assert_allclose(got["log_density"], expected, atol=1e-4)
@@ -94,27 +88,27 @@ def test_rows_have_the_density_of_the_model(mixed_run: Run, in_tmp: Path):
     assert result.caveat == CAVEAT
 
 
-def test_the_outlier_score_is_the_fraction_of_training_rows_that_are_denser(mixed_run: Run, in_tmp: Path):
+def test_the_outlier_score_is_the_fraction_of_training_rows_that_are_denser(mixed_run: Run, here: Path):
     train = mixed_run.splits.train
     nats = mixed_run.table.score(train)
     score(mixed_run, [mixed_run.path.parent / "table.parquet"], out="s.parquet")
-    got = scores(in_tmp / "s.parquet")
+    got = scores(here / "s.parquet")
     share = [(nats > each).mean() for each in got["log_density"]]
     np.testing.assert_allclose(got["outlier_score"], share, atol=2 / len(nats))
     odd = mixed_table(2).set_column(0, "x", pa.array([50.0, 0.5]))
-    write_table(in_tmp / "odd.parquet", odd)
+    write_table(here / "odd.parquet", odd)
     score(mixed_run, ["odd.parquet"], out="s.parquet")
-    assert scores(in_tmp / "s.parquet")["outlier_score"][0] > 0.99
+    assert scores(here / "s.parquet")["outlier_score"][0] > 0.99
 
 
-def test_missing_cells_and_unknown_values(mixed_run: Run, in_tmp: Path):
+def test_missing_cells_and_unknown_values(mixed_run: Run, here: Path):
     table = mixed_table(6)
     table = table.set_column(0, "x", pa.array([None, 1.0, 1e300, None, 0.0, 0.0]))
     table = table.set_column(2, "kind", pa.array(["red", "pink", "red", None, "red", "red"]))
     table = table.set_column(1, "count", pa.array([0, 0, 0, 0, 0.5, 0]))
-    write_table(in_tmp / "t.parquet", table)
+    write_table(here / "t.parquet", table)
     result = score(mixed_run, ["t.parquet"], out="s.parquet")
-    got = scores(in_tmp / "s.parquet")
+    got = scores(here / "s.parquet")
     assert (result.rows, result.missing) == (6, 2)
     assert np.isneginf(got["log_density"]).tolist() == [False, True, True, False, True, False]
     assert result.unknown == 3
@@ -125,24 +119,24 @@ def test_missing_cells_and_unknown_values(mixed_run: Run, in_tmp: Path):
     assert all(0 <= got["outlier_score"][k] <= 1 for k in range(6))
 
 
-def test_rows_with_missing_cells_compare_with_complete_ones(mixed_run: Run, in_tmp: Path):
+def test_rows_with_missing_cells_compare_with_complete_ones(mixed_run: Run, here: Path):
     """Hiding a typical cell changes the outlier score little, on the mean over rows."""
     table = mixed_table(200)
-    write_table(in_tmp / "whole.parquet", table)
-    write_table(in_tmp / "holes.parquet", table.set_column(0, "x", pa.nulls(200, pa.float64())))
+    write_table(here / "whole.parquet", table)
+    write_table(here / "holes.parquet", table.set_column(0, "x", pa.nulls(200, pa.float64())))
     means = []
     for name in ("whole", "holes"):
         score(mixed_run, [f"{name}.parquet"], out="s.parquet")
-        means.append(np.mean(scores(in_tmp / "s.parquet")["outlier_score"]))
+        means.append(np.mean(scores(here / "s.parquet")["outlier_score"]))
     assert means[0] == pytest.approx(means[1], abs=0.05)
 
 
-def test_the_most_surprising_cell_is_named(mixed_run: Run, in_tmp: Path):
+def test_the_most_surprising_cell_is_named(mixed_run: Run, here: Path):
     table = mixed_table(3).set_column(0, "x", pa.array([40.0, 1.0, None]))
     table = table.set_column(2, "kind", pa.array(["red", "pink", "red"]))
-    write_table(in_tmp / "t.parquet", table)
+    write_table(here / "t.parquet", table)
     score(mixed_run, ["t.parquet"], out="s.parquet", cells=True)
-    got = scores(in_tmp / "s.parquet")
+    got = scores(here / "s.parquet")
     assert got["cell"][:2] == ["x", "kind"]
     surprise = -mixed_run.table.surprise(mixed_run.schema.encode(table, unseen="missing"))
     assert got["cell_surprise"][0] == pytest.approx(surprise[0, 0], rel=1e-5)
@@ -151,12 +145,12 @@ def test_the_most_surprising_cell_is_named(mixed_run: Run, in_tmp: Path):
     assert got["cell"][2] != "x"
 
 
-def test_several_files_in_any_order_of_columns(mixed_run: Run, in_tmp: Path, capfd: pytest.CaptureFixture[str]):
+def test_several_files_in_any_order_of_columns(mixed_run: Run, here: Path, capfd: pytest.CaptureFixture[str]):
     table = mixed_table(9)
-    write_table(in_tmp / "a.csv", table)
-    write_table(in_tmp / "b.feather", table.select(table.column_names[::-1]).append_column("more", pa.array([1] * 9)))
+    write_table(here / "a.csv", table)
+    write_table(here / "b.feather", table.select(table.column_names[::-1]).append_column("more", pa.array([1] * 9)))
     result = score(mixed_run, ["a.csv", "b.feather"], out="s.csv")
-    got = scores(in_tmp / "s.csv")
+    got = scores(here / "s.csv")
     assert got["file"] == ["a.csv"] * 9 + ["b.feather"] * 9
     assert got["row"] == [*range(9), *range(9)]
     assert got["log_density"][:9] == got["log_density"][9:]
@@ -178,7 +172,7 @@ def test_several_files_in_any_order_of_columns(mixed_run: Run, in_tmp: Path, cap
     ],
 )
 def test_refusals_leave_nothing_behind(
-    mixed_run: Run, in_tmp: Path, refusal: Refusal, files: Any, options: Any, says: str
+    mixed_run: Run, here: Path, refusal: Refusal, files: Any, options: Any, says: str
 ):
     table = mixed_table(5)
     for name, each in {
@@ -187,27 +181,27 @@ def test_refusals_leave_nothing_behind(
         "fewer.csv": table.drop_columns("day"),
         "words.csv": table.set_column(0, "x", pa.array(["much"] * 5)),
     }.items():
-        write_table(in_tmp / name, each)
-    (in_tmp / "cut.parquet").write_bytes((in_tmp / "cut.parquet").read_bytes()[:-20])
+        write_table(here / name, each)
+    (here / "cut.parquet").write_bytes((here / "cut.parquet").read_bytes()[:-20])
     np.save("x.npy", np.zeros((2, 3)))
     Image.new("L", (2, 2)).save("x.png")
-    before = {path: path.read_bytes() for path in in_tmp.iterdir()}
+    before = {path: path.read_bytes() for path in here.iterdir()}
     assert says in refusal(score, mixed_run, files, **options)
-    assert {path: path.read_bytes() for path in in_tmp.iterdir()} == before
+    assert {path: path.read_bytes() for path in here.iterdir()} == before
 
 
-def test_without_the_data_of_training_there_are_no_outlier_scores(mixed_run: Run, in_tmp: Path, capfd: Any):
-    run = nicest.open(shutil.copytree(mixed_run.path, in_tmp / "run"), data=str(in_tmp / "gone.parquet"))
+def test_without_the_data_of_training_there_are_no_outlier_scores(mixed_run: Run, here: Path, capfd: Any):
+    run = nicest.open(shutil.copytree(mixed_run.path, here / "run"), data=str(here / "gone.parquet"))
     (run.path / "training-scores.npy").unlink(missing_ok=True)
-    write_table(in_tmp / "t.csv", mixed_table(5))
+    write_table(here / "t.csv", mixed_table(5))
     score(run, ["t.csv"], out="s.parquet")
-    assert scores(in_tmp / "s.parquet")["outlier_score"] == [None] * 5
+    assert scores(here / "s.parquet")["outlier_score"] == [None] * 5
     assert "no outlier scores: " in capfd.readouterr().err
 
 
-def test_kept_training_scores(mixed_run: Run, in_tmp: Path):
-    run = copied(mixed_run, in_tmp)
-    write_table(in_tmp / "t.csv", mixed_table(9))
+def test_kept_training_scores(mixed_run: Run, here: Path):
+    run = copied(mixed_run, here)
+    write_table(here / "t.csv", mixed_table(9))
     path = run.path / "training-scores.npy"
     path.unlink(missing_ok=True)
     score(run, ["t.csv"], out="a.csv")
@@ -221,19 +215,19 @@ def test_kept_training_scores(mixed_run: Run, in_tmp: Path):
         path.write_bytes(junk)
         score(run, ["t.csv"], out="c.csv")
         assert path.read_bytes() == kept
-    assert (in_tmp / "a.csv").read_text() == (in_tmp / "b.csv").read_text() == (in_tmp / "c.csv").read_text()
+    assert (here / "a.csv").read_text() == (here / "b.csv").read_text() == (here / "c.csv").read_text()
 
 
 # ---- arrays and images
 
 
-def test_arrays_of_an_array_model(rows_run: Run, correlated: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
+def test_arrays_of_an_array_model(rows_run: Run, correlated: np.ndarray, here: Path, refusal: Refusal) -> None:
     expected = rows_run.flow.log_prob(torch.from_numpy(correlated[:9])).detach().numpy()
     np.save("x.npy", correlated[:9])
     np.savez("x.npz", train=correlated[:6], test=correlated[6:9])
     for name in ("x.npy", "x.npz"):
         score(rows_run, [name], out="s.parquet")
-        np.testing.assert_allclose(scores(in_tmp / "s.parquet")["log_density"], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(scores(here / "s.parquet")["log_density"], expected, rtol=1e-5, atol=1e-5)
     np.save("bad.npy", correlated[:9, :4])
     assert "expected shape (5,) of continuous numbers, as in training; got (4,)" in refusal(
         score, rows_run, ["bad.npy"]
@@ -244,44 +238,44 @@ def test_arrays_of_an_array_model(rows_run: Run, correlated: np.ndarray, in_tmp:
     assert "got (5,) of 256 levels" in refusal(score, rows_run, ["bad.npy"])
     np.save("bad.npy", np.full((2, 5), np.nan, np.float32))
     assert "expected finite float32 values" in refusal(score, rows_run, ["bad.npy"])
-    write_table(in_tmp / "t.csv", mixed_table(3))
+    write_table(here / "t.csv", mixed_table(3))
     assert "t.csv is a table, but" in refusal(score, rows_run, ["t.csv"])
     Path("x.txt").write_text("no rows")
     assert "x.txt: expected .csv" in refusal(score, rows_run, ["x.txt"])
 
 
 @pytest.mark.parametrize("out", ["s.csv", "s.parquet"])
-def test_images_of_a_folder_are_named(colour_run: Run, colour_images: np.ndarray, in_tmp: Path, out: str) -> None:
+def test_images_of_a_folder_are_named(colour_run: Run, colour_images: np.ndarray, here: Path, out: str) -> None:
     """Each by its path from the folder; an array of the images in the order of these names has the same scores."""
     names = ["b.png", "z/a, 1.png", "a/2.png", "a/10.png"]
     for name, image in zip(names, colour_images, strict=False):
-        (in_tmp / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(in_tmp / "folder" / name)
+        (here / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(here / "folder" / name)
     score(colour_run, ["folder"], out=out)
-    got = scores(in_tmp / out)
+    got = scores(here / out)
     assert sorted(got["file"]) == sorted(names)
     np.save("x.npy", colour_images[[names.index(name) for name in got["file"]]])
     score(colour_run, ["x.npy"], out=f"array-{out}")
-    assert got == {"file": got["file"], **scores(in_tmp / f"array-{out}")}
+    assert got == {"file": got["file"], **scores(here / f"array-{out}")}
     assert len(set(got["log_density"])) == 4
     score(colour_run, ["folder", "x.npy"], out=out)
-    assert scores(in_tmp / out)["file"] == [f"folder/{name}" for name in got["file"]] + ["x.npy"] * 4
+    assert scores(here / out)["file"] == [f"folder/{name}" for name in got["file"]] + ["x.npy"] * 4
 
 
-def test_images_of_an_image_model(colour_run: Run, colour_images: np.ndarray, in_tmp: Path, refusal: Refusal) -> None:
-    (in_tmp / "folder").mkdir()
+def test_images_of_an_image_model(colour_run: Run, colour_images: np.ndarray, here: Path, refusal: Refusal) -> None:
+    (here / "folder").mkdir()
     for i in range(3):
-        Image.fromarray(colour_images[i]).save(in_tmp / "folder" / f"{i}.png")
+        Image.fromarray(colour_images[i]).save(here / "folder" / f"{i}.png")
     np.save("x.npy", colour_images[:3])
     score(colour_run, ["folder"], out="a.csv")
     score(colour_run, ["x.npy"], out="b.csv")
-    assert scores(in_tmp / "a.csv") == {"file": ["0.png", "1.png", "2.png"], **scores(in_tmp / "b.csv")}
+    assert scores(here / "a.csv") == {"file": ["0.png", "1.png", "2.png"], **scores(here / "b.csv")}
     result = score(colour_run, ["folder/1.png", "folder/0.png"], out="c.csv", draws=64)
     assert (result.rows, result.draws) == (2, 64)
     flow = colour_run.flow_in(torch.float64)
     planar = torch.from_numpy(colour_images[[1, 0]].transpose(0, 3, 1, 2).reshape(2, -1).copy())
     expected = torch.stack([flow.log_prob(planar) for _ in range(64)]).mean(0).detach().numpy()
-    np.testing.assert_allclose(scores(in_tmp / "c.csv")["log_density"], expected, rtol=0.02)
+    np.testing.assert_allclose(scores(here / "c.csv")["log_density"], expected, rtol=0.02)
     Image.fromarray(colour_images[0][:, :5]).save("small.png")
     assert "expected shape (3, 4, 6) of 256 levels, as in training; got (3, 4, 5)" in refusal(
         score, colour_run, ["small.png"]
@@ -290,7 +284,7 @@ def test_images_of_an_image_model(colour_run: Run, colour_images: np.ndarray, in
     assert "broken.png" in refusal(score, colour_run, ["broken.png"])
 
 
-def test_levels_beyond_those_of_training(digits_run: Run, in_tmp: Path, refusal: Refusal) -> None:
+def test_levels_beyond_those_of_training(digits_run: Run, here: Path, refusal: Refusal) -> None:
     rows = load("digits").test.reshape(-1, 8, 8)
     np.save("x.npy", rows[:5])
     assert score(digits_run, ["x.npy"]).rows == 5
@@ -310,14 +304,14 @@ def joined(folder: Path, out: str, size: int) -> tuple[list[str], list[int]]:
     return [each[0][0], *(line for lines in each for line in lines[1:])], [len(lines) - 1 for lines in each]
 
 
-def test_parts_of_several_processes_are_the_whole(mixed_run: Run, in_tmp: Path):
+def test_parts_of_several_processes_are_the_whole(mixed_run: Run, here: Path):
     """Real processes, and a run folder that has no training scores yet."""
-    parquet.write_table(mixed_table(130), in_tmp / "a.parquet", row_group_size=30)
-    write_table(in_tmp / "b.csv", mixed_table(41))
-    write_table(in_tmp / "c.feather", mixed_table(11))
+    parquet.write_table(mixed_table(130), here / "a.parquet", row_group_size=30)
+    write_table(here / "b.csv", mixed_table(41))
+    write_table(here / "c.feather", mixed_table(11))
     files = ["a.parquet", "b.csv", "c.feather"]
     score(mixed_run, files, out="whole.csv")
-    run = copied(mixed_run, in_tmp)
+    run = copied(mixed_run, here)
     (run.path / "training-scores.npy").unlink()
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     asked = ["-m", "nicest", "score", run.path, *files, "--out", "s.csv", "--device", "cpu"]
@@ -330,22 +324,22 @@ def test_parts_of_several_processes_are_the_whole(mixed_run: Run, in_tmp: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines, rows = joined(in_tmp, "s.csv", 2)
-    assert lines == (in_tmp / "whole.csv").read_text().splitlines()
+    lines, rows = joined(here, "s.csv", 2)
+    assert lines == (here / "whole.csv").read_text().splitlines()
     assert sum(rows) == 182
     assert min(rows) > 0
 
 
-def test_more_processes_than_parts(mixed_run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_processes_than_parts(mixed_run: Run, here: Path, monkeypatch: pytest.MonkeyPatch):
     """Some write a file of no rows, which can be read."""
-    parquet.write_table(mixed_table(50), in_tmp / "a.parquet", row_group_size=30)
+    parquet.write_table(mixed_table(50), here / "a.parquet", row_group_size=30)
     score(mixed_run, ["a.parquet"], out="s.csv")
     for rank in range(5):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "5")
         score(mixed_run, ["a.parquet"], out="s.csv")
-    lines, rows = joined(in_tmp, "s.csv", 5)
-    assert lines == (in_tmp / "s.csv").read_text().splitlines()
+    lines, rows = joined(here, "s.csv", 5)
+    assert lines == (here / "s.csv").read_text().splitlines()
     assert sorted(rows) == [0, 0, 0, 20, 30]
 
 

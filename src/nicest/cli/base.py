@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -24,10 +24,7 @@ from nicest.tasks import options
 from nicest.tasks.results import Result
 
 BY_NAME = inspect.Parameter.KEYWORD_ONLY
-SCOPE = {  # names that the signatures of tasks use
-    **{"options": options, "Run": options.Run, "Path": Path, "Sequence": collections.abc.Sequence},
-    **{"Annotated": Annotated, "Any": Any, "Literal": Literal},
-}
+SCOPE = {**vars(options), "Sequence": collections.abc.Sequence}  # names that the signatures of tasks use
 
 
 def task_command(group: typer.Typer, module: str, function: str, name: str, *more: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import lzma
+import math
 import re
 import struct
 from collections.abc import Sequence
@@ -20,11 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nicest.codec.cells import PixelCells
 from nicest.codec.grid import BITS, Grid, Map, from_grid, split_first, to_grid
-from nicest.codec.stack import Corrupt, OutOfBits, Stack, Unencodable, constriction
+from nicest.codec.stack import Corrupt, OutOfBits, Stack, Unencodable, constriction, uniform
 from nicest.errors import NicestError
-from nicest.flows import Flow, Prior
+from nicest.flows import Flow, Prior, Units
 from nicest.runs.formats import parameter_orders
 
 BIN_BITS, FLOOR = 5, 2.0**-10  # of the quantised prior: narrowest bins of 2^-BIN_BITS, and probability spread over all
@@ -33,6 +33,7 @@ BATCH = 512  # largest batch
 MAX_ROWS = 1 << 16  # in a block
 LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
 MAX_RATIO = 1000  # of stored rows: no small file expands to fill the memory
+FINER, COARSER = 10, 4  # binary digits of a pixel's grid beyond those of its level, with and without a first layer
 HEAD = struct.Struct("<6I")  # rows, batches, stored rows, their bytes, 0, initial words kept
 
 
@@ -81,19 +82,9 @@ class Codec:
         return Codec, (copy.deepcopy(self.flow).cpu(), self.device)
 
     def encode(self, rows: np.ndarray) -> bytes:
-        """Encode a block of rows, decode it again, and compare.
+        """Encode a block of grey levels (n, D), decode it again, and compare.
 
         Rows that the flow cannot code are stored with LZMA.
-
-        Parameters
-        ----------
-        rows : ndarray of integers, shape (n, D)
-            Grey levels.
-
-        Returns
-        -------
-        bytes
-            The block.
         """
         rows = np.ascontiguousarray(rows.astype(self.dtype))
         block = self._encode(rows)
@@ -221,6 +212,52 @@ class Codec:
         return np.frombuffer(hashlib.shake_128(b"nicest").digest(4 * (4 * self.dim + 16)), "<u4").astype(np.uint32)
 
 
+class PixelCells:
+    """Grey levels as points k 2^-bits on a device.
+
+    A level owns an interval of the real line. Encoding draws a point in it with bits from the stack, and decoding
+    returns those bits.
+
+    If `plain`, the flow has no elementwise first layer, so that pixels may lie on the grid of the layers.
+    """
+
+    def __init__(self, units: Units, *, plain: bool, device: torch.device) -> None:
+        low, high = units.interval
+        self.dim, levels = units.dim, units.levels
+        level_bits = math.ceil(math.log2(levels / (high - low)))
+        self.bits = BITS if plain and level_bits + COARSER <= BITS else level_bits + FINER
+        edges = units.place(torch.arange(levels + 1.0, dtype=torch.float64)[:, None].expand(-1, self.dim))[:, 0]
+        self.edges = (edges * 2.0**self.bits).round().long().to(device)
+        self.limits = int(self.edges[0]), int(self.edges[-1])
+        width, *others = set(self.edges.diff().tolist())
+        # equal widths of 2^shift, which need no lookup
+        self.shift = width.bit_length() - 1 if not others and 1 < width < 1 << 13 and not width & (width - 1) else 0
+        self.dtype = np.dtype(np.uint8 if levels <= 256 else np.uint16).newbyteorder("<")
+        self.example = np.zeros((1, self.dim), self.dtype)
+
+    def to_grid(self, rows: np.ndarray, grid: Grid) -> Tensor:
+        """Draw a point in the interval of each level; rows are (B, D)."""
+        level = torch.from_numpy(rows if rows.itemsize == 1 else rows.astype(np.int32)).to(self.edges.device).long()
+        if self.shift:
+            noise = grid.stack.pop_from(uniform(self.shift), rows.shape).to(level.device)
+            return (level << self.shift).add_(self.limits[0]).add_(noise)
+        i = self.edges[level]
+        return i + grid.stack.pop(self.edges[level + 1] - i)
+
+    def from_grid(self, i: Tensor, grid: Grid) -> np.ndarray:
+        """Return the levels of points, and the bits they were drawn with to the stack."""
+        grid.require_between(i, *self.limits)
+        if self.shift:
+            i = i - self.limits[0]
+            level = i >> self.shift
+            grid.stack.push_to(uniform(self.shift), i.bitwise_and_((1 << self.shift) - 1))
+        else:
+            level = torch.searchsorted(self.edges, i, right=True) - 1
+            first = self.edges[level]
+            grid.stack.push(i - first, self.edges[level + 1] - first)
+        return level.to(torch.uint8 if self.dtype.itemsize == 1 else torch.int32).cpu().numpy().astype(self.dtype)
+
+
 class PriorBins:
     """The prior over grid cells: a bin by its probability, then a cell in it with equal probabilities.
 
@@ -239,7 +276,7 @@ class PriorBins:
     def push(self, i: Tensor, grid: Grid) -> None:
         """Push latent points (B, D)."""
         if self.prior.learned:
-            i = grid.bend(i, self._standardise()[0])
+            i = grid.map(i, *self._standardise())
         grid.require_between(i, *self.limits)
         k = self.bin_of[(i - self.limits[0]) >> NARROWEST]
         grid.stack.push(i - self.edges[k], self.sizes[k])
@@ -249,7 +286,7 @@ class PriorBins:
         """Pop latent points (count, D)."""
         k = grid.stack.pop_from(self.bins, (count, self.prior.dim)).to(self.edges.device).long()
         i = self.edges[k].add_(grid.stack.pop(self.sizes[k]))
-        return grid.unbend(i, *self._standardise()) if self.prior.learned else i
+        return grid.map(i, *self._standardise()) if self.prior.learned else i
 
     def _standardise(self) -> tuple[Map, Map]:
         loc, scale = self.prior.loc, self.prior.log_scale.exp()

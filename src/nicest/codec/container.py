@@ -32,7 +32,7 @@ START, ENTRY = struct.Struct("<8s3I"), struct.Struct("<QII")
 
 
 def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK, jobs: int = 1) -> bytes:
-    """Compress rows of grey levels without loss.
+    """Compress rows of grey levels without loss; return the compressed file.
 
     Parameters
     ----------
@@ -46,11 +46,6 @@ def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK, jobs: int = 1)
         Worker processes, 0 for one per core. The bytes do not depend on it. A script that uses more than one needs
         `if __name__ == "__main__":`.
 
-    Returns
-    -------
-    bytes
-        The compressed file.
-
     Raises
     ------
     NicestError
@@ -62,7 +57,7 @@ def compress(flow: Flow, rows: np.ndarray, *, block: int = BLOCK, jobs: int = 1)
 
 
 def decompress(flow: Flow, data: bytes, *, partial: bool = False, jobs: int = 1) -> np.ndarray:
-    """Decompress what `compress` returned.
+    """Decompress what `compress` returned; return the rows, (n, ...).
 
     Parameters
     ----------
@@ -74,11 +69,6 @@ def decompress(flow: Flow, data: bytes, *, partial: bool = False, jobs: int = 1)
         If True, return the rows of intact blocks from a damaged file.
     jobs : int
         Worker processes, 0 for one per core.
-
-    Returns
-    -------
-    ndarray, shape (n, ...)
-        The rows.
 
     Raises
     ------

@@ -19,12 +19,11 @@ from nicest.files import replacing
 from nicest.flows import Flow
 from nicest.messages import shown
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.shipped import fetched, shipped
-from nicest.tasks import options
+from nicest.tasks.options import Device, Jobs, given, option, out_file
 from nicest.tasks.results import Result
-from nicest.tasks.rows import model_rows, require_flow
+from nicest.tasks.rows import model_rows, require_flow, require_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,6 @@ class Compressed(Result):
     model_bytes: int
 
     def lines(self) -> Iterator[Any]:
-        """Yield the sizes."""
         size = f"{self.bytes:,} bytes, {self.bits_per_dim:.3f} bits/dim, from {self.raw_bytes:,} bytes"
         yield f"{self.rows:,} images in {self.out}: {size}"
         yield f"to decompress, keep the model: {self.model_bytes / 1e6:.1f} MB"
@@ -59,11 +57,9 @@ class Decompressed(Result):
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if rows are lost."""
         return int(bool(self.failed))
 
     def lines(self) -> Iterator[Any]:
-        """Yield the counts."""
         yield f"{self.rows:,} rows in {self.out}"
         if self.failed:
             yield f"{self.lost_rows:,} rows are lost: {self.failed}"
@@ -71,10 +67,10 @@ class Decompressed(Result):
 
 def compress(
     run: Run,
-    files: Annotated[Sequence[str | Path], options.given("Arrays, idx files or folders of images.")],
+    files: Annotated[Sequence[str | Path], given("Arrays, idx files or folders of images.")],
     *,
-    out: Annotated[str | Path, options.out_file("The compressed file.")] = "packed.nicest",
-    jobs: options.Jobs = 0,
+    out: Annotated[str | Path, out_file("The compressed file.")] = "packed.nicest",
+    jobs: Jobs = 0,
 ) -> Compressed:
     """Compress images without loss. You need the same model to decompress. Needs the extra `codec`.
 
@@ -86,14 +82,16 @@ def compress(
     if run.recipe.data.classes:
         raise NicestError(f"{run.path} is a model given labels, which cannot compress: train one without labels")
     require_flow(run, "compression")
-    require_own_file(out, run.recipe, *paths)
+    require_outputs(run, out, inputs=paths)
     codec = Codec(_exact_flow(run))
     # images are compressed as they are: cropped or resized, they would not come back
     recipe = replace(run.recipe, data=replace(run.recipe.data, crop=(), resize=()))
     parts = [model_rows(path, recipe) for path in paths]
     rows = np.concatenate(parts)
     names = [{"name": path.name, "rows": len(part)} for path, part in zip(paths, parts, strict=True)]
-    header = {"run": _name(run), "files": names}
+    asked = run.folder.asked  # the header has the name of a shipped model, or the path as typed if it is relative
+    own = asked.name in shipped() and fetched(asked.name) == asked
+    header = {"run": asked.name if own or asked.is_absolute() else str(asked), "files": names}
     with replacing(out) as temporary, temporary.open("wb") as file, Bar("compressing", len(rows)) as bar:
         write_rows(file, codec, rows, shape=recipe.data.shape, header=header, progress=bar.update, jobs=jobs)
     size = out.stat().st_size
@@ -109,14 +107,12 @@ def compress(
 
 
 def decompress(
-    packed: Annotated[str | Path, options.given("A file of `nicest compress`.")],
+    packed: Annotated[str | Path, given("A file of `nicest compress`.")],
     *,
-    out: Annotated[str | Path, options.out_file("The images as an array, .npy.")] = "images.npy",
-    run: Annotated[
-        Any, options.option("--run", help="The run that compressed it.", show_default="as the file says")
-    ] = None,
-    device: options.Device = "auto",
-    jobs: options.Jobs = 0,
+    out: Annotated[str | Path, out_file("The images as an array, .npy.")] = "images.npy",
+    run: Annotated[Any, option("--run", help="The run that compressed it.", show_default="as the file says")] = None,
+    device: Device = "auto",
+    jobs: Jobs = 0,
 ) -> Decompressed:
     """Decompress a file of `nicest compress`. Rows in damaged blocks are left out, and the rest is written.
 
@@ -161,10 +157,3 @@ def _model(packed: CompressedFile, path: Path, run: str | Path | None) -> str | 
     if run is None and named not in shipped() and not os.path.exists(named):  # noqa: PTH110 - accepts any text
         raise NicestError(f"{path} was compressed by {shown(named)}, which is not here: name the model by --run")
     return named
-
-
-def _name(run: Run) -> str:
-    """Return the name of the run for the header: that of a shipped model, or the path as typed, if relative."""
-    asked = run.folder.asked
-    own = asked.name in shipped() and fetched(asked.name) == asked
-    return asked.name if own or asked.is_absolute() else str(asked)

@@ -88,6 +88,14 @@ class Grid:
         """Apply `to_grid` while encoding and `from_grid` while decoding."""
         return (to_grid if self.encoding else from_grid)(layer, i, self, context)
 
+    def map(self, i: Tensor, g: Map, inverse: Map) -> Tensor:
+        """Apply `bend` while encoding and `unbend` while decoding."""
+        return self.bend(i, g) if self.encoding else self.unbend(i, g, inverse)
+
+    def scale(self, i: Tensor, d: Tensor) -> Tensor:
+        """Multiply by d > 0 while encoding, and divide while decoding."""
+        return self.map(i, lambda a: a * d, lambda y: y / d)
+
     def bend(self, i: Tensor, g: Map, bits: int = BITS) -> Tensor:
         """Apply an increasing elementwise function g to points.
 
@@ -172,7 +180,7 @@ class Grid:
 
 @functools.singledispatch
 def to_grid(layer: Bijection | Law, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    """Apply a layer, or a coupling law, to grid points.
+    """Apply a layer, or a coupling law, to grid points, (B, D) of int64; return such points.
 
     A layer whose class attribute `elementwise` is True, and any law, works without registration. For another layer
     of your own, register both directions: `to_grid.register(MyLayer)` and `from_grid.register(MyLayer)`.
@@ -188,30 +196,24 @@ def to_grid(layer: Bijection | Law, i: Tensor, grid: Grid, context: Tensor | Non
     context : Tensor, shape (B, C), optional
         Context of the layer; for a law, the output of the conditioner.
 
-    Returns
-    -------
-    Tensor of int64, shape (B, D)
-        Grid points.
-
     Raises
     ------
     NotImplementedError
         If no exact form is registered for the class.
     """
-    _require_elementwise(layer)
-    return grid.bend(i, _increasing(layer, context)[0])
+    return _by_element(layer, i, grid, context)
 
 
 @functools.singledispatch
 def from_grid(layer: Bijection | Law, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
     """Invert `to_grid`; same parameters."""
-    _require_elementwise(layer)
-    return grid.unbend(j, *_increasing(layer, context))
+    return _by_element(layer, j, grid, context)
 
 
-def _require_elementwise(layer: Bijection | Law) -> None:
+def _by_element(layer: Bijection | Law, i: Tensor, grid: Grid, context: Tensor | None) -> Tensor:
     if not getattr(layer, "elementwise", False):
         raise NotImplementedError(f"{type(layer).__name__} has no exact form on a grid")
+    return grid.map(i, *_increasing(layer, context))
 
 
 @functools.singledispatch
@@ -256,8 +258,7 @@ def _chain(layer: Chain, i: Tensor, grid: Grid, context: Tensor | None = None) -
 @from_grid.register(Law)
 @to_grid.register(Law)
 def _law(law: Law, i: Tensor, grid: Grid, b: Tensor) -> Tensor:
-    g, inverse = _increasing(law, grid.rounded(b))
-    return grid.bend(i, g) if grid.encoding else grid.unbend(i, g, inverse)
+    return grid.map(i, *_increasing(law, grid.rounded(b)))
 
 
 @from_grid.register(Additive)
@@ -278,8 +279,7 @@ def _coupling(layer: Coupling, i: Tensor, grid: Grid, context: Tensor | None = N
 @to_grid.register(Elementwise)
 def _elementwise(layer: Elementwise, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
     b = layer.parameters_at(grid.real(i), context)
-    g, inverse = _increasing(layer.law, b if layer.conditioner is None else grid.rounded(b))
-    return grid.bend(i, g) if grid.encoding else grid.unbend(i, g, inverse)
+    return grid.map(i, *_increasing(layer.law, b if layer.conditioner is None else grid.rounded(b)))
 
 
 @from_grid.register(Within)
@@ -291,42 +291,34 @@ def _within(layer: Within, i: Tensor, grid: Grid, context: Tensor | None = None)
     return layer.partition.merge(i1, grid.apply(layer.inner, i2, context))
 
 
-@to_grid.register(Mixing)
-def _mixing_to(layer: Mixing, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    d = layer.log_diagonal.exp()  # L (U D⁻¹) (D P x) + b: a scaling and two unit triangular matrices
-    i = grid.bend(i[:, layer.order.argsort()], lambda a: a * d)
-    i = _shear(grid, i, layer.lu.triu(1) / d, lower=False)
-    return _shear(grid, i, layer.lu.tril(-1), lower=True) + grid.cells(layer.b)
-
-
 @from_grid.register(Mixing)
-def _mixing_from(layer: Mixing, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    d = layer.log_diagonal.exp()
-    j = _shear(grid, j - grid.cells(layer.b), layer.lu.tril(-1), lower=True, undo=True)
-    j = _shear(grid, j, layer.lu.triu(1) / d, lower=False, undo=True)
-    return grid.unbend(j, lambda a: a * d, lambda y: y / d)[:, layer.order]
-
-
-@to_grid.register(TriangularAffine)
-def _triangular_to(layer: TriangularAffine, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    d = layer.log_diagonal.exp()  # (L D⁻¹) (D x) + b
-    i = grid.bend(i, lambda a: a * d)
-    return _shear(grid, i, layer.below.tril(-1) / d, lower=True) + grid.cells(layer.b)
+@to_grid.register(Mixing)
+def _mixing(layer: Mixing, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
+    d = layer.log_diagonal.exp()  # L (U D⁻¹) (D P x) + b: a scaling and two unit triangular matrices
+    upper, lower = layer.lu.triu(1) / d, layer.lu.tril(-1)
+    if grid.encoding:
+        i = _shear(grid, grid.scale(i[:, layer.order.argsort()], d), upper, lower=False)
+        return _shear(grid, i, lower, lower=True) + grid.cells(layer.b)
+    i = _shear(grid, i - grid.cells(layer.b), lower, lower=True)
+    return grid.scale(_shear(grid, i, upper, lower=False), d)[:, layer.order]
 
 
 @from_grid.register(TriangularAffine)
-def _triangular_from(layer: TriangularAffine, j: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
-    d = layer.log_diagonal.exp()
-    j = _shear(grid, j - grid.cells(layer.b), layer.below.tril(-1) / d, lower=True, undo=True)
-    return grid.unbend(j, lambda a: a * d, lambda y: y / d)
+@to_grid.register(TriangularAffine)
+def _triangular(layer: TriangularAffine, i: Tensor, grid: Grid, context: Tensor | None = None) -> Tensor:
+    d = layer.log_diagonal.exp()  # (L D⁻¹) (D x) + b
+    lower = layer.below.tril(-1) / d
+    if grid.encoding:
+        return _shear(grid, grid.scale(i, d), lower, lower=True) + grid.cells(layer.b)
+    return grid.scale(_shear(grid, i - grid.cells(layer.b), lower, lower=True), d)
 
 
-def _shear(grid: Grid, i: Tensor, matrix: Tensor, *, lower: bool, undo: bool = False) -> Tensor:
-    """Multiply rows (B, D) by 1 + M, or its inverse (`undo`), one component at a time; M is strictly triangular."""
+def _shear(grid: Grid, i: Tensor, matrix: Tensor, *, lower: bool) -> Tensor:
+    """Multiply rows (B, D) by 1 + M while encoding, else by its inverse, by component; M is strictly triangular."""
     i, order = i.clone(), range(len(matrix))
-    for k in order if lower == undo else reversed(order):
+    for k in reversed(order) if lower == grid.encoding else order:
         step = grid.cells((grid.real(i) @ matrix[k])[:, None])  # 2-D: rows near a rounding edge are rejected
-        i[:, k] += (-step if undo else step)[:, 0]
+        i[:, k] += (step if grid.encoding else -step)[:, 0]
     return i
 
 

@@ -141,6 +141,7 @@ class Schema(tuple[Column, ...]):
     def from_json(cls, rows: Any, source: Path | str) -> Schema:
         """Restore what `to_json` returned; raise a NicestError if it is something else."""
         try:
+            json.dumps(rows, ensure_ascii=False).encode()  # refuses what UTF-8 cannot write
             columns = [_column(dict(row)) for row in rows]
             if len({column.name for column in columns}) < len(columns) or not isinstance(rows, list):
                 raise ValueError("a name comes twice")

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from nicest.data.images import read_svhn
 from nicest.errors import NicestError
+from nicest.files import replacing
 from nicest.messages import brief, nearest, shown
 
 REBUILT = "rebuilt"
@@ -20,7 +20,7 @@ GOOD = ("ok", REBUILT)
 
 @dataclass(frozen=True)
 class File:
-    """One published file: its path in the set's folder and below the mirrors, its MD5, and what may stand in for it.
+    """One published file: its path in the set's folder and below the mirrors, its MD5, and what may replace it.
 
     `rebuilt` is the MD5 of the images (N, height, width, 3) of a known copy that was made anew.
     """
@@ -144,7 +144,7 @@ SETS = {
 
 
 def data_home() -> Path:
-    """The folder of all data sets: $NICEST_DATA, or the user's cache."""
+    """Return the folder of all data sets: $NICEST_DATA, or the user's cache."""
     if chosen := os.environ.get("NICEST_DATA"):
         return Path(chosen).expanduser()
     import pooch
@@ -153,20 +153,20 @@ def data_home() -> Path:
 
 
 def find_set(name: str) -> DataSet:
+    """Return a data set by its name."""
     if name not in SETS:
         raise unknown(name)
     return SETS[name]
 
 
 def unknown(name: str) -> NicestError:
-    known = ", ".join(sorted(SETS))
-    return NicestError(
-        f"unknown data set {shown(name)}{nearest(name, SETS)}; known are {known}; for your own data, give its path"
-    )
+    """Return the error for a name that is no data set's."""
+    known = f"{nearest(name, SETS)}; known are {', '.join(sorted(SETS))}"
+    return NicestError(f"unknown data set {shown(name)}{known}; for your own data, give its path")
 
 
 def list_sets() -> list[Listing]:
-    """Every data set: what it is, whether it is here, and the bytes it takes."""
+    """List every data set: what it is, whether it is here, and the bytes it takes."""
     rows = []
     for each in SETS.values():
         found, archive = [_find(each, file) for file in each.files], _find_archive(each)
@@ -176,14 +176,14 @@ def list_sets() -> list[Listing]:
 
 
 def _find(dataset: DataSet, file: File) -> Path | None:
-    """A file of a set, as published or gunzipped, or what stands in its place, if it is here."""
+    """Return the path of a file of a set, gunzipped or not, or of what stands in its place; None if it is absent."""
     path = _held(dataset, file).path
     places = (dataset.folder / path, dataset.folder / path.removesuffix(".gz"))
     return next((place for place in places if place.is_file()), None)
 
 
 def _held(dataset: DataSet, file: File) -> File:
-    """The file, or what may stand in its place where only that is here."""
+    """Return the file, or what may stand in its place where only that is here."""
     if file.instead and not (dataset.folder / file.path).is_file() and (dataset.folder / file.instead).is_file():
         return File(file.instead)
     return file
@@ -195,7 +195,7 @@ def _find_archive(dataset: DataSet) -> Path | None:
 
 
 def locate(name: str, files: Sequence[str]) -> list[Path]:
-    """The paths of a set's files, unpacked from its archive where only that is here; nothing is downloaded."""
+    """Return the paths of a set's files, unpacked from its archive where only that is here; download nothing."""
     dataset, paths = find_set(name), []
     wanted = {file.path: file for file in dataset.files}
     lacking = [wanted[each] for each in files if not _find(dataset, wanted[each])]
@@ -210,7 +210,7 @@ def locate(name: str, files: Sequence[str]) -> list[Path]:
 
 
 def check(name: str) -> list[tuple[str, str]]:
-    """Each file with "ok", "rebuilt", "missing" or "wrong checksum: ..."; of the archive where only that is."""
+    """Return each file with "ok", "rebuilt", "missing" or "wrong checksum: ..."; or the archive if it is packed."""
     dataset = find_set(name)
     packed = _find_archive(dataset) and not any(_find(dataset, file) for file in dataset.files)
     files = [dataset.archive] if packed and dataset.archive else [_held(dataset, file) for file in dataset.files]
@@ -234,7 +234,7 @@ def _status(dataset: DataSet, file: File) -> str:
 
 
 def _is_rebuilt(path: Path, file: File) -> bool:
-    """Whether a file holds the images of the known copy, whatever bytes are around them."""
+    """Return True if a file holds the images of the known copy, whatever bytes are around them."""
     if file.rebuilt is None:
         return False
     try:
@@ -274,7 +274,8 @@ def _fetch(dataset: DataSet, file: File) -> None:
         except ValueError as error:  # pooch's word for a wrong checksum
             failures.append(f"{url}: {brief(error)}")
         except OSError as error:
-            raise _unwritable(dataset.folder, error) from error
+            advice = "free some room or set NICEST_DATA to another folder"
+            raise NicestError(f"cannot write in {dataset.folder} ({error.strerror or error}); {advice}") from error
     if not urls:
         found = "one of another checksum" if (dataset.folder / file.path).is_file() else "none"
         raise NicestError(f"{dataset.name}: expected {file.path} in {dataset.folder}, found {found}; {dataset.how}")
@@ -303,24 +304,9 @@ def _unpack(dataset: DataSet, archive: File, files: Iterable[File]) -> None:
     """Unpack files from an archive that has the published checksum."""
     if (status := _status(dataset, archive)) != "ok":
         raise NicestError(f"{dataset.folder / archive.path}: {status}; remove it and get it again")
-    wanted = [file.path for file in files]
-    try:
-        with (
-            tarfile.open(dataset.folder / archive.path) as tar,
-            tempfile.TemporaryDirectory(dir=dataset.folder) as temporary,
-        ):
-            for i, path in enumerate(wanted):  # their bytes alone: filters of extractall are new in Python 3.11.4
-                source = tar.extractfile(path)
-                assert source is not None  # a file by the checksum of the archive
-                with source, (Path(temporary) / str(i)).open("wb") as out:
-                    shutil.copyfileobj(source, out)
-            for i, path in enumerate(wanted):
-                (dataset.folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (Path(temporary) / str(i)).replace(dataset.folder / path)
-    except OSError as error:
-        raise _unwritable(dataset.folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> NicestError:
-    reason = error.strerror or error
-    return NicestError(f"cannot write in {folder} ({reason}); free some room or set NICEST_DATA to another folder")
+    with tarfile.open(dataset.folder / archive.path) as tar:
+        for file in files:
+            source = tar.extractfile(file.path)
+            assert source is not None  # a file by the checksum of the archive
+            with source, replacing(dataset.folder / file.path) as temporary, temporary.open("wb") as out:
+                shutil.copyfileobj(source, out)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nicest.data.arrays import read_members
-from nicest.data.reading import most_unpacked, read_bytes, reading, require_file, require_modest
+from nicest.data.reading import most_unpacked, read_bytes, reading, require_modest
 from nicest.errors import NicestError
 from nicest.messages import brief, listed
 
@@ -25,7 +25,6 @@ IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")  # Pillow knows ot
 CIFAR10_ROW = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
 FER2013_SIDE = 48
 FER2013_USAGES = ("Training", "PublicTest", "PrivateTest")
-FER2013_LEVELS = {str(level): level for level in range(256)}
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 IDX_RANK = 8
 MAT_MEMORY = 1 << 30  # bytes that the child process may take before it reads anything
@@ -141,26 +140,16 @@ def _read_mat(path: Path, *names: str) -> dict[str, np.ndarray]:
 
 def read_fer2013(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read FER2013, Kaggle's .csv or a .npz: images (N, 48, 48) uint8, and the usage (N,) of each in words."""
-    require_file(path)
-    images, usage = (_read_fer2013_npz if path.suffix == ".npz" else _read_fer2013_csv)(path)
-    if not len(images):
-        raise NicestError(f"{path}: expected images, found none; {AGAIN}")
-    return images, usage
-
-
-def _require_usage(usage: str, where: str) -> None:
-    if usage not in FER2013_USAGES:
-        raise NicestError(f"{where}: expected a usage of {', '.join(FER2013_USAGES)}, got {usage[:40]!r}")
-
-
-def _read_fer2013_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the arrays images and usage, which hold no Python objects."""
-    data = read_members(path, _fer2013_keys)
-    images, usage = data["images"], data["usage"]
+    if path.suffix == ".npz":
+        data = read_members(path, _fer2013_keys)
+        images, usage = data["images"], data["usage"]
+    else:
+        images, usage = _read_fer2013_csv(path)
     _require_array(path, "images", images, ("N", FER2013_SIDE, FER2013_SIDE), np.uint8)
     _require_array(path, "usage", usage, (len(images),), str)
-    for each in np.unique(usage):
-        _require_usage(str(each), str(path))
+    if not len(images) or (odd := sorted(set(usage.tolist()) - set(FER2013_USAGES))):
+        got = repr(odd[0][:40]) if len(images) else "no images"
+        raise NicestError(f"{path}: expected images of the usages {', '.join(FER2013_USAGES)}, got {got}; {AGAIN}")
     return images, usage
 
 
@@ -171,30 +160,15 @@ def _fer2013_keys(keys: list[str], path: Path) -> dict[str, str]:
 
 
 def _read_fer2013_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the columns pixels, 2304 numbers with blanks between them, and Usage, line by line."""
-    pixels, usage = bytearray(), []
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        rows = csv.reader(file)
-        try:
-            columns = [name.strip() for name in next(rows, [])]
-            if not {"pixels", "Usage"} <= set(columns):
-                found = ", ".join(columns)[:80]
-                raise NicestError(f"{path}: expected the columns emotion, pixels and Usage, got {found!r}")
-            at_pixels, at_usage = columns.index("pixels"), columns.index("Usage")
-            for row in filter(None, rows):
-                where = f"{path}: line {rows.line_num}"
-                if len(row) != len(columns):
-                    raise NicestError(f"{where}: expected {len(columns)} columns, got {len(row)}; {AGAIN}")
-                words = row[at_pixels].split()
-                if len(words) != FER2013_SIDE**2:
-                    raise NicestError(f"{where}: expected {FER2013_SIDE**2} pixels, got {len(words)}; {AGAIN}")
-                if wrong := set(words) - FER2013_LEVELS.keys():
-                    raise NicestError(f"{where}: expected pixels in 0..255, got {min(wrong)[:40]!r}")
-                pixels += bytes(map(FER2013_LEVELS.__getitem__, words))
-                usage.append(row[at_usage].strip())
-                _require_usage(usage[-1], where)
-        except csv.Error as error:
-            raise NicestError(f"{path}: line {rows.line_num}: expected a line of a .csv file ({error})") from error
+    """Read the columns pixels, 2304 numbers with blanks between them, and Usage."""
+    pixels, usage = bytearray(), list[str]()
+    with reading(path, "the columns emotion, pixels and Usage", AGAIN), path.open(encoding="utf-8-sig") as file:
+        for row in csv.DictReader(file, skipinitialspace=True):
+            image = bytes(map(int, row["pixels"].split()))
+            if len(image) != FER2013_SIDE**2:
+                raise ValueError(f"image {len(usage)} has {len(image)} pixels")
+            pixels += image
+            usage.append(row["Usage"].strip())
     images = np.frombuffer(pixels, np.uint8)
     return images.reshape(-1, FER2013_SIDE, FER2013_SIDE), np.array(usage, dtype=str)
 
@@ -232,21 +206,17 @@ def read_images(files: list[Path], fit: Fit = Fit()) -> np.ndarray:  # noqa: B00
 
 
 def _unlike(*images: tuple[Path, np.ndarray]) -> NicestError:
-    """What to say of two images that are not of one mode and size."""
+    """Return the error for two images of different modes or sizes."""
     modes = {"bool": "black and white", "uint8": "grey", "uint16": "16-bit grey"}
     words = [
         f"{file} of {pixels.shape[1]}x{pixels.shape[0]} {'RGB' if pixels.ndim == 3 else modes[pixels.dtype.name]}"
         for file, pixels in images
     ]
     (_, first), (_, second) = images
-    if first.ndim != second.ndim:
-        what, advice = "mode", ": some are grey and some in colour; convert them all to L or all to RGB"
-    elif first.dtype != second.dtype:
-        what, advice = "mode", "; convert them all to 8-bit grey, mode L"
-    else:
-        what, advice = "size", "; resize them all, for example: set 'data.resize=[32,32]' (height, width)"
-        advice += ", or keep the middle of each by data.crop"
-    return NicestError(f"expected images of one {what}, got {' and '.join(words)}{advice}")
+    what, advice = "mode", "convert them all to 8-bit grey, mode L, or all to RGB"
+    if (first.ndim, first.dtype) == (second.ndim, second.dtype):
+        what, advice = "size", "resize them all, for example: set 'data.resize=[32,32]' (height, width), or data.crop"
+    return NicestError(f"expected images of one {what}, got {' and '.join(words)}; {advice}")
 
 
 def _fitted(image: Any, fit: Fit, file: Path) -> Any:

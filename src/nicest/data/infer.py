@@ -60,7 +60,6 @@ def infer(
     drop: Sequence[str] = (),
     discrete: Discrete = "values",
     bounds: Mapping[str, tuple[float, float | None]] | None = None,
-    strict: bool = False,
     source: Path | str = "the table",
     types: Mapping[str, Any] | None = None,
 ) -> tuple[Schema, list[str]]:
@@ -77,8 +76,6 @@ def infer(
         booleans and texts.
     bounds : mapping of str to (float, float or None), optional
         Least and largest possible number of some columns.
-    strict : bool
-        Refuse columns of which no model is made, instead of leaving them out.
     source : Path or str
         Name of the table in messages.
     types : mapping of str to pyarrow.DataType, optional
@@ -107,11 +104,9 @@ def infer(
             left_out[name] = f"{shown(name)} ({reason})"
         except NicestError as error:
             raise NicestError(f"{source}: {error}") from error
-    if left_out and (strict or not found):
-        name, told = next(iter(left_out.items()))
-        raise NicestError(f"{source}: no model is made of column {told}; {leave_out(name)}")
     if not found:
-        raise NicestError(f"{source}: expected columns, got an empty table")
+        told = f"no model is made of column {next(iter(left_out.values()))}" if left_out else "it has no columns"
+        raise NicestError(f"{source}: expected columns to model; {told}")
     if left_out:
         most = ", ".join(list(left_out.values())[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         notes.insert(0, f"left out {len(left_out)} of {len(table)} columns: {most}")

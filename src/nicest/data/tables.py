@@ -18,7 +18,7 @@ from nicest.data.cells import NUMBER, has_pyarrow
 from nicest.data.columns import Schema, parsed_bounds
 from nicest.data.delimited import form_of, sheet_rows, with_points
 from nicest.data.guards import messages, require_modest_ipc, require_modest_parquet
-from nicest.data.infer import Discrete, infer
+from nicest.data.infer import infer
 from nicest.data.reading import reading
 from nicest.errors import NicestError
 from nicest.files import replacing
@@ -42,12 +42,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(
-    path: Path,
-    drop: Sequence[str] = (),
-    bounds: Sequence[str] = (),
-    *,
-    discrete: Discrete = "values",
-    strict: bool = False,
+    path: Path, drop: Sequence[str] = (), bounds: Sequence[str] = ()
 ) -> tuple[Schema, np.ndarray, list[str]]:
     """Read a table, infer its columns and encode its rows.
 
@@ -61,8 +56,6 @@ def read_table(
         Columns to leave out.
     bounds : sequence of str
         Bounds of columns, such as "0 <= rate <= 1".
-    discrete, strict
-        See `nicest.data.infer.schema_of`.
 
     Returns
     -------
@@ -76,8 +69,7 @@ def read_table(
     file = TableFile(path)
     columns = _Columns(file, [name for name in file.names if name not in set(drop)])
     types = {field.name: field.type for field in file.schema}
-    limits = parsed_bounds(bounds)
-    schema, notes = infer(columns, drop=drop, discrete=discrete, bounds=limits, strict=strict, source=path, types=types)
+    schema, notes = infer(columns, drop=drop, bounds=parsed_bounds(bounds), source=path, types=types)
     if file.suffix in TEXTS and all(re.match(NUMBER, name.strip(), re.IGNORECASE) for name in file.names):
         notes.append(
             f"{path}: the first line gives the names of the columns, and all of them are numbers, such as"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,38 +14,24 @@ from nicest.data.columns import Category, Column, Number, Schema
 from nicest.errors import NicestError
 from nicest.messages import shown
 
-TOKEN = re.compile(
-    r"""\s*(?:(?P<quoted>"(?:[^"]|"")*"|'(?:[^']|'')*'|`[^`]*`)|(?P<sign><=|>=|==|!=|=|<|>|\(|\)|,)"""
-    r"""|(?P<word>[^\s=<>!(),"'`]+)|(?P<end>$))"""
+VALUE = r"""(?:"(?:[^"]|"")*"|'(?:[^']|'')*'|`[^`]*`|[^\s=<>!(),"'`]+)"""
+CLAUSE = re.compile(
+    rf"(?P<text>(?P<name>{VALUE})\s*(?:(?P<sign><=|>=|==|!=|=|<|>)\s*(?P<value>{VALUE})"
+    rf"|in\s*\(\s*(?P<values>{VALUE}(?:\s*,\s*{VALUE})*)\s*\)))(?P<more>\s+and\s+|\s*$)",
+    re.IGNORECASE,
 )
-OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "==", "in")
 EXACT = ("=", "!=", "in")
 
 Interval = tuple[float, float]
 EVERYWHERE: tuple[Interval, ...] = ((-math.inf, math.inf),)
 
 
-class Token(NamedTuple):
-    """A part of a text: kind is "quoted", "sign", "word" or "end"."""
-
-    kind: str
-    text: str
-    at: int
-
-    @property
-    def plain(self) -> str:
-        """The text without quotes; a doubled one inside stands for itself."""
-        if self.kind != "quoted":
-            return self.text
-        return self.text[1:-1].replace(self.text[0] * 2, self.text[0])
-
-
 class Clause(NamedTuple):
-    """`name operator values`, and how it was written."""
+    """`name operator values`, with the values in their quotes, and how it was written."""
 
     name: str
     operator: str
-    values: tuple[Token, ...]
+    values: tuple[str, ...]
     text: str
 
 
@@ -103,51 +89,21 @@ def _require_one_number(intervals: Sequence[Interval], column: Column) -> None:
 
 def parse(text: str) -> list[Clause]:
     """Return the conditions of a text, which are joined by `and`."""
-    tokens, clauses = _tokens(text), []
-
-    def expect(what: str, fits: Callable[[Token], bool]) -> Token:
-        token = tokens.pop()
-        if not fits(token):
-            got = "the end" if token.kind == "end" else shown(token.text, 40)
-            raise NicestError(f"where: expected {what}, got {got} at character {token.at + 1} of {shown(text)}")
-        return token
-
-    def name_or_value(what: str) -> Token:
-        return expect(what, lambda token: token.kind in ("word", "quoted"))
-
-    while True:
-        name = name_or_value("the name of a column")
-        sign = expect(
-            f"one of =, !=, <, <=, >, >=, in after {shown(name.plain)}",
-            lambda token: token.text.lower() in OPERATORS and token.kind != "quoted",
-        )
-        operator = {"==": "="}.get(sign.text, sign.text.lower())
-        if operator == "in":
-            last = expect('a list such as ("a", "b")', lambda token: token.text == "(")
-            values = []
-            while last.text != ")":
-                values.append(name_or_value("a value after in"))
-                last = expect("a comma or a closing parenthesis", lambda token: token.text in (",", ")"))
-        else:
-            values = [last := name_or_value(f"a value after {sign.text}")]
-        clauses.append(Clause(name.plain, operator, tuple(values), text[name.at : last.at + len(last.text)]))
-        if expect("`and` or the end", lambda token: token.kind == "end" or token.text.lower() == "and").kind == "end":
-            return clauses
+    clauses, at, more = [], len(text) - len(text.lstrip()), True
+    while more:
+        if (found := CLAUSE.match(text, at)) is None:
+            got = f"{shown(text[at:], 40)} at character {at + 1}" if text[at:] else "the end"
+            raise NicestError(f"where: expected conditions such as age >= 30 and sex in (F, M), got {got}")
+        values = re.findall(VALUE, found["values"]) if found["values"] else [found["value"]]
+        operator = {"==": "=", None: "in"}.get(found["sign"], found["sign"])
+        clauses.append(Clause(_plain(found["name"]), operator, tuple(values), found["text"]))
+        at, more = found.end(), bool(found["more"].strip())
+    return clauses
 
 
-def _tokens(text: str) -> list[Token]:
-    """Return the tokens of a text, the first one last."""
-    found: list[Token] = []
-    at = 0
-    while not found or found[-1].kind != "end":
-        match = TOKEN.match(text, at)
-        if match is None or match.lastgroup is None:
-            start = at + len(text[at:]) - len(text[at:].lstrip())
-            what = "the quote to be closed" if text[start] in "\"'`" else "a name, a value or an operator"
-            raise NicestError(f"where: expected {what}, got {shown(text[start:], 20)} at character {start + 1}")
-        found.append(Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup)))
-        at = match.end()
-    return found[::-1]
+def _plain(text: str) -> str:
+    """Return a name or a value without its quotes; a doubled one inside stands for itself."""
+    return text[1:-1].replace(text[0] * 2, text[0]) if text[0] in "\"'`" else text
 
 
 def _allowed(clause: Clause, column: Column) -> tuple[Interval, ...]:
@@ -155,10 +111,10 @@ def _allowed(clause: Clause, column: Column) -> tuple[Interval, ...]:
     name, ordered = f"column {shown(column.name)}", not isinstance(column, Category) or column.numeric
     if not ordered and clause.operator not in EXACT:
         raise NicestError(f"where: {name} has no order, it {column.extent()}: use =, != or in")
-    codes = [_code(token, column) for token in clause.values]
+    codes = [_code(value, column) for value in clause.values]
     if isinstance(column, Category):
         if clause.operator in EXACT and (unknown := [t for t, c in zip(clause.values, codes, strict=True) if c % 1]):
-            raise NicestError(f"where: {name} holds no {shown(unknown[0].plain)}; it {column.extent()}")
+            raise NicestError(f"where: {name} holds no {shown(_plain(unknown[0]))}; it {column.extent()}")
         return _on_grid(_compared(clause.operator, codes), 1.0, (0.0, len(column.values) - 1.0))
     assert isinstance(column, Number)
     low, high = (float(column.code(end)) for end in column.domain)
@@ -175,17 +131,16 @@ def _allowed(clause: Clause, column: Column) -> tuple[Interval, ...]:
 End = tuple[float, bool]  # a code, and whether it belongs to the interval
 
 
-def _code(token: Token, column: Column) -> float:
+def _code(value: str, column: Column) -> float:
     known = column.values if isinstance(column, Category) and isinstance(column.values[0], str) else ()
-    if known and token.kind == "word" and token.text not in known and re.match(NUMBER, token.text):
-        got = f"the number {token.text}: if it is a text, quote it"
+    if known and value not in known and re.match(NUMBER, value):
+        got = f"the number {value}: if it is a text, quote it"
         raise NicestError(f"where: expected a text for column {shown(column.name)}, got {got}")
     try:
-        return column.parse(token.plain)
+        return column.parse(_plain(value))
     except ValueError as error:
-        raise NicestError(
-            f"where: expected {error} for column {shown(column.name)}, got {shown(token.plain)}"
-        ) from error
+        what = f"{error} for column {shown(column.name)}, got {shown(_plain(value))}"
+        raise NicestError(f"where: expected {what}") from error
 
 
 def _compared(operator: str, codes: Sequence[float]) -> list[tuple[End, End]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -38,6 +38,7 @@ SCORED = 100_000  # training rows that are enough to set the threshold by
 FARTHEST = 1e305  # beyond it differences overflow
 
 
+@dataclass(kw_only=True, repr=False, eq=False)
 class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """A coupling flow as a density over rows of real numbers, with exact likelihood.
 
@@ -110,59 +111,33 @@ class NICE(OutlierMixin, DensityMixin, ClassNamePrefixFeaturesOutMixin, Transfor
         The epoch of the model that was kept; 0 if training did not improve on the start.
     """
 
-    flow_: Flow
-    recipe_: Recipe
-    n_features_in_: int
-    offset_: float
+    effort: str = "medium"
+    law: str | None = None
+    couplings: int | None = None
+    hidden_layers: int | None = None
+    width: int | None = None
+    bins: int | None = None
+    dropout: float | None = None
+    prior: str | None = None
+    marginals: str | None = None
+    whitening: str | None = None
+    shrinkage: float | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    patience: int | None = None
+    validation_fraction: float | None = None
+    contamination: float | str = "auto"
+    warm_start: bool = False
+    device: str = "cpu"
+    random_state: int | np.random.RandomState | None = None
+    verbose: int = 0
 
-    def __init__(
-        self,
-        *,
-        effort: str = "medium",
-        law: str | None = None,
-        couplings: int | None = None,
-        hidden_layers: int | None = None,
-        width: int | None = None,
-        bins: int | None = None,
-        dropout: float | None = None,
-        prior: str | None = None,
-        marginals: str | None = None,
-        whitening: str | None = None,
-        shrinkage: float | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        weight_decay: float | None = None,
-        patience: int | None = None,
-        validation_fraction: float | None = None,
-        contamination: float | str = "auto",
-        warm_start: bool = False,
-        device: str = "cpu",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.effort = effort
-        self.law = law
-        self.couplings = couplings
-        self.hidden_layers = hidden_layers
-        self.width = width
-        self.bins = bins
-        self.dropout = dropout
-        self.prior = prior
-        self.marginals = marginals
-        self.whitening = whitening
-        self.shrinkage = shrinkage
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.contamination = contamination
-        self.warm_start = warm_start
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    flow_: Flow = field(init=False)
+    recipe_: Recipe = field(init=False)
+    n_features_in_: int = field(init=False)
+    offset_: float = field(init=False)
 
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Fit the density to the rows of X, (N, D); y is ignored."""

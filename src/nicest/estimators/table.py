@@ -52,7 +52,8 @@ class TableEstimator(BaseEstimator):
         if not is_frame(X):
             checks: dict[str, Any] = {"dtype": "numeric", "ensure_all_finite": "allow-nan"}
             return validate_data(self, X, reset=reset, ensure_min_samples=1 + reset, **checks)
-        validate_data(self, X, reset=reset, skip_check_array=True)
+        if reset or hasattr(self, "feature_names_in_"):  # else the schema checks them
+            validate_data(self, X, reset=reset, skip_check_array=True)
         return as_table(X)[1]
 
     def _schema(self, X: Any) -> Schema:

@@ -1,4 +1,4 @@
-"""Climbing the log-likelihood in what is hidden, tensors in and tensors out (NICE §5.2)."""
+"""Fill in hidden pixels by climbing the log-likelihood, tensors in and tensors out (NICE §5.2)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ BETAS = (0.9, 0.99)  # Adam's averaging factors
 class Filled:
     """Rows with what was hidden filled in, by every chain, after each number of iterations in `looks`.
 
-    `states` (looks, chains, B, D) are in the space and dtype of the rows; `nats` (looks, chains, B), of the data's own
-    space as in `Flow`, are of the real numbers that the ascent moves: of pixels, the states hold the levels of those.
+    `states` (looks, chains, B, D) are in the space and dtype of the rows, whole levels of pixels; `nats` (looks,
+    chains, B) are of the real numbers that the ascent moves, in the data's own space as in `Flow`.
     """
 
     looks: tuple[int, ...]
@@ -71,15 +71,15 @@ class Filled:
 
     @property
     def result(self) -> Tensor:
+        """The last states, (chains, B, D)."""
         return self.states[-1]
 
 
 class Ascent:
-    """The state of the ascent and one iteration of it, in static shapes and without a word to the host; steps are in
-    multiples of `unit`, which is one number or one for each dimension of y.
+    """The state of the ascent, and one iteration of it.
 
-    All that an iteration reads or writes keeps its place on the device, its number i included, so that `iteration`
-    can be captured as one CUDA graph and replayed.
+    All that an iteration reads or writes keeps its shape and its place on the device, its number i included, so that
+    `iteration` can be captured as one CUDA graph and replayed.
     """
 
     def __init__(
@@ -90,31 +90,29 @@ class Ascent:
         box: tuple[Tensor, Tensor],
         schedule: Schedule,
         generator: torch.Generator,
-        start: Tensor | None = None,
-        unit: Tensor | float = 1.0,
     ) -> None:
-        self.flow, self.hidden, self.schedule, self.generator, self.unit = flow, hidden, schedule, generator, unit
-        y, self.lower, self.upper = (each / unit for each in (y, *box))
-        start = None if start is None else start / unit
+        self.flow, self.hidden, self.schedule, self.generator = flow, hidden, schedule, generator
+        self.lower, self.upper = box
         self.noise, self.mean, self.square = (torch.zeros_like(y) for _ in range(3))
         self.i = y.new_zeros(())
-        begin = self.draw(y) if start is None else start.clamp(self.lower, self.upper)
-        self.z = torch.where(hidden, begin, y).requires_grad_()
+        self.z = torch.where(hidden, self.draw(y), y).requires_grad_()
 
     @property
     def y(self) -> Tensor:
-        return self.z.detach() * self.unit
+        """Rows in the flow's space."""
+        return self.z.detach()
 
     def draw(self, y: Tensor) -> Tensor:
-        """Draw a start of the hidden numbers: uniform between finite bounds, as the authors do, else N(0, 1)."""
+        """Draw where the hidden start: uniform between finite bounds, as the authors' do, else N(0, 1)."""
         uniform = torch.rand(y.shape, generator=self.generator, dtype=y.dtype, device=y.device)
         normal = torch.randn(y.shape, generator=self.generator, dtype=y.dtype, device=y.device)
         width = self.upper - self.lower
         return torch.where(width.isfinite(), self.lower + width * uniform, normal.clamp(self.lower, self.upper))
 
     def iteration(self) -> None:
+        """Take one step uphill."""
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self.flow.log_density(self.z * self.unit).sum(), self.z)
+            (gradient,) = torch.autograd.grad(self.flow.log_density(self.z).sum(), self.z)
         with torch.no_grad():
             change = self.schedule.gradient_scale * self.direction(gradient)
             if self.schedule.noise:
@@ -124,10 +122,9 @@ class Ascent:
             self.i += 1
 
     def captured(self, precision: torch.dtype = torch.bfloat16) -> Callable[[], None]:
-        """Return `iteration`, on a GPU as a captured CUDA graph; capturing changes no state and no random numbers.
+        """Return `iteration`, on a GPU as one CUDA graph to replay; capturing changes no state and draws no number.
 
-        There the coupling functions compute in `precision`, which is enough for a direction; log-likelihoods that are
-        reported are float32's.
+        There the coupling functions compute in `precision`, enough for a direction; reported nats are float32's.
         """
         self.flow = lower(self.flow, precision if self.z.is_cuda else None)  # holds what the graph reads
         if not self.z.is_cuda:
@@ -143,6 +140,7 @@ class Ascent:
         return graph.replay
 
     def direction(self, gradient: Tensor) -> Tensor:
+        """Return the gradient, or Adam's direction."""
         if self.schedule.direction == "gradient":
             return gradient
         (beta1, beta2), count = BETAS, self.i + 1
@@ -165,10 +163,25 @@ def fill(
 ) -> Filled:
     """Fill in what is hidden by climbing the log-likelihood; the observed come back bit for bit (NICE §5.2).
 
-    x (B, D) holds rows in the data's own space, levels or real numbers; hidden (B, D) is true where x is to be found,
-    and x is ignored there: it may be NaN. Pixels stay in their interval, and real numbers go anywhere. Every chain has
-    its own start and noise. The states at the start, after `looks` iterations and at the end are kept.
-    `watch(fraction done, mean nats)` is called after every iteration.
+    Parameters
+    ----------
+    flow : Flow
+    x : Tensor
+        (B, D) rows in the data's own space, ignored where they are hidden. Pixels stay in their interval.
+    hidden : Tensor
+        (B, D) booleans.
+    schedule : Schedule
+    chains : int
+        Fillings of each row, each with its own start and noise.
+    looks : sequence of int
+        Iterations whose states are kept, next to the start and the end.
+    seed : int
+    watch : callable
+        Called with the fraction done and the mean nats after every iteration.
+
+    Returns
+    -------
+    Filled
     """
     require_mask(flow, x, hidden, chains)
     generator = torch.Generator(x.device).manual_seed(seed)
@@ -200,9 +213,9 @@ def ascend(
     chains: int = 1,
     seed: int = 0,
 ) -> Iterator[Filled]:
-    """Yield the results of `fill` while it climbs: at the start, wherever `look(iterations done)` is true, at the end.
+    """Yield the looks of `fill` while it climbs: at the start, wherever `look(iterations done)` is true, at the end.
 
-    For few rows, which climb together. Whoever stops asking ends the ascent.
+    The rows, of which there may be few, climb together.
     """
     require_mask(flow, x, hidden, chains)
     generator, rows, masks = torch.Generator(x.device).manual_seed(seed), x.repeat(chains, 1), hidden.repeat(chains, 1)
@@ -212,7 +225,7 @@ def ascend(
 
 
 def require_mask(flow: Flow, x: Tensor, hidden: Tensor, chains: int = 1) -> None:
-    """Refuse rows that are not the flow's, and what is no mask of them."""
+    """Refuse rows of another width than the flow's, and masks of another shape or type."""
     if x.shape != hidden.shape or x.shape[1:] != (flow.dim,) or hidden.dtype != torch.bool:
         got = f"{tuple(x.shape)} and {tuple(hidden.shape)} of {hidden.dtype}"
         raise NicestError(f"expected rows (N, {flow.dim}) and a boolean mask of that shape, got {got}")
@@ -230,10 +243,7 @@ def _climb(
     look: Callable[[int], bool],
     watch: Callable[[float, float], None] = lambda share, mean_nats: None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield iterations done, rows and log-likelihood at the start, wherever `look` is true, and at the end.
-
-    Between looks the host reads nothing from the device.
-    """
+    """Yield iterations done, rows and nats at the looks, between which the host reads nothing from the device."""
     ascent = Ascent(flow, flow.units.enter(rows, noise=False), hidden, box, schedule, generator)
     mean_nats, iterate, steps = math.nan, ascent.captured(), schedule.steps
     for i in range(steps + 1):

@@ -7,8 +7,10 @@ import os
 import pickle
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import connection
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
@@ -16,13 +18,14 @@ import torch
 from nicest.errors import NicestError
 from nicest.messages import brief
 
-PRELOADED = ("nicest.codec",)  # what a worker needs
 AHEAD = 2  # blocks for each worker that are coded or wait for their turn, at most: they are in memory
 GPU_WORKERS, GPU_BLOCKS = 4, 4  # workers on a GPU by default, at most, and blocks for each, at least: they start slowly
 
+work: Callable[..., Any]  # of a worker process
+
 
 def workers_for(jobs: int, blocks: int, device: torch.device) -> int:
-    """Return the number of processes that code blocks; by default the number of cores, and 1 is this process."""
+    """Return how many processes code blocks: `jobs`, or if that is 0 one per core; 1 is this process."""
     if jobs:
         return max(1, min(jobs, blocks))
     if device.type == "cuda":
@@ -36,122 +39,67 @@ def cores() -> int:
 
 
 def mapped(function: Callable[..., Any], tool: Any, inputs: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Any]:
-    """function(tool, *input) of each input, in order. More than one worker: in processes with a copy of the tool each.
+    """Yield function(tool, *input) of each input, in order.
 
-    A NicestError that the function raises is raised here. So is one if a process dies. Processes end with the iterator.
+    More than one worker: in processes with a copy of the tool each, which end with the iterator. A NicestError that
+    the function raises is raised here, and so is one if a process dies.
     """
     given = _pickled(function, tool) if workers > 1 else None
     if given is None:
         for each in inputs:
             yield function(tool, *each)
         return
-    with _Workers(given, workers) as processes:
-        yield from processes.results(inputs)
+    forks = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
+        context.set_forkserver_preload(["nicest.codec"])  # so that all workers import it once
+    pool = ProcessPoolExecutor(workers, context, _begin, (given, max(1, cores() // workers)))
+    due = deque[Future[Any]]()
+    try:
+        for each in inputs:
+            due.append(pool.submit(_work, each))
+            if len(due) == AHEAD * workers:
+                yield due.popleft().result()
+        while due:
+            yield due.popleft().result()
+    except BrokenProcessPool as error:
+        what = "a worker process was killed, perhaps for lack of memory"
+        raise NicestError(f"{what}: try again with fewer --jobs (in Python: jobs=1)") from error
+    finally:
+        for process in list((pool._processes or {}).values()):  # in the middle of a block, too
+            process.kill()
+        pool.shutdown(cancel_futures=True)
 
 
 def _pickled(function: Callable[..., Any], tool: Any) -> bytes | None:
-    """None of what cannot go to another process, such as a flow with a lambda in it."""
+    """Return None for what cannot go to another process, such as a flow with a lambda in it."""
     try:
         return pickle.dumps((function, tool))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
 
 
-class _Workers:
-    """Processes that each code one block at a time."""
-
-    def __init__(self, given: bytes, count: int) -> None:
-        self.given, self.count = given, count
-        self.processes = dict[Any, Any]()  # by the pipe to each
-
-    def __enter__(self) -> _Workers:
-        forks = "forkserver" in multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
-            context.set_forkserver_preload(list(PRELOADED))  # so that all workers import them once
-        threads = max(1, cores() // self.count)
-        try:
-            for _ in range(self.count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, threads), daemon=True)
-                process.start()
-                theirs.close()  # so that the pipe ends with the process
-                self.processes[ours] = process
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for pipe, process in self.processes.items():
-            process.kill()
-            pipe.close()
-        for process in self.processes.values():
-            process.join()
-
-    def results(self, inputs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        for pipe in self.processes:
-            self._send(pipe, self.given)
-        idle, running, found = list(self.processes), dict[Any, int](), dict[int, Any]()
-        asked, number, due = iter(inputs), 0, 0
-        while True:
-            while idle and number < due + AHEAD * self.count and (each := next(asked, None)) is not None:
-                pipe = idle.pop()
-                self._send(pipe, pickle.dumps(each, protocol=pickle.HIGHEST_PROTOCOL))
-                running[pipe], number = number, number + 1
-            if due in found:
-                yield found.pop(due)
-                due += 1
-            elif running:
-                for pipe in connection.wait(list(running)):
-                    found[running.pop(pipe)] = self._answer(pipe)
-                    idle.append(pipe)
-            else:
-                return
-
-    def _send(self, pipe: Any, content: bytes) -> None:
-        try:
-            pipe.send_bytes(content)
-        except OSError as error:
-            raise self._died(pipe) from error
-
-    def _answer(self, pipe: Any) -> Any:
-        try:
-            failed, found = pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self._died(pipe) from error
-        if failed:
-            raise NicestError(found)
-        return found
-
-    def _died(self, pipe: Any) -> NicestError:
-        process = self.processes[pipe]
-        process.join()
-        code = process.exitcode
-        how = (
-            f"was killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"ended with exit code {code}"
-        )
-        return NicestError(f"a worker process {how}: try again with fewer --jobs (in Python: jobs=1)")
-
-
-def _work(pipe: Any, threads: int) -> None:
-    """Code blocks until nobody asks for more."""
+def _begin(given: bytes, threads: int) -> None:
+    """Prepare a worker process."""
+    global work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    function, tool = pickle.loads(given)
+    work = lambda *each: function(tool, *each)  # noqa: E731
+
+
+def _work(each: tuple[Any, ...]) -> Any:
+    """Code one block."""
     try:
-        function, tool = pickle.loads(pipe.recv_bytes())
-        while True:
-            pipe.send((False, function(tool, *pickle.loads(pipe.recv_bytes()))))
-    except (EOFError, ConnectionError):  # the parent has no more blocks
-        pass
-    except NicestError as error:
-        pipe.send((True, str(error)))
+        return work(*each)
+    except NicestError:
+        raise
     except Exception as error:
-        pipe.send((True, f"a worker process failed: {type(error).__name__}: {brief(error)}"))
+        raise NicestError(f"a worker process failed: {type(error).__name__}: {brief(error)}") from None
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone."""
+    """End this process as soon as its parent is gone."""
     multiprocessing.parent_process().join()  # type: ignore[union-attr]
     os._exit(1)

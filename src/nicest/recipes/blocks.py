@@ -1,78 +1,36 @@
-"""What settings are, each with its rule, and the blocks that a recipe may list as its layers (no torch here)."""
+"""The layers that a recipe may list, each built by a function whose arguments with a default are its settings.
+
+To add a layer or a network, write and decorate such a function. torch is imported when the first one is built.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
-from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import nicest
 from nicest.errors import NicestError
-from nicest.messages import nearest, shown
+from nicest.messages import shown
+from nicest.recipes.checks import BELOW_ONE, Scalar, coerce, settings_of, within
 
-Scalar = bool | int | float | str
+if TYPE_CHECKING:
+    import nicest.flows
+    from nicest.flows import Chain, Law, Partition, Prior
+    from nicest.recipes.settings import DataSettings
 
-
-class Rule(NamedTuple):
-    """What the value of a setting must be, in words and as a predicate."""
-
-    expected: str
-    holds: Callable[[Any], bool]
-
-
-def at_least(least: float) -> Rule:
-    return Rule(f"at least {least}", lambda value: value >= least)
-
-
-def within(low: float, high: float) -> Rule:
-    return Rule(f"from {low} to {high}", lambda value: low <= value <= high)
-
-
-ANYTHING = Rule("anything", lambda value: True)
-POSITIVE = Rule("positive", lambda value: value > 0)
-NOT_NEGATIVE = Rule("not negative", lambda value: value >= 0)
-BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
-
-
-def setting(default: Any, help: str, rule: Rule = ANYTHING) -> Any:
-    """Declare a setting: its default, its meaning, and a rule beyond its type."""
-    return field(default=default, metadata={"help": help, "rule": rule})
-
-
-class Settings:
-    """A table of settings. Each has its rule beside it; `rules` are those that hold between several."""
-
-    def rules(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield names of settings, what they must be, and whether they are."""
-        yield from ()
-
-    def broken(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield settings that break a rule: their names, their values, and what they must be."""
-        for each in fields(self):  # type: ignore[arg-type]
-            value, rule = getattr(self, each.name), each.metadata.get("rule", ANYTHING)
-            if not rule.holds(value):
-                yield each.name, value, rule.expected
-            blocks = enumerate(value, 1) if isinstance(value, tuple) else ()
-            for prefix, inner in ((f"{each.name}.", value), *((f"{each.name}, block {i}: ", b) for i, b in blocks)):
-                if isinstance(inner, Settings):
-                    yield from ((prefix + name, *rest) for name, *rest in inner.broken())
-        yield from ((name, attrgetter(name)(self), expected) for name, expected, holds in self.rules() if not holds)
-
-
-class Kind(Settings):
-    """Settings that a recipe writes as a table with their `kind`."""
-
-    kind: ClassVar[str]
-
-    def table(self) -> dict[str, Any]:
-        return {"kind": self.kind} | {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+Kinds = dict[str, Callable[..., Any]]
+LAYERS: Kinds = {}  # functions of a `Stack`, which yield layers with their names
+NETWORKS: Kinds = {}  # functions of a `Join`
+WIDEST = 6000  # columns that are whitened
 
 
 @dataclass(frozen=True)
-class LawSettings:
-    """A coupling law: its kind and settings, sorted by name. `build` checks them against the class in `LAWS`."""
+class Block:
+    """What a recipe writes as a table with its `kind`: a layer, a coupling law or a coupling function."""
 
     kind: str
     settings: tuple[tuple[str, Any], ...] = ()
@@ -80,221 +38,269 @@ class LawSettings:
     def table(self) -> dict[str, Any]:
         return {"kind": self.kind} | dict(self.settings)
 
-
-class Network(Kind):
-    """A coupling function; `nicest.recipes.build.NETWORKS` builds it."""
-
-    n_layers: int  # linear layers inside
-
-
-@dataclass(frozen=True)
-class MLPNetwork(Network):
-    kind = "mlp"
-    hidden_layers: int = setting(5, "hidden layers", within(0, 1000))
-    width: int = setting(1000, "units of every hidden layer", within(1, 100_000))
-    dropout: float = setting(0.0, "dropout after every rectifier", BELOW_ONE)
-    initialisation: Literal["torch", "uniform", "zero-last"] = setting(
-        "torch", "torch's own; weights U(-0.01, 0.01) and biases 0; or torch's with the last layer 0"
-    )
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.settings)[name]
 
     @property
-    def n_layers(self) -> int:  # type: ignore[override]
-        return self.hidden_layers + 1
+    def n_layers(self) -> int:
+        """The number of linear layers inside."""
+        if self.kind == "coupling":
+            return self["repeat"] * self["network"].n_layers
+        return self["hidden_layers"] + 1 if self.kind == "mlp" else 2 * dict(self.settings).get("blocks", -1) + 2
 
 
-@dataclass(frozen=True)
-class ResidualNetwork(Network):
-    kind = "residual"
-    blocks: int = setting(2, "residual blocks, of two linear layers each", NOT_NEGATIVE)
-    width: int = setting(128, "units of every hidden layer", at_least(1))
-    dropout: float = setting(0.0, "dropout inside every block", BELOW_ONE)
-    initialisation: Literal["torch", "uniform", "zero-last"] = setting("zero-last", "as of mlp")
-
-    @property
-    def n_layers(self) -> int:  # type: ignore[override]
-        return 2 * self.blocks + 2
+def read(kinds: Kinds, table: Any, where: str) -> Block:
+    """Check a table and make it a block, with all its settings."""
+    return table if isinstance(table, Block) else Block(*settings_of(table, kinds, where))
 
 
-@dataclass(frozen=True)
-class ConvNetwork(Network):
-    kind = "conv"
-    blocks: int = setting(2, "gated residual blocks, of two convolutions each", within(0, 1000))
-    width: int = setting(64, "channels inside", within(1, 10_000))
-    dropout: float = setting(0.0, "dropout inside every block", BELOW_ONE)
-
-    @property
-    def n_layers(self) -> int:  # type: ignore[override]
-        return 2 * self.blocks + 2
+def _make(kinds: Kinds, kind: str, **settings: Any) -> Block:
+    return read(kinds, {"kind": kind} | settings, f"{kind}: ")
 
 
-class Block(Kind):
-    """One layer of a flow, or several alike.
-
-    To add a kind, write a frozen dataclass, list it in `BLOCKS`, and say in `nicest.recipes.build` what it builds.
-    """
-
-    n_layers = 0  # linear layers inside
+# make checked blocks: layer_of("zca", shrinkage=0.1); what is left out has its default
+layer_of, network_of = partial(_make, LAYERS), partial(_make, NETWORKS)
 
 
-@dataclass(frozen=True)
-class LogitBlock(Block):
-    kind = "logit"
+def read_law(table: Any, where: str) -> Block:
+    """Make a table a law, whose keys are words; its class in `LAWS` checks the settings when it is built."""
+    name = where.rstrip(".")
+    if isinstance(table, Block):
+        return table
+    if not isinstance(table, Mapping) or "kind" not in table:
+        raise NicestError(f'{name} is a table with a kind, such as {{ kind = "affine" }}; got {shown(table)}')
+    if odd := [key for key in table if not (key.isascii() and key.isidentifier())]:
+        raise NicestError(f"{name}: unknown key {shown(odd[0])}")
+    types = {key: tuple[Scalar, ...] if isinstance(each, list) else Scalar for key, each in table.items()}
+    made = {key: coerce(each, str if key == "kind" else types[key], where + key) for key, each in table.items()}
+    return Block(made.pop("kind"), tuple(sorted(made.items())))
 
 
-@dataclass(frozen=True)
-class SinhArcsinhBlock(Block):
-    kind = "sinh-arcsinh"
+def kind(kinds: Kinds, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function the builder of a kind of block."""
+    return lambda builder: kinds.setdefault(name, builder)
 
 
-@dataclass(frozen=True)
-class ZCABlock(Block):
-    kind = "zca"
-    shrinkage: float = setting(0.0, "how far correlations are shrunk towards 0, against few rows", within(0, 1))
+Layer = Annotated[Block, partial(read, LAYERS)]
+Network = Annotated[Block, partial(read, NETWORKS)]
+LawBlock = Annotated[Block, read_law]
+Starts = Literal["torch", "uniform", "zero-last"]
+ADDITIVE, MARGINAL = Block("additive"), Block("spline", (("bins", 32),))
+Fraction = Annotated[float, within(0, 1)]
+Rate = Annotated[float, BELOW_ONE]
+Depth = Annotated[int, within(0, 1000)]
+Width = Annotated[int, within(1, 100_000)]
 
 
-@dataclass(frozen=True)
-class TriangularBlock(Block):
-    kind = "triangular"
-    shrinkage: float = setting(0.0, "how far correlations are shrunk towards 0, against few rows", within(0, 1))
+@dataclass
+class Stack:
+    """The blocks that are still to be built, numbered, and what they are built for."""
 
-
-@dataclass(frozen=True)
-class SqueezeBlock(Block):
-    kind = "squeeze"
-    by: int = setting(2, "height and width of the tiles that become a pixel each", within(2, 1000))
-
-
-@dataclass(frozen=True)
-class FactorOutBlock(Block):
-    kind = "factor-out"
-
-
-@dataclass(frozen=True)
-class CouplingBlock(Block):
-    kind = "coupling"
-    repeat: int = setting(1, "number of coupling layers", within(1, 1000))
-    partition: Literal["odd-even", "halves", "checkerboard", "channels"] = setting(
-        "odd-even", "how components are split; the roles of the two sets alternate from layer to layer"
-    )
-    law: LawSettings = setting(LawSettings("additive"), "the coupling law")  # noqa: RUF009
-    network: Network = setting(MLPNetwork(), "the coupling function")  # noqa: RUF009
-    mixing: bool = setting(False, "before every coupling, a learned linear layer of the channels of a pixel")
+    data: DataSettings
+    prior: Prior
+    listed: bool  # in model.blocks
+    blocks: Iterator[tuple[int, Block]]
+    shape: tuple[int, ...]  # of the examples that reach this block
+    number: int = 0  # of this block
+    partitions: dict[Any, Partition] = field(default_factory=dict)  # the last of each kind
 
     @property
-    def n_layers(self) -> int:  # type: ignore[override]
-        return self.repeat * self.network.n_layers
+    def dim(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def context(self) -> int:
+        return len(self.data.classes)
+
+    def chain(self) -> Chain:
+        """Build the blocks that are left; stored weights have the names of the layers."""
+        layers: dict[str, Any] = {}
+        count: Counter[str] = Counter()
+        for number, block in self.blocks:
+            self.number = number
+            for name, layer in LAYERS[block.kind](self, **dict(block.settings)):
+                count[name] += 1
+                layers[f"{name}{count[name]}" if count[name] > 1 or name == "coupling" else name] = layer
+        return nicest.flows.Chain(layers)
+
+    def without(self, setting: str) -> str:
+        """Return how to do without this block."""
+        return f"leave out block {self.number}" if self.listed else f"set model.{setting}"
+
+    def image(self, what: str) -> tuple[int, int, int]:
+        """Return channels, height and width of images; raise a NicestError for other data."""
+        if len(self.shape) not in (2, 3):
+            raise NicestError(f"{what} is for images, (H, W) or (C, H, W); these examples are {self.shape}")
+        count, height, width = (1, *self.shape)[-3:]
+        return count, height, width
+
+    def law(self, block: Block) -> Law:
+        """Build a law, whose settings are the fields of its class."""
+        import torch
+
+        laws, where = nicest.flows.LAWS, f"model.blocks, block {self.number}: law"
+        try:
+            kind, settings = settings_of(block.table(), laws, f"{where}.")
+            law = laws[kind](**dict(settings))
+            with torch.device("cpu"):  # where a flow is only sketched, on "meta", sums would import torch's compiler
+                law.forward(torch.zeros(1, 1), torch.zeros(1, 1, law.size))
+        except ValueError as error:
+            raise NicestError(f"{where}: {error}") from error
+        return law
+
+    def partition(self, split: str) -> Partition:
+        """Return the next partition of a kind: the roles of the two sets alternate."""
+        if last := self.partitions.get((split, self.shape)):
+            return last.swap()
+        if split == "checkerboard":
+            count, height, width = self.image("a checkerboard")
+            return nicest.flows.checkerboard(height, width, count)
+        if split == "channels":
+            count, height, width = self.image(f"block {self.number}: partition channels")
+            if count < 2:
+                remedy = "squeeze first, or use a checkerboard"
+                raise NicestError(f"block {self.number}: one channel cannot be split: {remedy}")
+            return nicest.flows.channels(count, height, width)
+        return (nicest.flows.halves if split == "halves" else nicest.flows.odd_even)(self.dim)
 
 
-@dataclass(frozen=True)
-class ElementwiseBlock(Block):
-    kind = "elementwise"
-    law: LawSettings = setting(LawSettings("spline", (("bins", 32),)), "the law in every dimension")  # noqa: RUF009
+Layers = Iterator[tuple[str, Any]]
 
 
-@dataclass(frozen=True)
-class MixingBlock(Block):
-    kind = "mixing"
+@kind(LAYERS, "logit")
+def _logit(at: Stack) -> Layers:
+    if not at.data.levels:
+        what = f"block {at.number}: logit" if at.listed else "preprocess = logit"
+        raise NicestError(f"{what} is for pixels in [0, 1]; this data is continuous")
+    yield "logit", nicest.flows.Logit()
 
 
-@dataclass(frozen=True)
-class ScalingBlock(Block):
-    kind = "scaling"
-    initialisation: Literal["identity", "prior"] = setting(
-        "identity", "start at 1, or where data of variance 1 gets the variance of the prior"
-    )
+@kind(LAYERS, "sinh-arcsinh")
+def _sinh_arcsinh(at: Stack) -> Layers:
+    yield "marginals", nicest.flows.SinhArcsinh(at.dim)
 
 
-def _by_kind(*classes: type[Kind]) -> dict[str, type[Kind]]:
-    return {each.kind: each for each in classes}
+@kind(LAYERS, "zca")
+def _zca(at: Stack, shrinkage: Fraction = 0.0) -> Layers:
+    if at.dim > WIDEST:
+        remedy = at.without("preprocess=none")
+        raise NicestError(f"whitening {at.dim} columns takes hours, beyond {WIDEST}: {remedy}")
+    yield "zca", nicest.flows.ZCA(at.dim, shrinkage=shrinkage)
 
 
-BLOCKS = _by_kind(
-    LogitBlock,
-    SinhArcsinhBlock,
-    ZCABlock,
-    TriangularBlock,
-    ElementwiseBlock,
-    SqueezeBlock,
-    CouplingBlock,
-    FactorOutBlock,
-    MixingBlock,
-    ScalingBlock,
-)
-NETWORKS = _by_kind(MLPNetwork, ResidualNetwork, ConvNetwork)
+@kind(LAYERS, "triangular")
+def _triangular(at: Stack, shrinkage: Fraction = 0.0) -> Layers:
+    # fitted in closed form, then held: App. B learns the whitening before NICE, not with it
+    yield "whitening", nicest.flows.TriangularAffine(at.dim, shrinkage=shrinkage).requires_grad_(False)
 
 
-@cache
-def types_of(made: type) -> dict[str, Any]:
-    """Return the types of the fields of a class, by name."""
-    return get_type_hints(made)
+@kind(LAYERS, "elementwise")
+def _elementwise(at: Stack, law: LawBlock = MARGINAL) -> Layers:
+    made, conditioner = at.law(law), None
+    if at.context:
+        linear = nicest.flows.MLP(at.context, at.dim * made.size, (), initialisation="zero-last")
+        conditioner = linear.layers[0]
+    yield "elementwise", nicest.flows.Elementwise(made, at.dim, conditioner)
 
 
-@cache
-def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(kind), get_args(kind)
+@kind(LAYERS, "squeeze")
+def _squeeze(at: Stack, by: Annotated[int, within(2, 1000)] = 2) -> Layers:
+    try:
+        layer = nicest.flows.Squeeze(at.image(f"block {at.number}: squeeze"), (by, by))
+    except ValueError as error:
+        remedy = "crop or resize the images, set by to a number that divides both, or leave out the block"
+        raise NicestError(f"block {at.number}: squeeze: {error}: {remedy}") from error
+    at.shape = layer.squeezed
+    yield "squeeze", layer
 
 
-def coerce(value: Any, kind: Any, where: str) -> Any:
-    """Convert a value to a type; raise a NicestError that says what was expected."""
-    origin, args = _parts(kind)
-    if origin is Literal:
-        if value in args:
-            return value
-        near = nearest(value, args) if isinstance(value, str) else ""
-        raise NicestError(f"{where} is one of {', '.join(args)}; got {shown(value)}{near}")
-    if origin is tuple:
-        of, several = args[0], value if isinstance(value, list | tuple) else [value]
-        if of is Block:
-            return tuple(of_kind(each, BLOCKS, f"{where}, block {i}: ") for i, each in enumerate(several, 1))
-        if isinstance(value, str) and of is not str:
-            raise NicestError(f"{where} is of type {of.__name__}; got {shown(value)}; several are written as [1,2]")
-        return tuple(coerce(each, of, where) for each in several)
-    if kind is Network:
-        return of_kind(value, NETWORKS, f"{where}.")
-    if kind is LawSettings:
-        return _law(value, where)
-    kinds = [each for each in (args or (kind,)) if each is not type(None)]
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise NicestError(f"{where} must be a number below 2^63; got {shown(value)}")
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
-        raise NicestError(f"{where} must be of characters that UTF-8 can write; got {shown(value)}")
-    if kinds == [float] and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise NicestError(f"{where} must be a finite number; got {value}")
-    if type(value) in kinds:
-        return value
-    raise NicestError(f"{where} is of type {' or '.join(each.__name__ for each in kinds)}; got {shown(value)}")
+class Join(NamedTuple):
+    """Where a coupling function stands: the parts that it joins, and the law whose parameters it returns."""
+
+    at: Stack
+    split: str  # the kind of the partition
+    part: Partition
+    law: Law
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The numbers that go in, without the context, and those that come out."""
+        return len(self.part.i1), self.law.size * len(self.part.i2)
 
 
-def of_kind(table: Any, registry: Mapping[str, type], where: str) -> Any:
-    """Build what a table describes: `kind` names a dataclass of a registry, the other keys are its fields."""
-    kinds, name = ", ".join(registry), where.rstrip(".: ")
-    if not isinstance(table, dict) or "kind" not in table:
-        raise NicestError(f"{name} is a table with a kind, one of {kinds}; got {shown(table)}")
-    kind = table["kind"]
-    if not isinstance(kind, str) or kind not in registry:
-        near = nearest(kind, registry) if isinstance(kind, str) else ""
-        raise NicestError(f"{where}kind is one of {kinds}; got {shown(kind)}{near}")
-    made = registry[kind]
-    hints, known = types_of(made), [each.name for each in fields(made)]
-    values = {}
-    for key, value in table.items():
-        if key in known:
-            values[key] = coerce(value, hints[key], where + key)
-        elif key != "kind":
-            raise NicestError(f"{name}: unknown key {shown(key)} of kind {kind}{nearest(key, known)}")
-    return made(**values)
+@kind(NETWORKS, "mlp")
+def _mlp(
+    join: Join, hidden_layers: Depth = 5, width: Width = 1000, dropout: Rate = 0.0, initialisation: Starts = "torch"
+) -> Any:
+    options: dict[str, Any] = {"dropout": dropout, "initialisation": initialisation, "context_dim": join.at.context}
+    return nicest.flows.MLP(*join.sizes, (width,) * hidden_layers, **options)
 
 
-def _law(value: Any, where: str) -> LawSettings:
-    """Parse a law: its keys are words, and its values are numbers, words, or lists of them."""
-    if not isinstance(value, dict) or "kind" not in value:
-        raise NicestError(f'{where} is a table with a kind, such as {{ kind = "affine" }}; got {shown(value)}')
-    settings = {}
-    for key, each in value.items():
-        if not (key.isascii() and key.isidentifier()):
-            raise NicestError(f"{where}: unknown key {shown(key)}")
-        expected: Any = str if key == "kind" else tuple[Scalar, ...] if isinstance(each, list) else Scalar
-        settings[key] = coerce(each, expected, f"{where}.{key}")
-    return LawSettings(settings.pop("kind"), tuple(sorted(settings.items())))
+@kind(NETWORKS, "residual")
+def _residual(
+    join: Join, blocks: Depth = 2, width: Width = 128, dropout: Rate = 0.0, initialisation: Starts = "zero-last"
+) -> Any:
+    options: dict[str, Any] = {"dropout": dropout, "initialisation": initialisation, "context_dim": join.at.context}
+    return nicest.flows.ResidualMLP(*join.sizes, width, blocks, **options)
+
+
+@kind(NETWORKS, "conv")
+def _conv(join: Join, blocks: Depth = 2, width: Annotated[int, within(1, 10_000)] = 64, dropout: Rate = 0.0) -> Any:
+    _, height, columns = join.at.image("network conv")
+    if join.split not in ("channels", "checkerboard"):
+        raise NicestError(f"network conv takes partition channels or checkerboard; got {join.split}")
+    if join.split == "checkerboard":
+        if columns % 2:
+            raise NicestError(f"network conv takes images of even width; got {height} x {columns}")
+        columns //= 2  # the sets form images of half the width
+    inputs, changed = (len(each) // (height * columns) for each in (join.part.i1, join.part.i2))
+    options: dict[str, Any] = {"dropout": dropout, "context_dim": join.at.context}
+    return nicest.flows.ConvNet((inputs, height, columns), changed, join.law.size, width, blocks, **options)
+
+
+PLAIN = network_of("mlp")
+
+
+@kind(LAYERS, "coupling")
+def _coupling(
+    at: Stack,
+    repeat: Annotated[int, within(1, 1000)] = 1,
+    partition: Literal["odd-even", "halves", "checkerboard", "channels"] = "odd-even",
+    law: LawBlock = ADDITIVE,
+    network: Network = PLAIN,
+    mixing: bool = False,
+) -> Layers:
+    if at.dim < 2:
+        raise NicestError(f"a coupling needs two parts, and this data has one column: {at.without('couplings=0')}")
+    made = at.law(law)
+    for _ in range(repeat):
+        part = at.partitions[partition, at.shape] = at.partition(partition)
+        if mixing:
+            yield "mixing", nicest.flows.ChannelMixing(at.image(f"block {at.number}: mixing"))
+        function = NETWORKS[network.kind](Join(at, partition, part, made), **dict(network.settings))
+        yield "coupling", nicest.flows.Coupling(part, made, function)
+
+
+@kind(LAYERS, "factor-out")
+def _factor_out(at: Stack) -> Layers:
+    count, height, width = at.image(f"block {at.number}: factor-out")
+    if count < 2:
+        raise NicestError(f"block {at.number}: factor-out takes half of the channels, got 1: squeeze first")
+    out = count // 2
+    kept = nicest.flows.Partition(range(out * height * width), at.dim)
+    rest = replace(at, shape=(count - out, height, width), partitions={})  # takes the blocks that are left
+    yield "rest", nicest.flows.Within(kept, rest.chain())
+
+
+@kind(LAYERS, "mixing")
+def _mixing(at: Stack) -> Layers:
+    if at.dim > 1:
+        yield "mixing", nicest.flows.Mixing(at.dim)
+
+
+@kind(LAYERS, "scaling")
+def _scaling(at: Stack, initialisation: Literal["identity", "prior"] = "identity") -> Layers:
+    layer = nicest.flows.DiagonalScaling(at.dim)
+    if initialisation == "prior":  # data of variance 1 gets the variance of the prior
+        layer.s.data.fill_(math.log(at.prior.standard_deviation))
+    yield "scaling", layer

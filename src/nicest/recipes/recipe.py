@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from nicest.errors import NicestError
 from nicest.messages import nearest, shown
-from nicest.recipes.blocks import Kind, LawSettings, LogitBlock, Settings, coerce, setting, types_of
+from nicest.recipes.blocks import Block
+from nicest.recipes.checks import Settings, coerce, setting, types_of
 from nicest.recipes.settings import (
     SHORT,
     AugmentSettings,
@@ -75,7 +76,7 @@ class Recipe(Settings):
         _require_short(self.to_toml(), "recipe")
 
     def rules(self) -> Iterator[tuple[str, str, bool]]:
-        allowed = self.data.interval == (0.0, 1.0) or not isinstance(self.model.layers[0], LogitBlock)
+        allowed = self.data.interval == (0.0, 1.0) or self.model.layers[0].kind != "logit"
         name, what = ("blocks", "free of logit") if self.model.blocks else ("preprocess", "not logit")
         yield f"model.{name}", f"{what} unless data.interval is [0, 1]", allowed
         yield (
@@ -243,6 +244,6 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else JSON's strings are TOML's
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, Kind | LawSettings):
+    if isinstance(value, Block):
         return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.table().items()) + " }"
     return repr(value)

@@ -7,24 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from nicest.recipes.blocks import (
+from nicest.recipes.blocks import Block, Layer, layer_of, network_of
+from nicest.recipes.checks import (
     BELOW_ONE,
     NOT_NEGATIVE,
     POSITIVE,
-    Block,
-    CouplingBlock,
-    ElementwiseBlock,
-    LawSettings,
-    LogitBlock,
-    MixingBlock,
-    MLPNetwork,
-    ResidualNetwork,
     Rule,
-    ScalingBlock,
     Settings,
-    SinhArcsinhBlock,
-    TriangularBlock,
-    ZCABlock,
     at_least,
     setting,
     within,
@@ -134,7 +123,7 @@ class ModelSettings(Settings):
     )
     prior: Literal["logistic", "gaussian"] = setting("logistic", "the factorial prior")
     learned_prior: bool = setting(False, "learn the location and scale of the prior in every dimension")
-    blocks: tuple[Block, ...] = setting(
+    blocks: tuple[Layer, ...] = setting(
         (), "the layers, as [[model.blocks]], instead of all settings above except the prior"
     )
 
@@ -143,30 +132,32 @@ class ModelSettings(Settings):
         """The blocks of the model: those listed, or those that the other settings describe."""
         if self.blocks:
             return self.blocks
-        return (
-            *([LogitBlock()] if self.preprocess == "logit" else []),
-            *([SinhArcsinhBlock()] if self.marginals == "sinh-arcsinh" else []),
-            *([ElementwiseBlock(LawSettings("spline", (("bins", self.elementwise),)))] if self.elementwise else []),
-            *([ZCABlock(self.shrinkage)] if self.preprocess == "zca" else []),
-            *([TriangularBlock(self.shrinkage)] if self.preprocess == "triangular" else []),
+        spline, zca = Block("spline", (("bins", self.elementwise),)), self.preprocess in ("zca", "triangular")
+        listed: list[tuple[str, dict[str, Any]]] = [
+            *([("logit", {})] if self.preprocess == "logit" else []),
+            *([("sinh-arcsinh", {})] if self.marginals == "sinh-arcsinh" else []),
+            *([("elementwise", {"law": spline})] if self.elementwise else []),
+            *([(self.preprocess, {"shrinkage": self.shrinkage})] if zca else []),
             *(self._couplings() if self.couplings else []),
-            ScalingBlock("prior" if self.initialisation == "whitened" else "identity"),
-        )
+            ("scaling", {"initialisation": "prior" if self.initialisation == "whitened" else "identity"}),
+        ]
+        return tuple(layer_of(kind, **settings) for kind, settings in listed)
 
-    def _couplings(self) -> Iterator[Block]:
-        starts = "zero-last" if self.initialisation == "whitened" else self.initialisation
+    def _couplings(self) -> Iterator[tuple[str, dict[str, Any]]]:
         bins, bound = ("bins", self.bins), self.bound
-        special = {"additive": (), "spline": (bins,), "affine-spline": (bins, ("log_scale", bound))}
-        settings = special.get(self.law, (("bound", bound),))
+        special: dict[str, Any] = {"additive": (), "spline": (bins,), "affine-spline": (bins, ("log_scale", bound))}
+        law = Block(self.law, special.get(self.law, (("bound", bound),)))
+        starts = "zero-last" if self.initialisation == "whitened" else self.initialisation
+        options: dict[str, Any] = {"width": self.width, "dropout": self.dropout, "initialisation": starts}
         alike = len(self.hidden_layers) == 1
-        for depth in self.hidden_layers * self.couplings if alike and self.mixing else self.hidden_layers:
-            plain = MLPNetwork(depth, self.width, self.dropout, starts)
-            residual = ResidualNetwork(depth // 2, self.width, self.dropout, starts)
-            network = residual if self.network == "residual" else plain
-            yield from [MixingBlock()] if self.mixing else []
-            repeat = self.couplings if alike and not self.mixing else 1
-            yield CouplingBlock(repeat, self.partition, LawSettings(self.law, settings), network)
-        yield from [MixingBlock()] if self.mixing else []
+        mixing: list[tuple[str, dict[str, Any]]] = [("mixing", {})] if self.mixing else []
+        for depth in self.hidden_layers * self.couplings if alike and mixing else self.hidden_layers:
+            size = {"blocks": depth // 2} if self.network == "residual" else {"hidden_layers": depth}
+            network = network_of(self.network, **size, **options)
+            repeat = self.couplings if alike and not mixing else 1
+            yield from mixing
+            yield "coupling", {"repeat": repeat, "partition": self.partition, "law": law, "network": network}
+        yield from mixing
 
     @property
     def n_layers(self) -> int:
@@ -184,17 +175,14 @@ class ModelSettings(Settings):
         depths = self.hidden_layers
         expected = f"one number, or one for each of the {self.couplings} couplings, from 0 to 1000"
         yield "hidden_layers", expected, len(depths) in (1, self.couplings) and all(0 <= n <= 1000 for n in depths)
-        networks = ((b.repeat, b.network) for b in self.layers if isinstance(b, CouplingBlock))
-        weights = sum(n * (m.n_layers - 2) * m.width**2 for n, m in networks if isinstance(m, MLPNetwork))
+        networks = ((b["repeat"], b["network"]) for b in self.layers if b.kind == "coupling")
+        weights = sum(n * (m.n_layers - 2) * m["width"] ** 2 for n, m in networks)
         yield "width", "small enough for 2^32 weights in all", weights <= 1 << 32
         for name in SHORT if self.blocks else ():
             default = getattr(ModelSettings, name)
             yield name, "left out where model.blocks lists the layers", getattr(self, name) == default
-        yield (
-            "blocks",
-            "free of logit after the first block",
-            not any(isinstance(b, LogitBlock) for b in self.blocks[1:]),
-        )
+        first = all(block.kind != "logit" for block in self.blocks[1:])
+        yield "blocks", "free of logit after the first block", first
 
 
 KEPT = "prior", "learned_prior", "blocks"

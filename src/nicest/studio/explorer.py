@@ -21,9 +21,9 @@ from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
 from nicest.studio import limits, messages
 from nicest.studio.api import Json, endpoint
+from nicest.studio.latents import even_points
 from nicest.studio.messages import Count, SeedQuery
 from nicest.studio.opened import Rows, number, numbers
-from nicest.tasks.latent import even_points
 
 LABELLED = 100  # training images per label, at most, whose mean code is used
 

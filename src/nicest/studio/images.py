@@ -24,8 +24,7 @@ from torch import Tensor
 from nicest.errors import NicestError
 from nicest.flows import bits_per_dim
 from nicest.inference.fill import OURS, ascend
-from nicest.inference.impute import split_r_hat
-from nicest.inference.langevin import ALIKE, SAMPLES, Chains
+from nicest.inference.langevin import SAMPLES, Chains, split_r_hat
 from nicest.inference.surprise import surprise
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
@@ -35,10 +34,10 @@ from nicest.studio.explorer import Explorer, decoded
 from nicest.studio.film import Film
 from nicest.studio.messages import Count, SeedQuery
 from nicest.studio.opened import number
+from nicest.studio.pictures import fit_picture
 from nicest.tasks.inpaint import spread
 from nicest.tasks.masks import hidden_by
-from nicest.tasks.pictures import fit_picture
-from nicest.tasks.score import CAVEAT, ledger, outlier_scores
+from nicest.tasks.score import CAVEAT, outlier_scores
 
 DRAWS = 32  # of the dequantisation noise; the score of an image is their mean
 FRAMES = 150  # of an inpainting, at least
@@ -191,7 +190,7 @@ class Images(Explorer):
         with self.lock:
             generator = torch.Generator(self.run.device).manual_seed(0)
             samples = self.engine.sample(SAMPLES, generator=generator)
-            return Chains(self.run.flow, samples, generator, alike=ALIKE)
+            return Chains(self.run.flow, samples, generator)
 
     def new_film(self) -> tuple[str, Film]:
         """Return an empty film and its secret id; the oldest film is dropped."""
@@ -242,7 +241,9 @@ class Images(Explorer):
         generator = torch.Generator(self.run.device)
         generator.manual_seed(int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:7]))
         with NOISE:
-            terms = ledger(self.engine, row, draws, generator)
+            repeated = rows_to(np.repeat(row[None], draws, axis=0), self.engine.device)
+            parts = list(self.engine.each("terms", repeated, generator=generator))
+        terms = {name: torch.cat([part[name] for part in parts]).double().cpu().numpy() for name in parts[0]}
         each = np.sum(list(terms.values()), axis=0)
         nats, means = float(each.mean()), {name: number(float(term.mean())) for name, term in terms.items()}
         levels = self.units.terms() if self.units.levels else {}

@@ -21,8 +21,9 @@ from nicest.inference.engine import Engine
 from nicest.runs.run import Run
 from nicest.studio import limits
 from nicest.studio.api import Json, endpoint
+from nicest.studio.latents import Latents
 from nicest.studio.messages import Count, SeedQuery
-from nicest.tasks.latent import Model, principal
+from nicest.tasks.latent import principal
 from nicest.tasks.score import kept_quantiles, score_quantiles
 
 FEW = 20  # validation rows below which a fraction of them says little
@@ -137,7 +138,7 @@ class Rows(Opened):
 
     def __init__(self, run: Run, stamp: tuple[int, ...]) -> None:
         super().__init__(run, stamp)
-        self.model, self.engine, self.units = Model(run), run.engine, run.flow.units
+        self.model, self.engine, self.units = Latents(run), run.engine, run.flow.units
 
     def info(self) -> Json:
         return super().info() | {"shape": list(self.data.shape), "levels": self.data.levels}

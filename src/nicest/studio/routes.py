@@ -12,11 +12,11 @@ from nicest.studio.api import File, Json, Run, bytes_in, bytes_out, router_of
 from nicest.studio.explorer import Explorer
 from nicest.studio.images import Images
 from nicest.studio.opened import Opened, Rows
+from nicest.studio.pictures import LARGEST
 from nicest.studio.served import Served, add_run
 from nicest.studio.tables import Tables
 from nicest.studio.trainer import Trainer, packed
 from nicest.tasks.masks import FIGURE
-from nicest.tasks.pictures import LARGEST
 
 studio, training = APIRouter(), APIRouter()
 ROUTERS = (studio, *map(router_of, (Opened, Rows, Explorer, Images, Tables)), training)

@@ -185,7 +185,8 @@ class TableModel(Density):
         network.variables.mean.copy_(mean)
         network.variables.deviation.copy_(deviation)
         network.factors.fit((values - mean) / deviation, seen)
-        nodes = (torch.arange(k).to(x) + 0.5) / k  # logistics of standard deviation .6 at .8 normal quantiles
+        centres = 0.8 * torch.special.ndtri((torch.arange(k).to(x) + 0.5) / k)
+        spread = (1 - centres.square().mean()).sqrt()  # of each component: all together have variance 1
         for i, head in enumerate(self.heads):
             bias, cells = network.leave.bias[:, network.slices[i]], x[known[:, i], i]
             if head.categories:
@@ -196,8 +197,8 @@ class TableModel(Density):
             bias[:, : len(head.atoms)] = torch.log((counts + 1) / (len(cells) + 1))
             rest = ((len(cells) - counts.sum()).clamp_min(0) + 1) / (len(cells) + 1) / k
             bias[:, network.n_atoms : network.n_atoms + k] = torch.log(rest)
-            bias[:, network.n_atoms + k : network.n_atoms + 2 * k] = 0.8 * torch.special.ndtri(nodes)
-            bias[:, network.n_atoms + 2 * k :] = math.log(0.6 * math.sqrt(3) / math.pi)
+            bias[:, network.n_atoms + k : network.n_atoms + 2 * k] = centres
+            bias[:, network.n_atoms + 2 * k :] = torch.log(spread * math.sqrt(3) / math.pi)
 
     # questions
 

@@ -34,6 +34,7 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
         "components": 12,
         "dropout": 0.5 if n < FEW else 0.2 if n < 4_000 else 0.1,
         "members": 4 if small else 1 if large else 2,
+        "favour": 0.5 if n < FEW else 0.8,
     } | dict(given.get("table", {}))
     batch = given["train"].get("batch", max(8, min(64 if small else 512 if large else 256, n // 2)))
     heads = schema.heads()

@@ -32,32 +32,26 @@ def baselines(
     draws: int = 1,
 ) -> dict[str, float]:
     """Return the mean nats of each baseline on a split, on the recipe's interval; NaN where data does not allow it."""
-    with engine.drawing_from(generator, device):
-        return _baselines(splits, split, data, device, draws)
-
-
-def _baselines(splits: Splits, split: str, data: DataSettings, device: torch.device, draws: int) -> dict[str, float]:
     rows, held_out = rows_to(splits.train, device), rows_to(splits.split(split), device)
-    scores = {}
-    for name in track(NAMES, "baselines", len(NAMES)):
-        flow = linear_flow(name, data).double()
-        try:
-            flow.initialise(rows)
-            flow = flow.float().to(device)
-            if flow.prior.learned:
-                fit_prior(flow, rows)
-        except ValueError:  # dependent columns, or fewer rows than dimensions
-            scores[name] = math.nan
-            continue
-        scorer = engine.Engine(flow)
-        nats = sum(float(scorer.log_prob(held_out).double().mean()) for _ in range(draws)) / draws
-        scores[name] = nats + flow.units.interval_nats
+    scores = dict.fromkeys(NAMES, math.nan)
+    with engine.drawing_from(generator, device):
+        for name in track(NAMES, "baselines", len(NAMES)):
+            flow = linear_flow(name, data).double()
+            try:
+                flow.initialise(rows)
+                flow = flow.float().to(device)
+                if flow.prior.learned:
+                    fit_prior(flow, rows)
+            except ValueError:  # dependent columns, or fewer rows than dimensions
+                continue
+            scorer = engine.Engine(flow)
+            nats = sum(float(scorer.log_prob(held_out).double().mean()) for _ in range(draws)) / draws
+            scores[name] = nats + flow.units.interval_nats
     return scores
 
 
 def linear_flow(name: str, data: DataSettings) -> Flow:
     """Return a baseline before it is fitted."""
-    units = units_of(data)
     linear: dict[str, Bijection] = {}
     prior: Prior = Logistic(data.dim, learned=True)
     if name == "zca_logistic":
@@ -66,7 +60,7 @@ def linear_flow(name: str, data: DataSettings) -> Flow:
         linear["whitening"], prior = TriangularAffine(data.dim), Gaussian(data.dim)
     elif name == "diagonal_gaussian":
         prior = Gaussian(data.dim, learned=True)
-    return Flow(units, Chain(linear), prior)
+    return Flow(units_of(data), Chain(linear), prior)
 
 
 @torch.no_grad()

@@ -12,10 +12,10 @@ import numpy as np
 
 from nicest.data.tables import TableFile
 from nicest.errors import NicestError
-from nicest.files import require_writable, to_json, write_text
-from nicest.runs.folder import require_own_file
+from nicest.files import to_json, write_text
 from nicest.runs.run import Run
-from nicest.tasks import options, rows
+from nicest.tasks import rows
+from nicest.tasks.options import Seed, option, out_folder, place, to_read
 from nicest.tasks.results import Result, cell, columns, count
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of intervals
@@ -67,9 +67,9 @@ def calibrate(
     run: Run,
     table: Annotated[
         str | Path | None,
-        options.option(
+        option(
             "--data",
-            parser=lambda text: options.place(options.to_read(str(text))),
+            parser=lambda text: place(to_read(str(text))),
             metavar="<path>",
             help="A table with rows that training has not seen.",
             show_default="the test split of the run",
@@ -77,10 +77,9 @@ def calibrate(
     ] = None,
     *,
     out: Annotated[
-        str | Path | None,
-        options.out_folder("For calibration.png and calibration.json.", show_default="RUN/calibration"),
+        str | Path | None, out_folder("For calibration.png and calibration.json.", show_default="RUN/calibration")
     ] = None,
-    seed: options.Seed = 0,
+    seed: Seed = 0,
 ) -> Calibration:
     """Check on held-out rows whether the intervals of a model of a table hold the fraction of cells they claim.
 
@@ -91,9 +90,7 @@ def calibrate(
     rows.require_table(run)
     folder = Path(out) if out else run.path / "calibration"
     files = {kind: folder / f"calibration.{kind}" for kind in ("json", "png")}
-    for file in files.values():
-        require_own_file(file, run.recipe, *([Path(table)] if table else []))
-        require_writable(file)
+    rows.require_outputs(run, *files.values(), inputs=[Path(table)] if table else [])
     values, unknown = held_out(run, table)
     rng = np.random.default_rng(seed)
     values = values[rng.permutation(len(values))[:MOST]]
@@ -142,12 +139,9 @@ def held_out(run: Run, table: str | Path | None) -> tuple[np.ndarray, int]:
 
 
 def ks_distance(pit: np.ndarray) -> float:
-    """Return the largest distance of the distribution of values in [0, 1] from the uniform one."""
-    ordered, n = np.sort(pit), len(pit)
-    if not n:
-        return math.nan
-    ranks = np.arange(n + 1) / n
-    return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
+    """Return the largest distance of the distribution of values in [0, 1] from the uniform one; NaN without values."""
+    ordered, ranks = np.sort(pit), np.arange(len(pit) + 1) / max(1, len(pit))
+    return float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max())) if len(pit) else math.nan
 
 
 def summary(pits: dict[str, np.ndarray], n: int) -> dict[str, Any]:
@@ -179,9 +173,7 @@ def _draw(path: Path, pits: dict[str, np.ndarray], coverage: list[dict[str, floa
     worst = max(pits, key=lambda name: ks_distance(pits[name]))
     pit, levels = np.concatenate(list(pits.values())), np.linspace(0, 1, 101)
     shown = {"all cells": pit, f"worst column, {worst}": pits[worst]}
-    curves = {
-        name: np.array([(np.abs(2 * each - 1) <= level).mean() for level in levels]) for name, each in shown.items()
-    }
+    curves = {name: (np.abs(2 * each - 1)[:, None] <= levels).mean(0) for name, each in shown.items()}
     spread = 2 * np.sqrt(levels * (1 - levels) / len(pit))
     band = (levels - spread).clip(0), (levels + spread).clip(max=1)
     marked = [(row["level"], row["share"]) for row in coverage]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from nicest.errors import NicestError
 from nicest.messages import nearest
-from nicest.tasks import options
+from nicest.tasks.options import DataSet, argument, given
 from nicest.tasks.results import Result, columns, plus_minus
 
 
@@ -35,7 +35,7 @@ class RecipeList(Result):
 
 
 def recipes(
-    name: Annotated[str | None, options.given("Print this recipe with every setting and its meaning.", str)] = None,
+    name: Annotated[str | None, given("Print this recipe with every setting and its meaning.", str)] = None,
 ) -> RecipeList:
     """List the recipes and the log-likelihood to expect from each.
 
@@ -70,9 +70,7 @@ class ModelList(Result):
 
 
 def models(
-    name: Annotated[
-        str | None, options.argument(help="A model whose card to print.", show_default="all, in a table")
-    ] = None,
+    name: Annotated[str | None, argument(help="A model whose card to print.", show_default="all, in a table")] = None,
 ) -> ModelList:
     """List the trained models that come with nicest; every command takes their names in place of a run folder.
 
@@ -119,7 +117,7 @@ class DataFolder(Result):
         yield f"{self.name} in {self.folder}"
 
 
-def data_get(name: options.DataSet) -> DataFolder:
+def data_get(name: DataSet) -> DataFolder:
     """Download a data set and verify its checksums.
 
     Example: nicest data get mnist
@@ -148,7 +146,7 @@ class DataCheck(Result):
             yield f"{self.name} comes with nicest: nothing to check"
 
 
-def data_check(name: options.DataSet) -> DataCheck:
+def data_check(name: DataSet) -> DataCheck:
     """Verify the checksums of a data set."""
     from nicest.data.download import GOOD, check
 

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from nicest.errors import NicestError
 from nicest.fast import lower
-from nicest.files import require_writable, to_json, write_text
+from nicest.files import to_json, write_text
 from nicest.flows import AtContext, Bijection, members
 from nicest.progress import track
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.runs.folder import kept_recipe
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to, training_precision
-from nicest.tasks import options
+from nicest.tasks.options import Seed, integer
 from nicest.tasks.results import Result, columns
-from nicest.tasks.rows import require_flow
+from nicest.tasks.rows import require_flow, require_outputs
 
 AT_ONCE = 1000  # rows of a Jacobian, which bounds the memory that convolutions take for it
 
@@ -58,9 +58,9 @@ class Certificate(Result):
 def certify(
     run: Run,
     *,
-    n: Annotated[int, options.integer(2, 10_000, "Examples for the round trip: half data, half samples.", "-n")] = 200,
-    jacobians: Annotated[int, options.integer(1, 1000, "Examples whose full Jacobian is computed.")] = 4,
-    seed: options.Seed = 0,
+    n: Annotated[int, integer(2, 10_000, "Examples for the round trip: half data, half samples.", "-n")] = 200,
+    jacobians: Annotated[int, integer(1, 1000, "Examples whose full Jacobian is computed.")] = 4,
+    seed: Seed = 0,
 ) -> Certificate:
     """Measure how exactly a flow inverts, and the error of its log-determinant, in every precision.
 
@@ -72,7 +72,7 @@ def certify(
     recipe, certificate = run.recipe, run.path / "certificate.json"
     if jacobians > n:
         raise NicestError(f"expected at most as many Jacobians as there are examples, {n}, got {jacobians}")
-    require_writable(certificate)
+    require_outputs(run, certificate)
     generator = torch.Generator(run.device).manual_seed(seed)
     flow = run.flow_in(torch.float64)
     if recipe.data.name == IN_MEMORY and recipe.data.conditional:
@@ -87,9 +87,7 @@ def certify(
     y, context = examples(flow, x, context, n, generator)
     picked = torch.linspace(0, len(y) - 1, jacobians).round().long()  # from the real half and the sampled half
 
-    result: dict[str, list[Any]] = {
-        name: [] for name in ("dtype", "max_roundtrip", "mean_roundtrip", "max_logdet_error")
-    }
+    errors = []
     training = str(training_precision(recipe.train.precision, run.device)).removeprefix("torch.")
     flows = {"float64": flow, "float32": run.flow_in(torch.float32)}
     if training not in flows:
@@ -100,18 +98,13 @@ def certify(
         with torch.inference_mode():
             trips = [chain.inverse(chain(points)[0])[0] - points for chain in bijections(each, context)]
             roundtrip = torch.cat(trips).abs() / width
-        result["dtype"].append(precision)
-        result["max_roundtrip"].append(float(roundtrip.max()))
-        result["mean_roundtrip"].append(float(roundtrip.mean()))
-        differences = [
-            log_det_error(chain, points[i])
-            for i in picked
-            for chain in bijections(each, None if context is None else context[i : i + 1])
-        ]
-        errors = torch.tensor(differences, dtype=torch.float64)
-        result["max_logdet_error"].append(float(errors.max()))  # a NaN among them stays, max() would drop it
-    told = {"n": len(y), "jacobians": jacobians, "recipe": recipe.name}
-    found = Certificate(**result, **told, dataset=recipe.data.name)  # type: ignore[arg-type]
+        at = {int(i): None if context is None else context[i : i + 1] for i in picked}
+        differences = [log_det_error(chain, points[i]) for i in at for chain in bijections(each, at[i])]
+        largest = torch.tensor(differences).max()  # a NaN among them stays, Python's max would drop it
+        errors.append((precision, *map(float, (roundtrip.max(), roundtrip.mean(), largest))))
+    names = ("dtype", "max_roundtrip", "mean_roundtrip", "max_logdet_error")
+    told: dict[str, Any] = {name: list(each) for name, each in zip(names, zip(*errors, strict=True), strict=True)}
+    found = Certificate(**told, n=len(y), jacobians=jacobians, recipe=recipe.name, dataset=recipe.data.name)
     write_text(certificate, to_json(found.to_dict() | {"dataset": kept_recipe(recipe, run.path).data.name}))
     return found
 

@@ -15,14 +15,12 @@ from torch import Tensor
 from nicest import plots
 from nicest.data.tables import writing
 from nicest.errors import NicestError
-from nicest.files import require_writable
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks import options
+from nicest.tasks.options import Noise, Seed, Split, argument, local, out_file, to_read
 from nicest.tasks.results import Result
-from nicest.tasks.rows import image_names, model_rows, plain_name, plan
+from nicest.tasks.rows import image_names, model_rows, plain_name, plan, require_outputs
 
 BINS = 15  # of the probability of the most probable label, in which calibration is measured
 ROWS = 2000  # images that are classified at once
@@ -58,8 +56,8 @@ def classify(
     run: Run,
     files: Annotated[
         Sequence[str | Path],
-        options.argument(
-            parser=lambda text: options.local(options.to_read(str(text))),
+        argument(
+            parser=lambda text: local(to_read(str(text))),
             help="Arrays, images or folders of images.",
             show_default="a split of the run, whose labels are known",
         ),
@@ -67,14 +65,14 @@ def classify(
     *,
     out: Annotated[
         str | Path | None,
-        options.out_file(
+        out_file(
             "A line per image (.csv, .parquet), or a figure (.png, .svg, .pdf) for a split.",
             show_default="classes.csv, or RUN/figures/classify.png",
         ),
     ] = None,
-    split: options.Split = "test",
-    draws: options.Noise = 8,
-    seed: options.Seed = 0,
+    split: Split = "test",
+    draws: Noise = 8,
+    seed: Seed = 0,
 ) -> Classification:
     """Classify images by Bayes' rule, from their exact log-likelihood under each label.
 
@@ -92,17 +90,17 @@ def classify(
         raise NicestError(f"expected a file for the classes that ends in .csv or .parquet, got {str(path)!r}")
     if not lines:
         plots.picture_kind(path)
-    require_own_file(path, run.recipe, *paths)
-    require_writable(path)
+    require_outputs(run, path, inputs=paths)
     generator = torch.Generator(run.device).manual_seed(seed)
     draws = run.draws(draws)
     parts = _of_files(run, paths) if paths else _of_split(run, split)
     named = len(paths) > 1 or any(image_names(each) for each in paths)
     found, truths = [], []
+    schema = [("file", "string")] * named + [("row", "int64")] + [("truth", "int64")] * (not paths)
+    schema += [("label", "int64"), ("probability", "float64"), ("log_density", "float64")]
+    schema += [(f"log_density_{label}", "float64") for label in range(len(classes))]
     with ExitStack() as stack:
-        write = (
-            stack.enter_context(writing(path, _schema(len(classes), named, not paths), plain=True)) if lines else None
-        )
+        write = stack.enter_context(writing(path, schema, plain=True)) if lines else None
         bar = stack.enter_context(Bar("classifying", len(paths) or len(run.splits.split(split))))
         for names, first, images, truth, done in parts:
             nats = log_likelihoods(run, images, draws, generator).cpu().numpy()
@@ -174,9 +172,7 @@ def reliability(log_p: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nd
     return means[0], means[1], count[held] / len(p)
 
 
-Part = tuple[
-    list[str], int, np.ndarray, np.ndarray | None, int
-]  # names, first row, images, labels if known, parts done
+Part = tuple[list[str], int, np.ndarray, np.ndarray | None, int]  # names, first row, images, labels, parts done
 
 
 def _of_files(run: Run, paths: Sequence[Path]) -> Iterator[Part]:
@@ -195,14 +191,6 @@ def _of_split(run: Run, split: str) -> Iterator[Part]:
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
         yield [], start, some[:, :-1], some[:, -1].astype(int), start + len(some)
-
-
-def _schema(count: int, named: bool, known: bool) -> list[tuple[str, str]]:
-    """Return names and types of the columns of the output."""
-    schema = [("file", "string")] if named else []
-    schema += [("row", "int64"), *([("truth", "int64")] if known else []), ("label", "int64")]
-    schema += [("probability", "float64"), ("log_density", "float64")]
-    return schema + [(f"log_density_{label}", "float64") for label in range(count)]
 
 
 def _lines(

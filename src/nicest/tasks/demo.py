@@ -16,11 +16,11 @@ from nicest.recipes import load_recipe
 from nicest.runs.folder import LAST, RunFolder, read_tensors
 from nicest.runs.run import Run
 from nicest.runs.shipped import shipped
-from nicest.tasks import options
 from nicest.tasks.certify import Certificate, certify
 from nicest.tasks.evaluate import Evaluation, evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import spectrum
+from nicest.tasks.options import Device, out_folder
 from nicest.tasks.results import Result
 from nicest.tasks.sample import draw, save_grid
 from nicest.tasks.training import Training
@@ -55,11 +55,7 @@ class Demo(Result):
         yield f"next: nicest studio {shlex.quote(self.training.run)} --open"
 
 
-def demo(
-    out: Annotated[str | Path, options.out_folder("The run folder.")] = "runs/demo",
-    *,
-    device: options.Device = "auto",
-) -> Demo:
+def demo(out: Annotated[str | Path, out_folder("The run folder.")] = "runs/demo", *, device: Device = "auto") -> Demo:
     """Train on the bundled 8 x 8 digits, evaluate, certify and draw the figures.
 
     Example: nicest demo

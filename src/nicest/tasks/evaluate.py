@@ -14,8 +14,8 @@ import torch
 from nicest.flows import bits_per_dim
 from nicest.progress import Bar, track
 from nicest.runs.run import Run
-from nicest.tasks import options
 from nicest.tasks.baselines import baselines as linear_baselines
+from nicest.tasks.options import Noise, Seed, Split, option
 from nicest.tasks.results import Result, cell, columns, plus_minus
 
 WHY_POSITIVE = (
@@ -80,10 +80,8 @@ class Evaluation(Result):
         others |= {} if self.paper_nats is None else {"the paper's figure": self.paper_nats}
         ahead = columns("baseline", ">nats", ">this model is ahead by")
         for name, nats in others.items():
-            if math.isfinite(nats):
-                ahead.add_row(name, f"{nats:.2f}", f"{self.mean_nats - nats:+.2f}")
-            else:
-                ahead.add_row(name, "–", "dependent columns, or too few rows")
+            cells = (f"{nats:.2f}", f"{self.mean_nats - nats:+.2f}")
+            ahead.add_row(name, *cells if math.isfinite(nats) else ("–", "dependent columns, or too few rows"))
         if others:
             yield ahead
         yield WHY_POSITIVE if self.interval else WHY_POSITIVE_CONTINUOUS
@@ -94,10 +92,10 @@ class Evaluation(Result):
 def evaluate(
     run: Run,
     *,
-    split: options.Split = "test",
-    draws: options.Noise = 8,
-    baselines: Annotated[bool, options.option(help="Score simple baselines, too.")] = True,
-    seed: options.Seed = 0,
+    split: Split = "test",
+    draws: Noise = 8,
+    baselines: Annotated[bool, option(help="Score simple baselines, too.")] = True,
+    seed: Seed = 0,
 ) -> Evaluation:
     """Report the mean log-likelihood of a model, term by term, next to baselines (NICE §5.1).
 
@@ -111,10 +109,10 @@ def evaluate(
     told |= {"paper_nats": recipe.paper_nats, "epoch": run.figures.get("epoch")}
     if run.kind == "table":
         return _evaluate_table(run, told, baselines=baselines)
-    with torch.no_grad():  # not inference_mode: the engine that is made here stays with the run
-        return _evaluate_flow(run, told, run.draws(draws), seed, baselines=baselines)
+    return _evaluate_flow(run, told, run.draws(draws), seed, baselines=baselines)
 
 
+@torch.no_grad()  # not inference_mode: the engine that is made here stays with the run
 def _evaluate_flow(run: Run, told: dict[str, Any], draws: int, seed: int, *, baselines: bool) -> Evaluation:
     flow, recipe, split, rows = run.flow, run.recipe, told["split"], run.rows(told["split"])
     generator = torch.Generator(run.device).manual_seed(seed)

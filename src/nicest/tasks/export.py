@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from nicest.flows import Mixture, members
 from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 from nicest.runs.run import Run
-from nicest.tasks import options
+from nicest.tasks.options import option, out_folder
 from nicest.tasks.results import Result
 from nicest.tasks.rows import require_flow
 
@@ -57,10 +58,9 @@ class Exported(Result):
 
 def export(
     run: Run,
-    to: Annotated[Literal["onnx", "torch-export"], options.option(help="For onnxruntime, or for torch.")] = "onnx",
+    to: Annotated[Literal["onnx", "torch-export"], option(help="For onnxruntime, or for torch.")] = "onnx",
     out: Annotated[
-        str | Path | None,
-        options.out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export"),
+        str | Path | None, out_folder("The folder of the graphs.", show_default="RUN/onnx or RUN/torch-export")
     ] = None,
 ) -> Exported:
     """Write a flow as graphs that run without nicest: score, sample and encode, for any number of rows.
@@ -86,8 +86,11 @@ def export(
         with quiet():
             try:
                 content = written(module, inputs, to)
-            except Exception as reason:
-                raise NicestError(f"{run.path}: no {to} graph of {name}: {_reason(reason)}") from reason
+            except Exception as failure:
+                reason = failure
+                while isinstance(reason.__cause__, Exception):  # the last one names the operation
+                    reason = reason.__cause__
+                raise NicestError(f"{run.path}: no {to} graph of {name}: {brief(reason)}") from failure
             error = largest_error(module, exact[name], inputs, content, to)
         write_bytes(folder / f"{name}{SUFFIXES[to]}", content)
         found[name] = {
@@ -217,21 +220,13 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
     return torch.where(same, 0.0, error)
 
 
-def _reason(error: Exception) -> str:
-    """Return the last error of a chain, in which torch names the operation."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return brief(error)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the logs and warnings of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)
@@ -252,8 +247,10 @@ def folded(module: Any) -> Any:
     known: dict[Any, Any] = {}
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
-            known[node] = _attribute(module, node.target)
-        elif node.op == "call_function" and _still(node.target) and all(i in known for i in node.all_input_nodes):
+            known[node] = operator.attrgetter(node.target)(module)
+        elif node.op == "call_function" and all(each in known for each in node.all_input_nodes):
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                continue
             args, kwargs = (torch.fx.node.map_arg(each, known.__getitem__) for each in (node.args, node.kwargs))
             known[node] = node.target(*args, **kwargs)
     for i, (node, value) in enumerate(known.items()):
@@ -265,17 +262,6 @@ def folded(module: Any) -> Any:
             node.replace_all_uses_with(module.graph.get_attr(f"folded_{i}"))
     module.graph.eliminate_dead_code()
     module.recompile()
-    return module
-
-
-def _still(operation: Any) -> bool:
-    """Return True if an operation is deterministic."""
-    return torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ())
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
     return module
 
 

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: push a small copy with its card, pull one and check its files."""
+"""Share trained models: small copies with a card, pushed to and pulled from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -9,26 +9,113 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+
+from nicest.data.download import SETS
 from nicest.errors import NicestError, needing
-from nicest.files import write_text, writing
+from nicest.files import to_json, write_text, writing
 from nicest.messages import brief, listed, shown
+from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings
 from nicest.runs.digests import ENVIRONMENT, sha256
-from nicest.runs.folder import COLUMNS, METRICS, MODEL, RECIPE, RunFolder
+from nicest.runs.folder import COLUMNS, FORMAT, METRICS, MODEL, RECIPE, RunFolder
 from nicest.runs.run import Run
+from nicest.runs.runtime import environment
 from nicest.runs.shipped import CARD, card
-from nicest.tasks import options
-from nicest.tasks.pack import Card, pack
-from nicest.tasks.results import plus_minus
+from nicest.runs.sinks import Saved
+from nicest.tasks.evaluate import evaluate
+from nicest.tasks.options import About, argument, option, out_folder
+from nicest.tasks.results import Result, plus_minus
 
+LIMITS = "It knows what was in its training data and nothing else; a high likelihood does not mean typical."
 README, SUMS = "README.md", "SHA256SUMS"
 NEEDED = (MODEL, CARD, RECIPE, ENVIRONMENT)
 FILES = (*NEEDED, COLUMNS, METRICS)  # nothing else is pushed or pulled; weights are safetensors
 FIGURES = ("test_nats", "test_stderr", "bits_per_dim", "test_rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(Result):
+    """What a shared model is of, and its metrics on the test split, with the rounded weights."""
+
+    about: str
+    data: str
+    licence: str
+    recipe: str
+    seed: int
+    epochs: int | None
+    test_nats: float
+    test_stderr: float
+    bits_per_dim: float
+    test_rows: int
+    draws: int
+    parameters: int
+    bytes: int
+    limits: str
+    out: str | None = None
+
+    def lines(self) -> Iterator[Any]:
+        nats = f"{plus_minus(self.test_nats, self.test_stderr)} nats on {self.test_rows:,} test rows"
+        yield f"{self.out}: {self.bytes / 1e6:.1f} MB, {nats}"
+
+
+def pack(
+    run: Run,
+    out: Annotated[str | Path, out_folder("The folder of the copy.", show_default=False)],
+    *,
+    about: About = "",
+) -> Card:
+    """Write a small copy of a model to share: networks in bfloat16, no training state, and a card with its metrics.
+
+    A flow stays invertible: encoder and decoder use the same rounded networks.
+
+    Example: nicest pack runs/demo --out small
+    """
+    folder, recipe = RunFolder(out), run.recipe
+    if recipe.data.name == IN_MEMORY:
+        raise NicestError(
+            "this model was fitted to rows in memory, so no card can be written: train it with `nicest train`"
+        )
+    folder.refuse_existing()
+    run.rows("test")  # needed for the card: without them nothing is written
+    tensors = {
+        name: tensor.to(torch.bfloat16) if ".network." in name and tensor.ndim > 1 else tensor
+        for name, tensor in run.tensors.items()
+    }
+    made = environment(run.device, private=True) | {"format": f"nicest {FORMAT}", "private": True}
+    files = {ENVIRONMENT: to_json(made)}
+    if run.kind == "table":
+        files[COLUMNS] = to_json(run.table.schema.to_json())
+    with folder.open_for_writing():
+        folder.begin(recipe, files)
+        folder.save_model(Saved(tensors, recipe, run.figures))
+        for row in run.metrics:
+            folder.append_metrics(row)
+    (folder.path / ".lock").unlink()
+    packed = evaluate(Run(folder.path, device=run.device, data=recipe.data.name), baselines=False)
+    own = SETS.get(recipe.data.name)
+    card = Card(
+        about=about or recipe.title,
+        data=own.title if own else Path(recipe.data.name).name,
+        licence=own.licence if own else "",
+        recipe=recipe.name,
+        seed=recipe.train.seed,
+        epochs=run.figures.get("epoch"),
+        test_nats=packed.mean_nats,
+        test_stderr=packed.stderr_nats,
+        bits_per_dim=packed.bits_per_dim,
+        test_rows=packed.n,
+        draws=packed.draws,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        bytes=folder.model.stat().st_size,
+        limits=LIMITS,
+    )
+    write_text(folder.path / CARD, to_json(card.to_dict()))
+    return replace(card, out=str(folder.path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +135,10 @@ class Shared(Card):
 
 def push(
     run: Run,
-    repository: Annotated[str, options.argument(help="Where to, as OWNER/NAME.", show_default=False)],
+    repository: Annotated[str, argument(help="Where to, as OWNER/NAME.", show_default=False)],
     *,
-    about: options.About = "",
-    private: Annotated[bool, options.option("--private", help="Make a new repository a private one.")] = False,
+    about: About = "",
+    private: Annotated[bool, option("--private", help="Make a new repository a private one.")] = False,
 ) -> Shared:
     """Upload a small copy of a model to the Hugging Face Hub, with a card that has its metrics.
 
@@ -59,12 +146,7 @@ def push(
 
     Example: nicest push runs/demo me/digits
     """
-    with needing("hub"):
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    repo = require_name(repository)
+    api, repo = hub_api(), require_name(repository)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         if (run.path / CARD).is_file():
@@ -79,7 +161,6 @@ def push(
         names = [name for name in FILES if (folder / name).is_file()]
         write_text(folder / SUMS, "".join(f"{sha256(folder / name)}  {name}\n" for name in names))
         with one_line(repo):
-            api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
             api.create_repo(repo, private=private, exist_ok=True)
             commit = api.upload_folder(
                 repo_id=repo,
@@ -91,12 +172,12 @@ def push(
 
 
 def pull(
-    repository: Annotated[str, options.argument(help="What, as OWNER/NAME.", show_default=False)],
+    repository: Annotated[str, argument(help="What, as OWNER/NAME.", show_default=False)],
     *,
     revision: Annotated[
-        str | None, options.option(help="A commit, a branch or a tag.", show_default="the newest commit")
+        str | None, option(help="A commit, a branch or a tag.", show_default="the newest commit")
     ] = None,
-    out: Annotated[str | Path | None, options.out_folder("The run folder.", show_default="runs/NAME")] = None,
+    out: Annotated[str | Path | None, out_folder("The run folder.", show_default="runs/NAME")] = None,
 ) -> Shared:
     """Download a model from the Hugging Face Hub, and check the SHA-256 of every file.
 
@@ -104,28 +185,22 @@ def pull(
 
     Example: nicest pull me/digits --out digits && nicest sample digits
     """
-    with needing("hub"):
-        from huggingface_hub import HfApi, hf_hub_download
-        from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    repo = require_name(repository)
+    api, repo = hub_api(), require_name(repository)
     folder = Path(out or Path("runs") / repo.partition("/")[2])
     RunFolder(folder).refuse_existing()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NicestError(f"expected a new folder for the model, but {folder} is there already: choose another")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    endpoint = os.environ.get("HF_ENDPOINT")
     try:
         with one_line(repo, revision):
-            info = HfApi(endpoint=endpoint).model_info(repo, revision=revision)
+            info = api.model_info(repo, revision=revision)
             there = {each.rfilename for each in info.siblings or []}
             if missing := [name for name in (*NEEDED, SUMS) if name not in there]:
                 raise NicestError(f"{repo} holds no run that `nicest push` wrote: it lacks {listed(missing)}")
             with writing(folder):
                 temporary.mkdir(parents=True)
             for name in (SUMS, *(name for name in FILES if name in there)):
-                hf_hub_download(repo, name, revision=info.sha, local_dir=temporary, endpoint=endpoint)
+                api.hf_hub_download(repo, name, revision=info.sha, local_dir=temporary)
         require_sums(temporary, f"{repo} at {info.sha}")
         figures = require_figures(temporary, f"{repo} at {info.sha}")
         shutil.rmtree(temporary / ".cache", ignore_errors=True)  # left by the hub's client
@@ -183,6 +258,15 @@ Weights are safetensors; nothing in the files is executed. `sha256sum -c {SUMS}`
 """
 
 
+def hub_api() -> Any:
+    """Return a client of the hub."""
+    with needing("hub"):
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
+    disable_progress_bars()
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
 def require_name(repo: str) -> str:
     """Return OWNER/NAME; refuse other texts."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repo):
@@ -226,17 +310,15 @@ def one_line(repo: str, revision: str | None = None) -> Iterator[None]:
         yield
     except NicestError:
         raise
-    except errors.RevisionNotFoundError as error:
-        raise NicestError(
-            f"{repo} has no revision {shown(revision)}, or no longer: leave it out for the newest one"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise NicestError(
-            f"the hub has no repository {repo} that you may read: check its name, or log in with `hf auth login`"
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        what = "refused it: log in with `hf auth login` and a token that may write" if status in (401, 403) else ""
-        raise NicestError(f"{repo}: the hub {what or f'answered {status}: {brief(error)}'}") from error
-    except Exception as error:  # network errors, incomplete files
-        raise NicestError(f"{repo}: the exchange with the hub failed ({brief(error)}): try again") from error
+    except Exception as error:
+        if isinstance(error, errors.RevisionNotFoundError):
+            what = f"{repo} has no revision {shown(revision)}, or no longer: leave it out for the newest one"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            what = f"the hub has no repository {repo} that you may read: check its name, or log in with `hf auth login`"
+        elif not isinstance(error, errors.HfHubHTTPError):  # network errors, incomplete files
+            what = f"{repo}: the exchange with the hub failed ({brief(error)}): try again"
+        elif (status := error.response.status_code) in (401, 403):
+            what = f"{repo}: the hub refused it: log in with `hf auth login` and a token that may write"
+        else:
+            what = f"{repo}: the hub answered {status}: {brief(error)}"
+        raise NicestError(what) from error

@@ -14,9 +14,9 @@ from nicest.data.columns import Column, Number
 from nicest.data.tables import writing
 from nicest.errors import NicestError
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
-from nicest.tasks import options, rows
+from nicest.tasks import rows
+from nicest.tasks.options import Interval, Seed, Table, integer, out_file
 from nicest.tasks.results import Result, count
 
 
@@ -44,18 +44,17 @@ class Imputation(Result):
 
 def impute(
     run: Run,
-    table: options.Table,
+    table: Table,
     *,
-    out: Annotated[str | Path, options.out_file("The completed table.", rows=True)] = "imputed.csv",
+    out: Annotated[str | Path, out_file("The completed table.", rows=True)] = "imputed.csv",
     cells: Annotated[
-        str | Path | None, options.out_file("One line per imputed cell: value, interval, probability.", rows=True)
+        str | Path | None, out_file("One line per imputed cell: value, interval, probability.", rows=True)
     ] = None,
     draws: Annotated[
-        int,
-        options.integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one."),
+        int, integer(0, 1000, "Write this many completed copies of each row, drawn jointly; 0 for the best one.")
     ] = 0,
-    interval: options.Interval = 0.9,
-    seed: options.Seed = 0,
+    interval: Interval = 0.9,
+    seed: Seed = 0,
 ) -> Imputation:
     """Impute the missing cells of a table. Observed cells and other columns stay as they are.
 
@@ -75,8 +74,7 @@ def impute(
         raise NicestError("cells describe the best values, not draws: leave out one of them")
     if not 0 < interval < 1:
         raise NicestError(f"expected a probability between 0 and 1 for the interval, got {interval:g}")
-    for each in outputs:
-        require_own_file(each, run.recipe, path)
+    rows.require_outputs(run, *outputs, inputs=[path])
     import pyarrow as pa
 
     file = rows.open_table(path, run.table.schema)
@@ -95,8 +93,8 @@ def impute(
                 for k in range(draws):
                     own_seed = int(np.random.SeedSequence([seed, first, k]).generate_state(1)[0])
                     whole = filled(some, run.table.schema, run.table.impute(values, draw=True, seed=own_seed), hidden)
-                    places = [pa.array(range(first, first + some.num_rows)), pa.array([k + 1] * some.num_rows)]
-                    write([*places, *whole.columns])
+                    places = range(first, first + some.num_rows), [k + 1] * some.num_rows
+                    write([*map(pa.array, places), *whole.columns])
             else:
                 best = run.table.impute(values)
                 write(filled(some, run.table.schema, best, hidden).columns)
@@ -113,11 +111,8 @@ def impute(
     return Imputation(**written, interval=interval, draws=draws, seed=seed, **counts)  # type: ignore[arg-type]
 
 
-CELLS = [
-    ("row", "int64"),
-    *((name, "string") for name in ("column", "value", "low", "high")),
-    ("probability", "float64"),
-]
+TEXTS = [(name, "string") for name in ("column", "value", "low", "high")]
+CELLS = [("row", "int64"), *TEXTS, ("probability", "float64")]
 
 
 def impute_batch(run: Run, table: Any, *, draw: bool = False, seed: int = 0) -> Any:
@@ -154,26 +149,17 @@ def cell_lines(
     """Return the columns of CELLS for the hidden cells of encoded rows, row by row."""
     lines: list[tuple[Any, ...]] = []
     for i, marginal, missing in run.table.missing(values):
-        column, there = run.table.schema[i], np.flatnonzero(missing)
-        mine = hidden[missing, i]
-        nothing: list[Any] = [None] * len(there)
-        ends = [nothing, nothing]
+        column, there, codes = run.table.schema[i], np.flatnonzero(missing), best[missing, i]
+        ends, p = np.full((2, len(there)), None), np.full(len(there), None)
         if marginal.numeric:
-            ends = [_texts(column, own_codes(column, each)) for each in marginal.interval(level).T]
-        p = np.exp(marginal.log_prob_of(best[missing, i])).tolist() if column.discrete else nothing
-        texts, names, places = _texts(column, best[missing, i]), [column.name] * len(there), [i] * len(there)
-        found = zip(mine.tolist(), (there + first_row).tolist(), places, names, texts, *ends, p, strict=True)
-        lines += [tuple(others) for here, *others in found if here]
-    if not lines:
-        return [[] for _ in CELLS]
+            encode = column.code if isinstance(column, Number) else column.encode
+            ends = np.array([_texts(column, encode(each)) for each in marginal.interval(level).T])
+        if column.discrete:
+            p = np.exp(marginal.log_prob_of(codes))
+        found = zip(there, _texts(column, codes), *ends.tolist(), p.tolist(), strict=True)
+        lines += [(int(row) + first_row, i, column.name, *others) for row, *others in found if hidden[row, i]]
     lines.sort(key=lambda line: line[:2])
-    row, _, *others = (list(each) for each in zip(*lines, strict=True))
-    return [row, *others]
-
-
-def own_codes(column: Column, numbers: np.ndarray) -> np.ndarray:
-    """Encode numbers in the unit of a column."""
-    return column.code(numbers) if isinstance(column, Number) else column.encode(numbers)
+    return [[line[k] for line in lines] for k in (0, *range(2, 7))]
 
 
 def _texts(column: Column, codes: np.ndarray) -> list[str]:

@@ -14,23 +14,19 @@ import torch
 from torch import Tensor
 
 from nicest.errors import NicestError
-from nicest.files import require_writable
 from nicest.flows import Flow
 from nicest.inference.fill import PRESETS, Filled, Schedule, fill
-from nicest.inference.impute import impute_rows
-from nicest.inference.langevin import ALIKE
+from nicest.inference.langevin import draw as draw_hidden
 from nicest.plots import heading, image_grid, panel_figure, save_animation, save_figure
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks import options
 from nicest.tasks.masks import hidden_by, mask_list, mask_name
-from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.options import Seed, integer, option, out_file, real, to_read
 from nicest.tasks.results import Result, cell, columns
-from nicest.tasks.rows import require_flow
-from nicest.tasks.sample import draw
+from nicest.tasks.rows import require_flow, require_outputs
+from nicest.tasks.sample import as_images, brightest, draw, save_arrays
 
 SUFFIXES = (".png", ".svg", ".pdf", ".gif", ".npz")
 FRAMES = 40  # of an animation
@@ -65,28 +61,24 @@ class Inpainting(Result):
     def lines(self) -> Iterator[Any]:
         source = "samples" if self.split == "samples" else f"{self.split} split"
         noise = "" if self.noise is None else f", noise {self.noise:g}"
-        yield (
-            f"{Path(self.dataset).name}, {source}: {self.n} images under each mask, chains {self.chains};"
-            f" {self.steps} steps{noise}"
-        )
+        what = f"{self.n} images under each mask, chains {self.chains}; {self.steps} steps{noise}"
+        yield f"{Path(self.dataset).name}, {source}: {what}"
         if self.draws:
             table = columns("mask", "draws, nats", ">truth, nats", "moves taken", "largest R-hat")
         else:
             table = columns("mask", ">start, nats", ">end, nats", ">truth, nats", ">gain, nats", ">above truth")
         for row in self.masks:
-            means = [
-                f"{row[f'mean_{name}_nats']:.2f}" for name in ("start", "end", "truth") if f"mean_{name}_nats" in row
-            ]
+            keys = [f"mean_{name}_nats" for name in ("start", "end", "truth")]
+            means = [f"{row[key]:.2f}" for key in keys if key in row]
             if self.draws:
                 last = f"{statistics.fmean(row['acceptance']):.0%}", f"{max(row['r_hat']):.2f}"
             else:
                 last = f"{row['mean_gain_nats']:+.2f}", f"{row['images_above_truth']} of {len(row['images'])}"
             table.add_row(cell(row["mask"]), *means, *last)
         yield table
-        if self.draws:
-            yield "Nats are means. R-hat near 1: the chains of an image agree, and draws are of the whole density."
-        else:
-            yield "Nats are means. Above truth: the best chain ends with a higher log-likelihood than the original."
+        agree = "R-hat near 1: the chains of an image agree, and draws are of the whole density."
+        above = "Above truth: the best chain ends with a higher log-likelihood than the original."
+        yield f"Nats are means. {agree if self.draws else above}"
         yield f"written in {self.seconds:.1f} s: {' '.join(self.out)}"
 
 
@@ -95,42 +87,40 @@ def inpaint(
     *,
     mask: Annotated[
         Sequence[Any],
-        options.option(
-            parser=options.to_read,
+        option(
+            parser=to_read,
             help="What to hide: top, left, middle-rows, random:75, rows:0-14, box:7-21,7-21, several of them"
             " joined by +, an image or an .npy file; repeatable.",
             show_default="paper, the ten masks of its figure",
         ),
     ] = ("paper",),
-    n: Annotated[int, options.integer(1, 100_000, "Images per mask.", "-n")] = 10,
-    chains: Annotated[int, options.integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
+    n: Annotated[int, integer(1, 100_000, "Images per mask.", "-n")] = 10,
+    chains: Annotated[int, integer(1, 100, "Fillings of each image, each from its own start.")] = 1,
     draws: Annotated[
-        bool,
-        options.option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains."),
+        bool, option("--draws", help="Draw fillings from the model's density given the rest, by MCMC chains.")
     ] = False,
     preset: Annotated[
-        Literal["ours", "authors"],
-        options.option(help="The schedule of the ascent: ours, or that of the authors' code."),
+        Literal["ours", "authors"], option(help="The schedule of the ascent: ours, or that of the authors' code.")
     ] = "ours",
-    steps: Annotated[int | None, options.integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
+    steps: Annotated[int | None, integer(1, 1_000_000, "Iterations.", show_default="the preset's")] = None,
     direction: Annotated[
         Literal["adam", "gradient"] | None,
-        options.option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),
+        option(help="Follow the gradient, or Adam's direction.", show_default="the preset's"),
     ] = None,
     gradient_scale: Annotated[
-        float | None, options.real(0, 1000, "Multiplies the direction.", show_default="the preset's")
+        float | None, real(0, 1000, "Multiplies the direction.", show_default="the preset's")
     ] = None,
     noise: Annotated[
-        float | None, options.real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
+        float | None, real(0, 1000, "Multiplies the noise; 0 for none.", show_default="the preset's")
     ] = None,
     split: Annotated[
         Literal["train", "valid", "test", "samples"],
-        options.option(help="Which split of the data, or samples of the model, which need no data."),
+        option(help="Which split of the data, or samples of the model, which need no data."),
     ] = "test",
-    seed: options.Seed = 0,
+    seed: Seed = 0,
     out: Annotated[
         str | Path | Sequence[str | Path],
-        options.out_file(
+        out_file(
             "The figure (.png, .svg, .pdf), an animation (.gif) or arrays (.npz); repeatable.",
             show_default="inpaint.png",
         ),
@@ -147,20 +137,21 @@ def inpaint(
     """
     require_flow(run, "inpainting")
     began = time.perf_counter()
-    paths = _outputs(out)
-    options = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
-    if draws and (preset != "ours" or any(value is not None for value in options.values())):
+    paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
+    kinds = {path.suffix.lower() for path in paths}
+    if not kinds <= set(SUFFIXES):
+        raise NicestError(f"expected files that end in {', '.join(SUFFIXES)}, got {', '.join(map(str, paths))}")
+    chosen = {"direction": direction, "gradient_scale": gradient_scale, "noise": noise}
+    if draws and (preset != "ours" or any(value is not None for value in chosen.values())):
         raise NicestError(
             "preset, direction, gradient scale and noise apply to the ascent only: leave them out to draw"
         )
-    schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **options)
+    schedule = choose_schedule(preset, steps=DRAWING if draws and steps is None else steps, **chosen)
     flow, recipe = run.flow, run.recipe
     data, masks, unit = recipe.data, mask_list(mask), flow.units.interval_nats
-    if len(data.shape) == 1 and any(path.suffix.lower() != ".npz" for path in paths):
+    if len(data.shape) == 1 and kinds != {".npz"}:
         raise NicestError(f"rows of {data.dim} numbers are not images: write arrays, to inpaint.npz")
-    for path in paths:
-        require_own_file(path, recipe)
-        require_writable(path)  # found out before the ascent
+    require_outputs(run, *paths)
     if split == "samples":
         source = draw(run, min(n * len(masks), MOST_SAMPLES), seed=seed).reshape(-1, data.dim)
     else:
@@ -170,7 +161,7 @@ def inpaint(
     index = np.arange(len(masks) * n) % len(source)
     hidden = np.concatenate([hidden_by(each, data.shape, n, seed=seed + k) for k, each in enumerate(masks)])
     x = rows_to(source[index], run.device)
-    looks = spread(schedule.steps) if any(path.suffix.lower() in (".gif", ".npz") for path in paths) else ()
+    looks = spread(schedule.steps) if kinds & {".gif", ".npz"} else ()
     if (numbers := len(x) * chains * data.dim * (2 + len(looks))) > LARGEST:
         raise NicestError(f"expected at most {LARGEST:,} numbers to keep, got {numbers:,}: use fewer images or chains")
     where = torch.from_numpy(hidden.reshape(len(x), -1)).to(run.device)
@@ -179,24 +170,16 @@ def inpaint(
         if draws:
             filled, quality = drawn(flow, x, where, chains, schedule.steps, seed, bar)
         else:
-            filled = fill(
-                flow,
-                x,
-                where,
-                schedule=schedule,
-                chains=chains,
-                looks=looks,
-                seed=seed,
-                watch=lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats"),
-            )
+            watch = lambda share, nats: bar.update(int(1000 * share), f"{nats + unit:.1f} nats")  # noqa: E731
+            filled = fill(flow, x, where, schedule=schedule, chains=chains, looks=looks, seed=seed, watch=watch)
     with torch.no_grad():
-        truth_nats = flow.log_prob(x, noise=False).double() + unit
+        truth_nats = flow.log_prob(x, noise=False).double().cpu().numpy()
     arrays = {
         "truth": as_images(source[index], data),
         "hidden": hidden,
         "states": as_images(filled.states.cpu().numpy(), data),
         "nats": filled.nats.cpu().numpy() + unit,
-        "truth_nats": truth_nats.cpu().numpy(),
+        "truth_nats": truth_nats + unit,
         "looks": np.array(filled.looks),
     }
     names = [mask_name(each) for each in masks]
@@ -206,51 +189,42 @@ def inpaint(
     start, end, truth = arrays["nats"][0], arrays["nats"][-1], arrays["truth_nats"]
     summaries = []
     for name, each in zip(names, np.split(np.arange(len(index)), len(masks)), strict=True):
+        nats = {"truth": truth[each], "end": end[:, each]} | ({} if draws else {"start": start[:, each]})
         found: dict[str, Any] = {"mask": name, "images": index[each].tolist()}
-        found |= {"truth_nats": truth[each].tolist(), "end_nats": end[:, each].tolist()}
-        found |= {"mean_end_nats": float(end[:, each].mean()), "mean_truth_nats": float(truth[each].mean())}
+        found |= {f"{of}_nats": values.tolist() for of, values in nats.items()}
+        found |= {f"mean_{of}_nats": float(values.mean()) for of, values in nats.items()}
         found["images_above_truth"] = int((end.max(0) > truth)[each].sum())
-        if draws:
-            found |= {of: values[each].tolist() for of, values in quality.items()}
-        else:
-            found |= {"start_nats": start[:, each].tolist(), "mean_start_nats": float(start[:, each].mean())}
-            found["mean_gain_nats"] = float((end - start)[:, each].mean())
+        found |= {of: values[each].tolist() for of, values in quality.items()}
+        found |= {} if draws else {"mean_gain_nats": float((end - start)[:, each].mean())}
         summaries.append(found)
     told: dict[str, Any] = {"dataset": data.name, "split": split, "shape": list(data.shape), "n": n, "seed": seed}
     told |= {"steps": schedule.steps} if draws else asdict(schedule)
-    seconds = time.perf_counter() - began
-    written = [str(path) for path in paths]
-    return Inpainting(out=written, chains=chains, draws=draws, seconds=seconds, masks=summaries, **told)
+    told |= {"out": list(map(str, paths)), "seconds": time.perf_counter() - began}
+    return Inpainting(chains=chains, draws=draws, masks=summaries, **told)
 
 
 def drawn(
     flow: Flow, x: Tensor, hidden: Tensor, chains: int, steps: int, seed: int, bar: Bar
 ) -> tuple[Filled, dict[str, Tensor]]:
     """Return states of the chains, and for each image the fraction of accepted moves and R-hat."""
-    keep = min(FRAMES, steps)
     rows = x if x.is_floating_point() else x.float()
-    found = impute_rows(
+    found = draw_hidden(
         flow,
         rows,
         hidden,
-        draws=chains * keep,
         steps=steps,
         warmup=max(1, steps // 3),
-        rounds=1,  # so that all images have states of the same iterations
+        keep=min(FRAMES, steps),
         chains=chains,
-        ascent=0,
-        alike=ALIKE,
         seed=seed,
-        watch=lambda share: bar.update(int(1000 * share)),
+        watch=lambda fraction: bar.update(int(1000 * fraction)),
     )
-    states = found.draws.unflatten(0, (chains, keep)).transpose(0, 1)
     with torch.no_grad():
         nats = torch.stack(
-            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in states]
+            [flow.log_prob(each.flatten(0, 1), noise=False).unflatten(0, (chains, -1)) for each in found.states]
         )
-    looks = tuple(round((k + 1) * steps / keep) for k in range(keep))
     quality = {"acceptance": found.acceptance.cpu(), "r_hat": found.r_hat.cpu()}
-    return Filled(looks, states.to(x.dtype), nats), quality
+    return Filled(found.looks, found.states.to(x.dtype), nats), quality
 
 
 def _images_of(split: str) -> str:
@@ -269,14 +243,6 @@ def choose_schedule(preset: str = "ours", **changes: float | str | None) -> Sche
 def spread(steps: int, count: int = FRAMES) -> tuple[int, ...]:
     """Return iterations to keep, evenly spaced in log(1 + i/100), as the length of the path grows."""
     return tuple(round(100 * ((1 + steps / 100) ** (k / count) - 1)) for k in range(1, count))
-
-
-def _outputs(out: str | Path | Sequence[str | Path]) -> list[Path]:
-    paths = [Path(each) for each in ([out] if isinstance(out, str | Path) else out)]
-    for path in paths:
-        if path.suffix.lower() not in SUFFIXES:
-            raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
-    return paths
 
 
 def _write(

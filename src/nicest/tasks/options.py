@@ -118,8 +118,7 @@ Interval = Annotated[float, real(0, 1, "Probability of the intervals.")]
 Jobs = Annotated[int, integer(0, 1000, "Number of processes; 0 for one per core.")]
 Runs = Annotated[Path | str, out_folder("The folder for the runs.")]
 Set = Annotated[
-    list[str],
-    option("--set", help="Change a setting: train.epochs=50; repeatable. `nicest recipes NAME` lists them."),
+    list[str], option("--set", help="Change a setting: train.epochs=50; repeatable. `nicest recipes NAME` lists them.")
 ]
 Table = Annotated[Path | str, given("A table (.csv, .parquet, .arrow) with the columns of the training data.", place)]
 About = Annotated[str, option(help="A line for the card.", show_default="the title of the recipe")]

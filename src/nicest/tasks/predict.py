@@ -17,10 +17,10 @@ from nicest.data.tables import append_columns, writing
 from nicest.errors import NicestError
 from nicest.messages import shown
 from nicest.progress import Bar
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.tables.marginal import Marginal
-from nicest.tasks import options, rows
+from nicest.tasks import rows
+from nicest.tasks.options import Interval, Table, option, out_file
 from nicest.tasks.results import Result, count
 
 DRAWN = 2000  # rows in a picture
@@ -63,16 +63,15 @@ class Predictions(Result):
 
 def predict(
     run: Run,
-    table: options.Table,
+    table: Table,
     *,
     target: Annotated[
-        Sequence[str],
-        options.option(help="A column to predict; repeatable.", show_default="those that training favoured"),
+        Sequence[str], option(help="A column to predict; repeatable.", show_default="those that training favoured")
     ] = (),
-    out: Annotated[str | Path, options.out_file("The predictions.", rows=True)] = "predictions.csv",
-    interval: options.Interval = 0.9,
+    out: Annotated[str | Path, out_file("The predictions.", rows=True)] = "predictions.csv",
+    interval: Interval = 0.9,
     picture: Annotated[
-        str | Path | None, options.out_file("A figure of the intervals, for one target that is a number.")
+        str | Path | None, out_file("A figure of the intervals, for one target that is a number.")
     ] = None,
 ) -> Predictions:
     """Predict columns of a table from its other columns.
@@ -95,19 +94,21 @@ def predict(
         if len(columns) > 1 or not is_number(columns[0]) or isinstance(columns[0], Moment):
             raise NicestError("a picture shows one target that is a number: leave the picture out")
         picture_kind(Path(picture))
-    for each in (written, *([Path(picture)] if picture else [])):
-        require_own_file(each, run.recipe, path)
+    rows.require_outputs(run, written, *([Path(picture)] if picture else []), inputs=[path])
     file = rows.open_table(path, run.table.schema, optional=[column.name for column in columns])
     observed = all(column.name in file.names for column in columns)
+    import pyarrow as pa
+
     tally, drawn, n = Tally(), [], 0
     with ExitStack() as stack:
-        write = stack.enter_context(writing(written, schema(columns, observed=observed), plain=True))
+        made = empty_table(run, targets, observed=observed)
+        write = stack.enter_context(writing(written, pa.schema([("row", pa.int64()), *made.schema]), plain=True))
         bar = stack.enter_context(Bar("predicting", file.count or 0))
         for some in rows.batches(file, run.table.schema.names):
             found, truth, nats = predicted(run, some, path, targets, tally, observed=observed)
             if observed:
                 tally.judge(found, truth, interval)
-            write([_range(n, some.num_rows), *cells(found, interval, nats)])
+            write([pa.array(range(n, n + some.num_rows)), *prediction_table(found, interval, nats).columns])
             if picture and n < DRAWN:
                 value = columns[0].plain(truth[:, 0])
                 seen = (
@@ -134,25 +135,18 @@ def predict(
 
 def predict_batch(run: Run, table: Any, *, target: Sequence[str] = (), interval: float = 0.9) -> Any:
     """Append predictions to an Arrow table, as `predict` computes them for a file with these rows."""
-    import pyarrow as pa
-
     targets = chosen(run, target)
     columns = [run.table.schema[i] for i in targets]
     run.table.schema.require_in([*table.column_names, *(column.name for column in columns)], "this table")
     observed = all(column.name in table.column_names for column in columns)
-    fields = schema(columns, observed=observed)
-    if not table.num_rows:  # engines pass empty batches
-        return append_columns(table, _renamed(fields.empty_table().drop_columns("row"), table))
-    found, _, nats = predicted(run, table, "this table", targets, Tally(), observed=observed)
-    made = pa.table([_range(0, table.num_rows), *cells(found, interval, nats)], schema=fields)
-    return append_columns(table, _renamed(made.drop_columns("row"), table))
-
-
-def _renamed(made: Any, table: Any) -> Any:
-    """Rename predicted columns that are called like columns of the table."""
-    return made.rename_columns(
-        [f"{name}_predicted" if name in table.column_names else name for name in made.column_names]
-    )
+    if table.num_rows:
+        found, _, nats = predicted(run, table, "this table", targets, Tally(), observed=observed)
+        made = prediction_table(found, interval, nats)
+    else:  # engines pass empty batches
+        made = empty_table(run, targets, observed=observed)
+    there = set(table.column_names)
+    names = [f"{name}_predicted" if name in there else name for name in made.column_names]
+    return append_columns(table, made.rename_columns(names))
 
 
 def chosen(run: Run, target: Sequence[str]) -> list[int]:
@@ -168,17 +162,10 @@ def chosen(run: Run, target: Sequence[str]) -> list[int]:
 def predicted(
     run: Run, table: Any, source: Any, targets: Sequence[int], tally: Tally, *, observed: bool
 ) -> tuple[list[Marginal], np.ndarray, np.ndarray | None]:
-    """Predict the targets of an Arrow table.
+    """Return the marginals of the targets of an Arrow table, the encoded truth (N, T), and its log-density (N,).
 
-    Returns
-    -------
-    marginals : list of Marginal
-        The distribution of each target given the other columns.
-    truth : ndarray, shape (N, T)
-        The encoded targets of the table: NaN where they are missing, infinite where training never saw their value.
-    nats : ndarray of shape (N,), or None
-        Log-density of the targets given the other columns, if they are `observed`: NaN where one is missing, -inf
-        where training never saw its value.
+    Missing targets are NaN in both; values that training never saw are infinite, and their log-density -inf. Without
+    `observed` targets there is no log-density.
     """
     values, unknown = rows.encoded(table, run.table.schema, source)
     new, truth = unknown[:, targets], values[:, targets]
@@ -242,52 +229,36 @@ class Tally:
         return {"rmse": math.sqrt(means.pop("squares"))} | means if "squares" in means else means
 
 
-def schema(columns: Sequence[Column], *, observed: bool) -> Any:
-    """Return the Arrow schema of predictions."""
+def prediction_table(found: Sequence[Marginal], level: float, nats: np.ndarray | None) -> Any:
+    """Return predictions, and log-densities (N,) if there are any, as an Arrow table."""
     import pyarrow as pa
 
-    fields: list[tuple[str, Any]] = [("row", pa.int64())]
-    for column in columns:
-        kind = column.decode(np.zeros(1)).type
-        if is_number(column):
-            number = kind if isinstance(column, Moment) else pa.float64()
-            fields += [(f"{column.name}_{name}", number) for name in NUMBERS]
-        else:
-            fields.append((column.name, kind))
-        if isinstance(column, Category):
-            fields += [(f"{column.name}={value}", pa.float64()) for value in column.values]
-    fields += [("log_density", pa.float64())] if observed else []
-    if twice := [name for name, n in Counter(name for name, _ in fields).items() if n > 1]:
-        raise NicestError(f"the predictions would have two columns called {shown(twice[0])}: rename the target")
-    return pa.schema(fields)
-
-
-def cells(found: Sequence[Marginal], level: float, nats: np.ndarray | None) -> list[Any]:
-    """Return the columns of predictions for `schema`, without the row numbers."""
-    import pyarrow as pa
-
-    arrays: list[Any] = []
+    named: list[tuple[str, Any]] = []
     for marginal in found:
         column = marginal.column
         if marginal.numeric:
-            mean, *ends = marginal.mean(), marginal.median(), *marginal.interval(level).T
+            numbers = [marginal.mean(), marginal.median(), *marginal.interval(level).T]
             if isinstance(column, Moment):
-                arrays += [column.decode(column.code(each)) for each in (mean, *ends)]
-            else:
-                if isinstance(column, Integer):  # grid points exactly
-                    ends = [column.plain(column.code(each)) for each in ends]
-                arrays += map(pa.array, (mean, *ends))
+                numbers = [column.decode(column.code(each)) for each in numbers]
+            elif isinstance(column, Integer):  # grid points exactly
+                numbers[1:] = [column.plain(column.code(each)) for each in numbers[1:]]
+            named += [(f"{column.name}_{name}", each) for name, each in zip(NUMBERS, numbers, strict=True)]
         else:
-            arrays.append(column.decode(marginal.best()))
+            named.append((column.name, column.decode(marginal.best())))
         if isinstance(column, Category):
-            arrays += [pa.array(each.astype(np.float64)) for each in marginal.probabilities().T]
-    return arrays if nats is None else [*arrays, pa.array(nats, mask=np.isnan(nats))]
+            shares = marginal.probabilities().T.astype(np.float64)
+            named += [(f"{column.name}={value}", each) for value, each in zip(column.values, shares, strict=True)]
+    named += [] if nats is None else [("log_density", pa.array(nats, mask=np.isnan(nats)))]
+    names = [name for name, _ in named]
+    if twice := [name for name, n in Counter(["row", *names]).items() if n > 1]:
+        raise NicestError(f"the predictions would have two columns called {shown(twice[0])}: rename the target")
+    return pa.table([pa.array(each) for _, each in named], names=names)
 
 
-def _range(first: int, n: int) -> Any:
-    import pyarrow as pa
-
-    return pa.array(range(first, first + n), pa.int64())
+def empty_table(run: Run, targets: Sequence[int], *, observed: bool) -> Any:
+    """Return predictions of no rows."""
+    blank = np.full((1, len(run.table.schema)), np.nan, dtype=np.float32)
+    return prediction_table(run.table.marginals(blank, targets), 0.9, np.zeros(1) if observed else None).slice(0, 0)
 
 
 def _draw(out: Path, drawn: Sequence[Sequence[np.ndarray]], name: str, level: float, title: str) -> None:

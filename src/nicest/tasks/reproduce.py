@@ -21,10 +21,10 @@ from nicest.recipes.splits import load_splits
 from nicest.runs.folder import LAST
 from nicest.runs.run import Run
 from nicest.runs.runtime import choose_device
-from nicest.tasks import options
 from nicest.tasks.evaluate import evaluate
 from nicest.tasks.inpaint import inpaint
 from nicest.tasks.latent import interpolate, spectrum, sphere, truncate
+from nicest.tasks.options import Device, Runs, Set, integer, option, out_file, out_folder
 from nicest.tasks.results import Result, columns
 from nicest.tasks.results_page import PUBLISHED, results_page, why
 from nicest.tasks.sample import sample
@@ -105,14 +105,14 @@ class Reproduction(Result):
 
 
 def table(
-    recipe: Annotated[Sequence[str], options.option(help="A row of the table; repeatable.", show_default="all")] = (),
+    recipe: Annotated[Sequence[str], option(help="A row of the table; repeatable.", show_default="all")] = (),
     *,
-    seeds: Annotated[int, options.integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
-    runs: options.Runs = "runs/reproduce",
-    overrides: options.Set = (),  # type: ignore[assignment]
-    out: Annotated[str | Path, options.out_file("The results, as JSON.")] = "results/table.json",
-    page: Annotated[str | Path | None, options.out_file("The results as a Markdown page.")] = None,
-    device: options.Device = "auto",
+    seeds: Annotated[int, integer(0, 100, "Seeds per row; 0 for the number planned for each row.")] = 0,
+    runs: Runs = "runs/reproduce",
+    overrides: Set = (),  # type: ignore[assignment]
+    out: Annotated[str | Path, out_file("The results, as JSON.")] = "results/table.json",
+    page: Annotated[str | Path | None, out_file("The results as a Markdown page.")] = None,
+    device: Device = "auto",
 ) -> Reproduction:
     """Train and evaluate the rows of the paper's tables: as in its text, as in the released code, and our own recipes.
 
@@ -128,6 +128,7 @@ def table(
     for target in (path, Path(page or path)):
         target.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for entry in planned(recipe):
         row = make_row(entry._replace(seeds=seeds or entry.seeds), Path(runs), tuple(overrides), device)
@@ -142,13 +143,10 @@ def table(
         if page:
             write_text(Path(page), results_page(result, Path(page).parent))
         if "unfinished" in row:
-            return reproduction(result, unfinished=row["unfinished"])
-    return reproduction(result, failed=failed or None)
-
-
-def reproduction(result: dict[str, Any], **more: Any) -> Reproduction:
-    """Return the content of a table's file as a result."""
-    return Reproduction(**{key: result[key] for key in ("rows", "published", "out", "note") if key in result}, **more)
+            break
+    found = {key: result[key] for key in ("rows", "published", "out", "note") if key in result}
+    unfinished = row.get("unfinished")
+    return Reproduction(**found, unfinished=unfinished, failed=None if unfinished else failed or None)
 
 
 def known_table(path: Path) -> dict[str, Any]:
@@ -157,13 +155,11 @@ def known_table(path: Path) -> dict[str, Any]:
         return {}
     try:
         table: dict[str, Any] = json.loads(path.read_text())
-        if not all(isinstance(row["recipe"], str) for row in table["rows"]):
-            raise TypeError("rows without a recipe")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NicestError(
-            f"expected a table of `nicest reproduce` in {path}, got something else: choose another file"
-        ) from error
-    return table
+        if all(isinstance(row["recipe"], str) for row in table["rows"]):
+            return table
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise NicestError(f"expected a table of `nicest reproduce` in {path}, got something else: choose another file")
 
 
 def planned(recipes: Sequence[str]) -> list[Entry]:
@@ -216,8 +212,8 @@ def make_row(entry: Entry, runs: Path, overrides: tuple[str, ...], device: str) 
 def absent(recipe: Recipe) -> str:
     """Return how to get the data of a recipe, or "" if it is here."""
     name = recipe.data.name
-    gone = any(row.name == name and not row.present for row in list_sets())
-    return f"needs its data: {SETS[name].how}" if gone else ""
+    present = {row.name: row.present for row in list_sets()}
+    return "" if present.get(name, True) else f"needs its data: {SETS[name].how}"
 
 
 def ensure(recipe: Recipe, folder: Path, settings: tuple[str, ...], device: str) -> str:
@@ -272,12 +268,12 @@ class Figures(Result):
 
 
 def figures(
-    recipe: Annotated[Sequence[str], options.option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
+    recipe: Annotated[Sequence[str], option(help="A recipe; repeatable.", show_default="our own recipes")] = (),
     *,
-    runs: options.Runs = "runs/reproduce",
-    overrides: options.Set = (),  # type: ignore[assignment]
-    out: Annotated[str | Path, options.out_folder("The folder for the figures.")] = "results/figures",
-    device: options.Device = "auto",
+    runs: Runs = "runs/reproduce",
+    overrides: Set = (),  # type: ignore[assignment]
+    out: Annotated[str | Path, out_folder("The folder for the figures.")] = "results/figures",
+    device: Device = "auto",
 ) -> Figures:
     """Draw the figures of the paper (samples, inpainting, spheres, spectra), interpolations, truncations, curves.
 
@@ -288,39 +284,34 @@ def figures(
     made: list[dict[str, Any]] = []
     for entry in planned(recipe or FIGURES):
         loaded = load_recipe(entry.recipe)
-        why = absent(loaded)
-        if not why and len(load_splits(loaded).shape) == 1:
-            why = "its rows are not images"
-        if why:
-            made.append({"recipe": loaded.name, "missing": why})
+        if gone := absent(loaded) or ("its rows are not images" if len(load_splits(loaded).shape) == 1 else ""):
+            made.append({"recipe": loaded.name, "missing": gone})
             continue
         folder, pictures = Path(runs) / f"{loaded.name}-0", Path(out) / loaded.name
         pictures.mkdir(parents=True, exist_ok=True)
         if unfinished := ensure(loaded, folder, (*entry.overrides, *overrides, "train.seed=0"), device):
             made.append({"recipe": loaded.name, "unfinished": unfinished})
             return Figures(recipes=made, unfinished=unfinished)
-        drawn = draw(Run(folder, device=device), pictures)
-        made.append({"recipe": loaded.name, "figures": [str(path) for path in drawn]})
+        made.append({"recipe": loaded.name, "figures": list(map(str, draw(Run(folder, device=device), pictures)))})
     return Figures(recipes=made)
 
 
-def draw(run: Run, folder: Path) -> Iterator[Path]:
-    """Draw every figure of a run, and yield the paths."""
+def draw(run: Run, folder: Path) -> list[Path]:
+    """Draw every figure of a run, and return the paths."""
     metrics, kept = run.metrics, json.loads((run.path / DONE).read_text())
     title = f"{run.path.name}: {kept['mean_nats']:.1f} nats, {kept['bits_per_dim']:.3f} bits/dim on test"
     curve = likelihood_figure(metrics, title=title, baselines=kept["baselines"])
-    save_figure(curve, folder / "likelihood.png")
-    yield folder / "likelihood.png"
-    sample(run, 100, out=folder / "samples.png")
-    yield folder / "samples.png"
-    inpaint(run, out=[folder / "inpaint.png", folder / "inpaint.gif"])
-    yield from (folder / "inpaint.png", folder / "inpaint.gif")
+    made = [folder / name for name in ("likelihood.png", "samples.png", "inpaint.png", "inpaint.gif")]
+    save_figure(curve, made[0])
+    sample(run, 100, out=made[1])
+    inpaint(run, out=made[2:])
     if run.recipe.model.blocks:  # draws of a convolutional flow look like images
-        inpaint(run, mask=("bottom", "left"), n=4, chains=3, draws=True, out=[folder / "draws.png"])
-        yield folder / "draws.png"
+        made.append(folder / "draws.png")
+        inpaint(run, mask=("bottom", "left"), n=4, chains=3, draws=True, out=made[-1])
     for basis in ("random", "top"):
-        sphere(run, basis=basis, out=folder / f"sphere-{basis}.png")
-        yield folder / f"sphere-{basis}.png"
+        made.append(folder / f"sphere-{basis}.png")
+        sphere(run, basis=basis, out=made[-1])
     for look in (spectrum, interpolate, truncate):
-        look(run, out=folder / f"{look.__name__}.png")
-        yield folder / f"{look.__name__}.png"
+        made.append(folder / f"{look.__name__}.png")
+        look(run, out=made[-1])
+    return made

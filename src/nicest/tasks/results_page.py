@@ -74,11 +74,11 @@ def near_the_paper(rows: list[dict[str, Any]]) -> list[str]:
     readings = [row for row in rows if "runs" in row and row["paper_nats"] and row["reading"] in ("text", "released")]
     off = {row["recipe"]: 100 * (row["test_mean_nats"] / row["paper_nats"] - 1) for row in readings}
     found = {name: f"`{name}` ({percent:+.1f} %)" for name, percent in off.items()}
-    near = [text for name, text in found.items() if abs(off[name]) <= 1]
-    far = [text for text in found.values() if text not in near]
-    if not off:
-        return []
-    return [f"Within 1 % of the paper: {', '.join(near) or 'none'}. Further away: {', '.join(far) or 'none'}."]
+    near, far = (
+        ", ".join(text for name, text in found.items() if (abs(off[name]) <= 1) == close) or "none"
+        for close in (True, False)
+    )
+    return [f"Within 1 % of the paper: {near}. Further away: {far}."] if off else []
 
 
 PICTURES = {

@@ -14,10 +14,12 @@ from nicest.data.columns import Schema
 from nicest.data.loading import folder_images, read_rows
 from nicest.data.tables import SUFFIXES, TableFile, is_table
 from nicest.errors import NicestError
+from nicest.files import require_writable
 from nicest.messages import listed
 from nicest.progress import Bar
 from nicest.recipes import Recipe
 from nicest.remote import Remote, looked_from, place
+from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 
 
@@ -81,6 +83,13 @@ def require_flow(run: Run, task: str) -> None:
         raise NicestError(f"{run.path} is a model of a table, but {task} needs a flow: a model of images or arrays")
 
 
+def require_outputs(run: Run, *paths: Path, inputs: Sequence[Path] = ()) -> None:
+    """Refuse to write where nothing can be written, or over the data of a run or one of the inputs."""
+    for path in paths:
+        require_own_file(path, run.recipe, *inputs)
+        require_writable(path)
+
+
 def table_path(name: str | Path) -> Path:
     """Return the path of a table to read or write; refuse other kinds of files."""
     path = place(name)
@@ -98,16 +107,9 @@ def batches(file: TableFile, names: Sequence[str], group: int | None = None) -> 
 
 
 def encoded(table: Any, schema: Schema, source: Path | str) -> tuple[np.ndarray, np.ndarray]:
-    """Encode an Arrow table, or an array (N, D).
+    """Encode an Arrow table, in which columns may be absent, or an array: rows (N, D), and a mask of unknown values.
 
-    Columns that are absent count as missing.
-
-    Returns
-    -------
-    rows : ndarray, shape (N, D)
-        Encoded values, NaN where a cell is missing or holds a value that training never saw.
-    unknown : ndarray of bool, shape (N, D)
-        True for values that training never saw.
+    Rows are NaN where a cell is missing or holds a value that training never saw. The mask is True for the latter.
     """
     if not isinstance(table, np.ndarray):
         import pyarrow as pa

@@ -19,11 +19,10 @@ from nicest.plots import image_grid
 from nicest.progress import Bar
 from nicest.recipes.recipe import DataSettings
 from nicest.remote import place
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
-from nicest.tasks import options
-from nicest.tasks.pictures import as_images, brightest, save_arrays
+from nicest.tasks.options import Seed, integer, option, out_file, real
 from nicest.tasks.results import Result
+from nicest.tasks.rows import require_outputs
 
 LARGEST = 1 << 30  # numbers drawn for one file
 SUFFIXES = (".png", ".npy", ".npz", *TABLES)
@@ -53,19 +52,19 @@ class Samples(Result):
 
 def sample(
     run: Run,
-    n: Annotated[int, options.integer(1, 10**8, "Number of samples.", "-n")] = 100,
+    n: Annotated[int, integer(1, 10**8, "Number of samples.", "-n")] = 100,
     *,
     where: Annotated[
         str | None,
-        options.option(
+        option(
             help="Conditions on columns of a table, joined by and: =, !=, <, <=, >, >=, in (...).", show_default=False
         ),
     ] = None,
-    temperature: Annotated[float, options.real(0, 1000, "Multiplies the scale of the prior of images.")] = 1.0,
-    seed: options.Seed = 0,
+    temperature: Annotated[float, real(0, 1000, "Multiplies the scale of the prior of images.")] = 1.0,
+    seed: Seed = 0,
     out: Annotated[
         str | Path | None,
-        options.out_file(
+        out_file(
             "A grid (.png), an array (.npy, .npz) or a table (.csv, .parquet, .arrow).",
             rows=True,
             show_default="samples.png, samples.npy or samples.csv, depending on the data",
@@ -85,11 +84,11 @@ def sample(
     if kind not in SUFFIXES:
         raise NicestError(f"expected a file that ends in {', '.join(SUFFIXES)}, got {str(path)!r}")
     if (kind in TABLES) != (run.kind == "table"):
-        what, example = ("of a table", "samples.csv") if run.kind == "table" else ("not of a table", "samples.npy")
-        raise NicestError(f"the model is {what}: write {example} instead of {str(path)!r}")
+        what = "of a table: write samples.csv" if run.kind == "table" else "not of a table: write samples.npy"
+        raise NicestError(f"the model is {what} instead of {str(path)!r}")
     if kind == ".png" and run.kind != "images":
         raise NicestError(f"rows of {data.dim} numbers are not images: write samples.npy")
-    require_own_file(path, run.recipe)
+    require_outputs(run, path)
     told: dict[str, Any] = {"temperature": temperature, "seed": seed, "shape": list(data.shape), "dataset": data.name}
     if run.kind == "table":
         if temperature != 1:
@@ -118,23 +117,20 @@ def sample_table(run: Run, n: int, where: str, seed: int, path: Path) -> dict[st
         write_table(path, run.table.schema.decode(drawn.rows))
         return {"where": where, "probability": drawn.probability, "effective_size": drawn.effective_size}
     require_pyarrow()
-    with Bar("sampling", n) as bar, writing(path, empty_table(run).schema) as write:
-        for done, some in enumerate(parts(run, n, seed), 1):
+    batches = parts(run, n, seed)
+    with Bar("sampling", n) as bar, writing(path, next(batches).schema) as write:
+        for done, some in enumerate(batches, 1):
             write(some.columns)
             bar.update(done * ROWS)
     return {}
 
 
 def parts(run: Run, n: int, seed: int) -> Iterator[Any]:
-    """Draw n rows of a table; yield them as Arrow tables of at most ROWS rows."""
+    """Draw n rows of a table; yield an empty Arrow table, then tables of at most ROWS rows."""
+    yield run.table.schema.decode(np.empty((0, len(run.table.schema)), dtype=np.float32))
     for first in range(0, n, ROWS):
         own_seed = int(np.random.SeedSequence([seed, first]).generate_state(1)[0])
         yield run.table.schema.decode(run.table.sample(min(ROWS, n - first), seed=own_seed).rows)
-
-
-def empty_table(run: Run) -> Any:
-    """Return an Arrow table of no rows with the columns of a model."""
-    return run.table.schema.decode(np.empty((0, len(run.table.schema)), dtype=np.float32))
 
 
 def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> Any:
@@ -145,7 +141,7 @@ def sample_batch(run: Run, table: Any, *, rows: int = ROWS, seed: int = 0) -> An
         names = listed(table.column_names)
         raise NicestError(f"expected a column `id` of whole numbers, got {names}: see docs/scale.md")
     seeds = [seed + number for number in table.column("id").to_pylist()]
-    return pa.concat_tables([empty_table(run), *(some for each in seeds for some in parts(run, rows, each))])
+    return pa.concat_tables([*parts(run, 0, 0), *(some for each in seeds for some in parts(run, rows, each))])
 
 
 def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: np.ndarray | None = None) -> np.ndarray:
@@ -156,11 +152,28 @@ def draw(run: Run, n: int, *, temperature: float = 1.0, seed: int = 0, labels: n
         most = f"{LARGEST // data.dim:,} samples of {data.dim:,} numbers"
         raise NicestError(f"expected 1 to {most}, got {n:,}: draw the others into other files, with other seeds")
     context = None if labels is None else torch.from_numpy(labels[:, None]).to(run.flow.units.scale)
-    parts = run.engine.draws(n, context, temperature=temperature, generator=generator)
-    return np.concatenate([as_images(part.cpu().numpy(), data) for part in parts])
+    drawn = run.engine.draws(n, context, temperature=temperature, generator=generator)
+    return np.concatenate([as_images(part.cpu().numpy(), data) for part in drawn])
 
 
 def save_grid(path: Path, images: np.ndarray, data: DataSettings, *, columns: int | None = None) -> None:
     """Save images as one picture, in a grid with `columns` columns, or as square as possible."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         image_grid(images, brightest=brightest(images, data), columns=columns).save(file, format="PNG")
+
+
+def as_images(rows: np.ndarray, data: DataSettings) -> np.ndarray:
+    """Return rows (..., D) in the shape and type of the data, without a label at their end."""
+    images = rows[..., : data.dim].reshape(*rows.shape[:-1], *data.shape)
+    return images.astype(np.uint8 if data.levels <= 256 else np.uint16) if data.levels else images
+
+
+def brightest(images: np.ndarray, data: DataSettings) -> float:
+    """Return the value that is drawn white."""
+    return data.levels - 1 if data.levels else float(np.abs(images).max()) or 1.0
+
+
+def save_arrays(path: Path, **arrays: np.ndarray) -> None:
+    """Save arrays as a compressed .npz file."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

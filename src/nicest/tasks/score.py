@@ -23,12 +23,11 @@ from nicest.errors import NicestError
 from nicest.files import replacing
 from nicest.inference.engine import Engine
 from nicest.progress import Bar
-from nicest.remote import place
 from nicest.runs.digests import expect, settle, verify
-from nicest.runs.folder import require_own_file
 from nicest.runs.run import Run
 from nicest.runs.runtime import rows_to
-from nicest.tasks import options, rows
+from nicest.tasks import rows
+from nicest.tasks.options import Noise, Seed, given, option, out_file, place
 from nicest.tasks.results import Result, count
 
 CAVEAT = "A high density does not mean typical: in many dimensions the densest point is one that you never see."
@@ -69,14 +68,12 @@ class Scores(Result):
 
 def score(
     run: Run,
-    files: Annotated[Sequence[str | Path], options.given("Tables, arrays, images, or folders of them.", options.place)],
+    files: Annotated[Sequence[str | Path], given("Tables, arrays, images, or folders of them.", place)],
     *,
-    out: Annotated[str | Path, options.out_file("The scores: .csv or .parquet.", rows=True)] = "scores.csv",
-    cells: Annotated[
-        bool, options.option("--cells", help="Add the most surprising cell of each row of a table.")
-    ] = False,
-    draws: options.Noise = 8,
-    seed: options.Seed = 0,
+    out: Annotated[str | Path, out_file("The scores: .csv or .parquet.", rows=True)] = "scores.csv",
+    cells: Annotated[bool, option("--cells", help="Add the most surprising cell of each row of a table.")] = False,
+    draws: Noise = 8,
+    seed: Seed = 0,
 ) -> Scores:
     """Compute the log-density and the outlier score of every row or image.
 
@@ -97,7 +94,7 @@ def score(
     if cells:
         rows.require_table(run)
     paths = table_files(files) if run.kind == "table" else [place(file) for file in files]
-    require_own_file(path, run.recipe, *paths)
+    rows.require_outputs(run, path, inputs=paths)
     parts = rows.share(list(rows.plan(paths, run)), rank, size)
     draws = 1 if run.kind == "table" else run.draws(draws)
     quantiles = score_quantiles(run, draws)
@@ -109,11 +106,7 @@ def score(
         bar = stack.enter_context(Bar("scoring", len(parts)))
         for done, part in enumerate(parts, 1):
             row = part.first_row
-            for found in (
-                _table_scores(run, part, quantiles, cells, counts)
-                if run.kind == "table"
-                else _image_scores(run, part, quantiles, draws, seed)
-            ):
+            for found in _scores(run, part, quantiles, draws, seed, counts, cells=cells):
                 nats, n = found[0], len(found[0])
                 names = rows.image_names(part.path, whole=len(paths) > 1) or [rows.plain_name(part.path)] * n
                 numbers = [each if isinstance(each, list) else rows.csv_cells(each, text=text) for each in found]
@@ -123,45 +116,48 @@ def score(
                 bar.update(done - 1, f"{counts['rows']:,} rows")
             bar.update(done)
     finite = counts["rows"] - counts["unknown"]
-    mean, dataset = total / finite if finite else None, run.recipe.data.name
-    told: dict[str, Any] = {"dataset": dataset, "draws": draws, "seed": seed, "caveat": CAVEAT}
-    return Scores(out=str(path), mean_nats=mean, **told, **counts)  # type: ignore[arg-type]
+    told: dict[str, Any] = {"out": str(path), "dataset": run.recipe.data.name, **counts}
+    mean = total / finite if finite else None
+    return Scores(mean_nats=mean, draws=draws, seed=seed, caveat=CAVEAT, **told)
 
 
-def _table_scores(
-    run: Run, part: rows.Part, quantiles: np.ndarray | None, cells: bool, counts: dict[str, int]
+def _scores(
+    run: Run,
+    part: rows.Part,
+    quantiles: np.ndarray | None,
+    draws: int,
+    seed: int,
+    counts: dict[str, int],
+    *,
+    cells: bool,
 ) -> Iterator[list[Any]]:
-    """Yield the columns of scores for each batch of a table, and count rows with missing or unknown cells."""
-    for values, unknown in rows.table_rows(part, run):
-        counts["missing"] += int((np.isnan(values) & ~unknown).any(1).sum())
-        counts["unknown"] += int(unknown.any(1).sum())
-        yield table_scores(run, values, unknown, quantiles, cells=cells)
+    """Yield the columns of scores for each batch, and count rows with missing or unknown cells."""
+    if run.kind == "table":
+        for values, unknown in rows.table_rows(part, run):
+            counts["missing"] += int((np.isnan(values) & ~unknown).any(1).sum())
+            counts["unknown"] += int(unknown.any(1).sum())
+            yield table_scores(run, values, unknown, quantiles, cells=cells)
+        return
+    # the noise depends on the seed and on the file alone
+    state = np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0]
+    generator = torch.Generator(run.device).manual_seed(int(state) >> 1)
+    nats = log_densities(run.engine, rows.model_rows(part.path, run.recipe), draws, generator)
+    yield [nats, outlier_scores(nats, quantiles)]
 
 
 def table_scores(
     run: Run, values: np.ndarray, unknown: np.ndarray, quantiles: np.ndarray | None, *, cells: bool = False
 ) -> list[Any]:
     """Return log-densities, outlier scores and, if asked, the most surprising cells of encoded rows (N, D)."""
-    impossible = unknown.any(1)
-    nats = np.where(impossible, -np.inf, run.table.score(values))
+    nats = np.where(unknown.any(1), -np.inf, run.table.score(values))
     found: list[Any] = [nats, outlier_scores(nats + typical_rest(run.table, values), quantiles)]
     if cells:
         surprise = np.where(unknown, np.inf, -np.asarray(run.table.surprise(values), dtype=np.float64))
         most = np.where(np.isnan(surprise), -np.inf, surprise).argmax(1)
-        there = np.logical_not(np.isnan(surprise).all(1))
-        names = [run.table.schema.names[i] if ok else None for i, ok in zip(most.tolist(), there.tolist(), strict=True)]
-        found += [names, surprise[np.arange(len(most)), most]]
+        largest = surprise[np.arange(len(most)), most]  # NaN in rows without any cell
+        names = [run.table.schema.names[i] for i in most.tolist()]
+        found += [[None if size != size else name for name, size in zip(names, largest, strict=True)], largest]
     return found
-
-
-def _image_scores(
-    run: Run, part: rows.Part, quantiles: np.ndarray | None, draws: int, seed: int
-) -> Iterator[list[Any]]:
-    """Yield the scores of images or rows of numbers; the noise depends on the seed and on the file alone."""
-    state = np.random.SeedSequence([seed, part.file, part.group]).generate_state(1, np.uint64)[0]
-    generator = torch.Generator(run.device).manual_seed(int(state) >> 1)
-    nats = log_densities(run.engine, rows.model_rows(part.path, run.recipe), draws, generator)
-    yield [nats, outlier_scores(nats, quantiles)]
 
 
 def score_batch(run: Run, table: Any, *, quantiles: np.ndarray | None = None) -> Any:
@@ -203,12 +199,12 @@ def typical_rest(table: Any, rows: np.ndarray) -> np.ndarray:
 
 def kept_quantiles(run: Run, draws: int = 1, split: str = "train") -> np.ndarray | None:
     """Read the quantiles that `score_quantiles` wrote; None if they are missing, damaged or of another model."""
-    path, step = scores_path(run.path, split, run.label), int(run.figures.get("step", 0))
+    path = scores_path(run, split)
     if path.is_file():
         with suppress(NicestError):  # a damaged file is computed again
             verify(path, strict=False)
             kept = read_npy(path)
-            if kept.shape == (2 + QUANTILES,) and kept.dtype == np.float64 and tuple(kept[:2]) == (draws, step):
+            if kept.shape == (2 + QUANTILES,) and (*kept[:2],) == (draws, run.figures.get("step", 0)):
                 return kept[2:]
     return None
 
@@ -235,17 +231,14 @@ def score_quantiles(run: Run, draws: int = 1, split: str = "train", engine: Engi
         nats = log_densities(engine, chosen, draws, torch.Generator(engine.device).manual_seed(0))
     quantiles: np.ndarray = np.nanquantile(nats, np.linspace(0, 1, QUANTILES))
     try:
-        keep_quantiles(run.path, quantiles, draws, int(run.figures.get("step", 0)), split, run.label)
+        keep_quantiles(scores_path(run, split), quantiles, draws, int(run.figures.get("step", 0)))
     except NicestError as error:  # a read-only folder
         Bar("", 1).note(f"the {Path(SCORES[split]).stem.replace('-', ' ')} are not kept: {error}")
     return quantiles
 
 
-def keep_quantiles(
-    folder: Path, quantiles: np.ndarray, draws: int = 1, step: int = 0, split: str = "train", label: int | None = None
-) -> None:
-    """Write the quantiles of the log-densities of a split into a run folder, with their digest."""
-    path = scores_path(folder, split, label)
+def keep_quantiles(path: Path, quantiles: np.ndarray, draws: int = 1, step: int = 0) -> None:
+    """Write the quantiles of the log-densities of a split to a file, with their digest."""
     with replacing(path) as temporary:
         with temporary.open("wb") as file:
             np.save(file, np.array([draws, step, *quantiles]))
@@ -253,10 +246,10 @@ def keep_quantiles(
     settle(path)
 
 
-def scores_path(folder: Path, split: str, label: int | None = None) -> Path:
-    """Return the file that keeps the quantiles of a run, or of the images of one label."""
-    path = folder / SCORES[split]
-    return path if label is None else path.with_stem(f"{path.stem}-{label}")
+def scores_path(run: Run, split: str = "train") -> Path:
+    """Return the file that keeps the quantiles of a run, or of the images of its label."""
+    path = run.path / SCORES[split]
+    return path if run.label is None else path.with_stem(f"{path.stem}-{run.label}")
 
 
 def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray:
@@ -265,15 +258,3 @@ def outlier_scores(nats: np.ndarray, quantiles: np.ndarray | None) -> np.ndarray
         return np.full(len(nats), np.nan)
     denser = 1 - np.interp(nats, quantiles, np.linspace(0, 1, len(quantiles)))
     return np.where(np.isnan(nats), np.nan, denser)
-
-
-def ledger(
-    engine: Engine, row: np.ndarray, draws: int, generator: torch.Generator | None = None
-) -> dict[str, np.ndarray]:
-    """Return the terms of the log-density of an image (D,), (draws,) each; for every draw they sum to its nats."""
-    repeated = rows_to(np.repeat(row[None], draws, axis=0), engine.device)
-    parts: dict[str, list[np.ndarray]] = {}
-    for terms in engine.each("terms", repeated, generator=generator):
-        for name, term in terms.items():
-            parts.setdefault(name, []).append(term.double().cpu().numpy())
-    return {name: np.concatenate(each) for name, each in parts.items()}

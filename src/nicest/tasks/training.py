@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from nicest.data.tables import is_table
 from nicest.errors import NicestError
 from nicest.remote import is_address, place
-from nicest.tasks import options
+from nicest.tasks.options import Device, Set, Verify, given, option, out_folder, to_read
 from nicest.tasks.results import Result
 
 
@@ -46,38 +46,33 @@ class Training(Result):
 
 def train(
     recipe: Annotated[
-        str, options.given("A recipe: its name or a .toml file. Or your data: a table or a folder of images.", str)
+        str, given("A recipe: its name or a .toml file. Or your data: a table or a folder of images.", str)
     ],
     data: Annotated[
         str | None,
-        options.option(
-            parser=options.to_read,
+        option(
+            parser=to_read,
             help="Your own data: a table (.csv, .parquet, .arrow), an array (.npy, .npz) or a folder of images.",
         ),
     ] = None,
     target: Annotated[
-        Sequence[str],
-        options.option(help="A column of a table that you want to predict: training favours it; repeatable."),
+        Sequence[str], option(help="A column of a table that you want to predict: training favours it; repeatable.")
     ] = (),
     effort: Annotated[
-        Literal["low", "medium", "high"] | None,
-        options.option(help="How long to train on a table.", show_default="medium"),
+        Literal["low", "medium", "high"] | None, option(help="How long to train on a table.", show_default="medium")
     ] = None,
-    out: Annotated[
-        str | Path | None, options.out_folder("The run folder.", show_default="runs/RECIPE or runs/FILE")
-    ] = None,
-    change: options.Set = (),  # type: ignore[assignment]
-    resume: Annotated[bool, options.option("--resume", help="Resume the run in the folder.")] = False,
+    out: Annotated[str | Path | None, out_folder("The run folder.", show_default="runs/RECIPE or runs/FILE")] = None,
+    change: Set = (),  # type: ignore[assignment]
+    resume: Annotated[bool, option("--resume", help="Resume the run in the folder.")] = False,
     logger: Annotated[
         Literal["tensorboard", "mlflow", "wandb"] | None,
-        options.option(help="Write curves for this logger to RUN/LOGGER; nothing is uploaded."),
+        option(help="Write curves for this logger to RUN/LOGGER; nothing is uploaded."),
     ] = None,
     private: Annotated[
-        bool,
-        options.option("--private", help="Record no command, host name, user name or absolute path in the run folder."),
+        bool, option("--private", help="Record no command, host name, user name or absolute path in the run folder.")
     ] = False,
-    device: options.Device = "auto",
-    verify: options.Verify = None,
+    device: Device = "auto",
+    verify: Verify = None,
 ) -> Training:
     """Train a model. Ctrl-C saves and stops; --resume continues exactly where it stopped.
 
@@ -97,13 +92,9 @@ def train(
             raise NicestError(f"expected one data set, got {recipe} and {data}: leave one out")
         recipe, data, name = kind, recipe, Path(recipe).stem
     loaded, overrides = load_recipe(recipe), list(change)
-    if data:
-        overrides.append(f"data.name={_quoted(located(data))}")
-    if target:
-        overrides.append(f"table.targets={_quoted(list(target))}")
-    if effort:
-        overrides.append(f"train.effort={_quoted(effort)}")
-    options.to_read(loaded.override(*overrides).data.name)
+    settings = {"data.name": data and located(data), "table.targets": list(target), "train.effort": effort}
+    overrides += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items() if value]
+    to_read(loaded.override(*overrides).data.name)
     folder = Path(out) if out else Path("runs") / (name or loaded.name)
     if data and folder.resolve() == place(data).resolve():
         raise NicestError(f"expected a separate folder for the run, got {folder}, which holds the data: choose another")
@@ -146,7 +137,3 @@ def located(data: str) -> str:
     """Return the absolute path of existing data, so that a run finds it from any folder."""
     path = place(data)
     return str(path.resolve()) if path.exists() else data
-
-
-def _quoted(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

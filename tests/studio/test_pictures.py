@@ -7,7 +7,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from nicest.recipes.recipe import DataSettings
-from nicest.tasks.pictures import fit_picture
+from nicest.studio.pictures import fit_picture
 
 GREY = DataSettings(name="own", shape=(8, 6), levels=256)
 

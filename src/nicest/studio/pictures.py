@@ -1,37 +1,18 @@
-"""Convert pictures to rows of a model, and rows to pictures and arrays."""
+"""Fit picture files to the size, colours and levels of a model."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from nicest.data.images import IMAGE_FORMATS, turn_upright
 from nicest.errors import NicestError
-from nicest.files import replacing
 from nicest.messages import brief
 from nicest.recipes.recipe import DataSettings
 
 LARGEST = 4096  # pixels a side
-
-
-def as_images(rows: np.ndarray, data: DataSettings) -> np.ndarray:
-    """Return rows (..., D) in the shape and type of the data, without a label at their end."""
-    images = rows[..., : data.dim].reshape(*rows.shape[:-1], *data.shape)
-    return images.astype(np.uint8 if data.levels <= 256 else np.uint16) if data.levels else images
-
-
-def brightest(images: np.ndarray, data: DataSettings) -> float:
-    """Return the value that is drawn white."""
-    return data.levels - 1 if data.levels else float(np.abs(images).max()) or 1.0
-
-
-def save_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """Save arrays as a compressed .npz file."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -> np.ndarray:
@@ -63,7 +44,8 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
         ) from error
     pixels = np.asarray(ImageOps.invert(plain) if inverted else plain, dtype=np.float64)
     levels = (pixels * (data.levels - 1) / 255).round()
-    return as_images((levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1), data).reshape(-1)
+    row = (levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1)
+    return row.astype(np.uint8 if data.levels <= 256 else np.uint16)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -26,12 +26,12 @@ from nicest.studio.explorer import LABELLED
 from nicest.studio.film import Film
 from nicest.studio.guard import Guard
 from nicest.studio.images import Images
+from nicest.studio.latents import Latents
 from nicest.studio.limits import Desk
 from nicest.studio.messages import ToScore
 from nicest.studio.served import Served
 from nicest.studio.server import create_app
 from nicest.tasks.evaluate import evaluate
-from nicest.tasks.latent import Model
 from nicest.tasks.score import keep_quantiles
 from studio.conftest import DIGITS, TOP, Ask, asking, events, levels, packed, png
 
@@ -251,7 +251,7 @@ class TestExploring:
     def test_the_nats_of_a_code_follow_from_the_jacobian_of_the_decoder(self, digits: Path):
         """The change of variables: log p_H(h) - log |det dy/dh|."""
         run = nicest.open(digits, dtype=torch.float64)
-        model = Model(run)
+        model = Latents(run)
         h = model.draw(1, seed=1)
         jacobian = torch.autograd.functional.jacobian(lambda h: run.flow.bijection.inverse(h[None])[0][0], h[0])
         expected = run.flow.prior.log_prob(h)[0] - torch.linalg.slogdet(jacobian)[1]  # on [0, 1], the recipe's interval
@@ -263,7 +263,7 @@ class TestExploring:
         asked = {"corners": corners, "points": [[0, 0], [1, 0], [0, 1], [0.5, 0.25]]}
         found = ask("POST", f"{DIGITS}/plane", json=asked).json()
         assert found["pictures"][:3] == pictures
-        model = Model(nicest.open(digits))
+        model = Latents(nicest.open(digits))
         h = model.draw(limits.WALL, seed=2)[:3]
         between = model.decode((0.25 * h[0] + 0.5 * h[1] + 0.25 * h[2])[None])
         np.testing.assert_array_equal(levels(found["pictures"][3]).ravel(), between[0].numpy())
@@ -284,7 +284,7 @@ class TestExploring:
 
     def test_a_direction_leads_from_one_label_to_another(self, ask: Ask, digits: Path):
         rows = load("digits", labels=True).train
-        model = Model(nicest.open(digits))
+        model = Latents(nicest.open(digits))
         codes = [model.encode(torch.from_numpy(rows[rows[:, -1] == k, :-1][:LABELLED])).mean(0) for k in range(10)]
         h = model.draw(limits.WALL)[:1]
         assert len(ask("GET", f"{DIGITS}/labels").json()["means"]) == 10
@@ -394,7 +394,9 @@ class TestScoring:
         served = Served("run", Path(shutil.copytree(digits, tmp_path / "run")))
         model = served.open(Images)
         (tmp_path / "run" / "validation-scores.npy").unlink(missing_ok=True)
-        keep_quantiles(tmp_path / "run", np.linspace(-1, 1, 1001), model.draws, model.run.figures["step"])
+        keep_quantiles(
+            tmp_path / "run" / "training-scores.npy", np.linspace(-1, 1, 1001), model.draws, model.run.figures["step"]
+        )
         model.no_data = "gone"
         found = model.reference_scores()
         assert (found["reference"], len(found["quantiles"])) == ("training", 101)
