@@ -22,13 +22,13 @@ class FastCoupling:
         self.layer, self.dtype = layer, dtype
         self.partition, self.law = layer.partition, fast_law(layer.law)
         network: nn.Module = layer.network
-        self.network = FastMLP.of(network, dtype)
-        if self.network and self.network.linears[-1].out_features != self.law.size * len(self.partition.i2):
-            self.network = None  # the plain one says what is wrong
-        self.residual = FastResidual.of(network, dtype)
-        fast = self.network or self.residual
-        if fast and isinstance(self.law, FastSpline | FastAffineSpline):
-            fast.by_columns = True
+        fast = FastMLP.of(network, dtype) or FastResidual.of(network, dtype)
+        if fast and fast.linears[-1].out_features != self.law.size * len(self.partition.i2):
+            fast = None  # the plain one says what is wrong
+        if fast:
+            fast.by_columns = isinstance(self.law, FastSpline | FastAffineSpline)
+        self.network = fast if isinstance(fast, FastMLP) else None
+        self.residual = fast if isinstance(fast, FastResidual) else None
         self.conv = FastConv.of(network, dtype)
         if self.conv and not self.conv.fits(self.partition, layer.law):
             self.conv = None
@@ -70,17 +70,10 @@ class FastCoupling:
 
     def read(self, x1: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return x_I1 as the network reads it, and the network's output (B, |I2| · size)."""
-        if self.network is not None:
-            return self.network.read(x1, context)
-        if self.conv is not None and self.convolves(x1, context):
-            b = self.conv.read(x1, context)[1]
-        elif self.residual is not None:
-            b = self.residual.read(x1, context)[1]
-        else:
-            with reduced(x1, self.dtype):
-                b = self.layer.network(x1) if context is None else self.layer.network(x1, context)
-        self.layer.parameters_from(x1, b)  # checks the shape
-        return x1, b.to(x1.dtype)
+        if fast := self.network or self.residual or (self.conv if self.convolves(x1, context) else None):
+            return fast.read(x1, context)
+        with reduced(x1, self.dtype):
+            return x1, self.layer.m(x1, context).flatten(1)
 
 
 class Stream:

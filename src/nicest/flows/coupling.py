@@ -131,10 +131,7 @@ class Coupling(Bijection):
 
     def m(self, x1: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the parameters of the law at x_I1, (B, |I2|, size)."""
-        return self.parameters_from(x1, self.network(x1) if context is None else self.network(x1, context))
-
-    def parameters_from(self, x1: Tensor, b: Tensor) -> Tensor:
-        """Check and reshape the network's output b for x_I1: (B, |I2|, size) in the dtype of x_I1."""
+        b: Tensor = self.network(x1) if context is None else self.network(x1, context)
         expected = (len(x1), len(self.partition.i2) * self.law.size)
         if b.shape != expected:
             raise ValueError(f"the coupling network must return {expected}, got {tuple(b.shape)}")

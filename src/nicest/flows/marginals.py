@@ -207,8 +207,7 @@ class Elementwise(Bijection):
         if context is None:
             raise ValueError("Elementwise: expected a context, got none")
         b: Tensor = self.conditioner(context.to(x.dtype))
-        if b.shape != (len(x), self.dim * self.law.size):
-            expected = (len(x), self.dim * self.law.size)
+        if b.shape != (expected := (len(x), self.dim * self.law.size)):
             raise ValueError(f"the conditioner must return {expected}, got {tuple(b.shape)}")
         return b.to(x.dtype).unflatten(1, (self.dim, self.law.size))
 

@@ -7,19 +7,20 @@ import inspect
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from nicest.errors import NicestError
-from nicest.studio.limits import Desk
+from nicest.studio.limits import Desk, How
 
 EVENTS = "text/event-stream"
 FRAME = 1 / 30  # seconds between two frames, at least
 Json = dict[str, Any]
 Events = Generator[tuple[str, Json], None, None]  # names and data of server-sent events
+Kind = How | Literal["stream"]
 M = TypeVar("M")
 
 
@@ -29,13 +30,13 @@ class Asked:
     def __init__(self, served: Any, form: str, desk: Desk) -> None:
         self.served, self.form, self.desk = served, form, desk
 
-    async def ask(self, how: str, kind: type[M], work: Callable[[M], Any]) -> Any:
-        """Call a function of the model in a worker thread; `how` is a method of `Desk`, or "stream"."""
+    async def ask(self, how: Kind, kind: type[M], work: Callable[[M], Any]) -> Any:
+        """Call a function of the model in a worker thread; `how` is that of `Desk.run`, or "stream"."""
 
         def function() -> Any:
             return work(self.served.open(kind, self.form))
 
-        return await (stream(function, self.desk) if how == "stream" else getattr(self.desk, how)(function))
+        return await (stream(function, self.desk) if how == "stream" else self.desk.run(how, function))
 
 
 async def asked(request: Request, run: str, nicest_form: Annotated[str, Header()] = "") -> Asked:
@@ -66,7 +67,7 @@ def bytes_out(kind: str) -> Json:
     return {"response_class": Response, "responses": {200: {"content": {kind: {}}, "description": "Not JSON."}}}
 
 
-def endpoint(method: str, how: str = "quick", out: str = "", **options: Any) -> Callable[[M], M]:
+def endpoint(method: str, how: Kind = "quick", out: str = "", **options: Any) -> Callable[[M], M]:
     """Serve a method of an open model as /api/runs/{run}/NAME.
 
     Parameters
@@ -100,7 +101,7 @@ def router_of(kind: type) -> APIRouter:
     return router
 
 
-def serving(kind: type, function: Any, how: str, out: str) -> Callable[..., Any]:
+def serving(kind: type, function: Any, how: Kind, out: str) -> Callable[..., Any]:
     """Return a function that FastAPI can serve: it calls a method of the model of the run."""
     signature = inspect.signature(function, eval_str=True)
     run = inspect.Parameter("run", inspect.Parameter.KEYWORD_ONLY, annotation=Run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from anyio import CapacityLimiter, to_thread
 
@@ -35,6 +35,7 @@ SEND_SECONDS = 15  # without reading the answer
 
 
 Work = Callable[[], Any]
+How = Literal["quick", "read", "job"]
 
 
 class Busy(Exception):
@@ -65,25 +66,20 @@ class Desk:
         self.jobs, self.waiting = Slots(jobs, "long requests, such as inpaintings,"), Slots(WAITING, "requests")
         self.short, self.files, self.long = CapacityLimiter(threads), CapacityLimiter(1), CapacityLimiter(jobs)
 
-    async def quick(self, function: Work) -> Any:
-        """Run a short function in one of two threads."""
-        return await self._run(function, self.waiting, self.short)
+    async def run(self, how: How, function: Work) -> Any:
+        """Run a function in a worker thread.
 
-    async def read(self, function: Work) -> Any:
-        """Run a function that reads an uploaded file: large files wait for each other, and nothing waits for them."""
-        return await self._run(function, self.waiting, self.files)
-
-    async def job(self, function: Work) -> Any:
-        """Run a long function in a thread of its own."""
-        return await self._run(function, self.jobs, self.long)
-
-    async def step(self, function: Work) -> Any:
-        """Run a part of a long request whose slot the caller holds."""
-        return await to_thread.run_sync(function, limiter=self.long)
-
-    async def _run(self, function: Work, slots: Slots, limiter: CapacityLimiter) -> Any:
+        `how` is "quick" for a short function, "read" for one that reads an uploaded file, or "job" for a long one.
+        Large files wait for each other, and nothing waits for them.
+        """
+        slots = self.jobs if how == "job" else self.waiting
+        limiter = {"quick": self.short, "read": self.files, "job": self.long}[how]
         slots.take()
         try:
             return await to_thread.run_sync(function, limiter=limiter)
         finally:
             slots.give_back()
+
+    async def step(self, function: Work) -> Any:
+        """Run a part of a long request whose slot the caller holds."""
+        return await to_thread.run_sync(function, limiter=self.long)

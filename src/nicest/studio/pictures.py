@@ -34,14 +34,10 @@ def fit_picture(content: bytes, data: DataSettings, *, inverted: bool = False) -
             plain = _opaque(fitted).convert(mode)
     except NicestError:
         raise
-    except UnidentifiedImageError as error:
-        raise NicestError(
-            f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes of another kind"
-        ) from error
     except Exception as error:  # broken bytes lead Pillow to errors of every kind
-        raise NicestError(
-            f"expected a picture ({', '.join(IMAGE_FORMATS)}), got {len(content)} bytes that are not ({brief(error)})"
-        ) from error
+        found = "of another kind" if isinstance(error, UnidentifiedImageError) else f"that are not ({brief(error)})"
+        known = ", ".join(IMAGE_FORMATS)
+        raise NicestError(f"expected a picture ({known}), got {len(content)} bytes {found}") from error
     pixels = np.asarray(ImageOps.invert(plain) if inverted else plain, dtype=np.float64)
     levels = (pixels * (data.levels - 1) / 255).round()
     row = (levels.transpose(2, 0, 1) if mode == "RGB" else levels).reshape(-1)

@@ -26,7 +26,7 @@ ROUTERS = (studio, *map(router_of, (Opened, Rows, Explorer, Images, Tables)), tr
 async def list_runs(request: Request) -> Json:
     """List the `runs` with their kinds and shapes, and the `limits` of requests."""
     state = request.app.state
-    runs = await state.desk.quick(lambda: [each.info() for each in list(state.served.values())])
+    runs = await state.desk.run("quick", lambda: [each.info() for each in list(state.served.values())])
     names = ("BODY", "PICTURES", "WALL", "ROWS", "STEPS", "CHAINS", "COMPONENTS", "WALK")
     allowed = {name.lower(): getattr(limits, name) for name in names} | {"side": LARGEST, "jobs": state.desk.jobs.count}
     folder = str(state.trainer.folder)
@@ -44,7 +44,7 @@ async def status(request: Request) -> Json:
 async def metrics(request: Request, run: Run, after: int = -1) -> Json:
     """Return the metrics of a run after a step, and the state of its training."""
     state, path = request.app.state, run.served.path
-    return await state.desk.quick(lambda: run.served.metrics(after) | {"process": state.trainer.state(path)})
+    return await state.desk.run("quick", lambda: run.served.metrics(after) | {"process": state.trainer.state(path)})
 
 
 @studio.get("/api/runs/{run}/download", **bytes_out("application/zip"))
@@ -72,19 +72,19 @@ async def stage(
 ) -> Json:
     """Describe data to be trained on: a table, or images as bytes of shape (N, H, W) or (N, H, W, 3)."""
     trainer: Trainer = request.app.state.trainer
-    return await request.app.state.desk.job(lambda: trainer.stage(content, name, format))
+    return await request.app.state.desk.run("job", lambda: trainer.stage(content, name, format))
 
 
 @training.post("/api/train")
 async def begin(request: Request, ask: messages.Begin) -> Json:
     """Start a training in a process of its own, and return its `run`. The process survives the page and the server."""
     state = request.app.state
-    return {"run": add_run(state.served, await state.desk.quick(lambda: state.trainer.begin(ask)))}
+    return {"run": add_run(state.served, await state.desk.run("quick", lambda: state.trainer.begin(ask)))}
 
 
 @training.post("/api/runs/{run}/stop")
 async def stop(request: Request, run: Run) -> Json:
     """Tell a training that was started from the page to save and end."""
     state, path = request.app.state, run.served.path
-    await state.desk.quick(lambda: state.trainer.stop(path))
-    return await state.desk.quick(lambda: state.trainer.state(path))
+    await state.desk.run("quick", lambda: state.trainer.stop(path))
+    return await state.desk.run("quick", lambda: state.trainer.state(path))

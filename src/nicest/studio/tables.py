@@ -200,11 +200,6 @@ def described(column: Column) -> Json:
     return found | {"low": ends[0], "high": ends[1], "distinct": 0}
 
 
-def ordered(column: Column) -> bool:
-    """Return True if the values of a column have an order."""
-    return not isinstance(column, Category) or column.numeric
-
-
 def histogram(codes: np.ndarray, column: Column) -> Json:
     """Count encoded values (N,): of a category by value, else in bins of one width from `low` to `high`."""
     if isinstance(column, Category):
