@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from safetensors.numpy import load_file, save_file
 from sklearn.base import BaseEstimator, ClassifierMixin, DensityMixin, RegressorMixin
 from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
@@ -20,7 +21,8 @@ from nicest.data.frames import as_table, is_frame
 from nicest.data.infer import schema_of
 from nicest.data.splits import in_memory
 from nicest.errors import NicestError
-from nicest.files import to_json
+from nicest.estimators.forest import FEWEST_ROWS, MOST_CLASSES, MOST_ROWS, Forest
+from nicest.files import replacing, to_json
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, TableSettings, TrainSettings
@@ -32,7 +34,7 @@ from nicest.tables.table import Table
 from nicest.train.callbacks import ProgressBar
 from nicest.train.fit import fit_splits
 
-FILE = "estimator.json"
+FILE, FOREST = "estimator.json", "forest.safetensors"
 TARGET = "y"  # name of the target's column, if the data gives none
 Seed = int | np.random.RandomState | None
 
@@ -101,13 +103,13 @@ class TableEstimator(BaseEstimator):
             raise NicestError(f"{path}: expected a {cls.__name__}, got {what}")
         model = cls(**kept.get("params", {}))
         model.table_, model.schema_, model.recipe_, model.history_ = run.table, run.schema, run.recipe, run.metrics
-        model._restore(kept)
+        model._restore(kept, run.path)
         return model
 
     def _kept(self) -> dict[str, Any]:
         return {"names": list(getattr(self, "feature_names_in_", [])), "n_features": self.n_features_in_}
 
-    def _restore(self, kept: dict[str, Any]) -> None:
+    def _restore(self, kept: dict[str, Any], folder: Path) -> None:
         self._like: Any = None
         self.n_features_in_ = int(kept.get("n_features", len(self.schema_)))
         if names := kept.get("names", self.schema_.names):
@@ -298,23 +300,50 @@ class Predictor(TableEstimator):
         self.effort, self.discrete, self.bounds, self.device = effort, discrete, bounds, device
         self.random_state, self.verbose = random_state, verbose
 
-    def _fit(self, data: Any, y: np.ndarray, target: Column) -> Self:
-        """Train on a read X and the column `target` of y, which gets a name that no column of X has."""
+    def _fit(self, data: Any, y: np.ndarray, target: Column, classes: int = 0) -> Self:
+        """Train on a read X, what a forest predicts for rows that it did not see, and the column `target` of y."""
         check_consistent_length(data, y)
         schema = self._schema(data)
+        rows, more = schema.encode(data, "X"), Schema()
+        numbers = y if classes else (y - y.mean()) / (y.std() or 1.0)
+        self.forest_ = None
+        if FEWEST_ROWS <= len(y) < MOST_ROWS and 1 < len(np.unique(y)) and classes <= MOST_CLASSES:
+            known = np.where(np.isinf(rows), np.float32(np.nan), rows)
+            self.forest_, found = Forest.fit(known, numbers, classes=classes, seed=_seed(self.random_state))
+            more = schema_of(found, discrete="types", source="the forest")
+            rows = np.column_stack((rows, more.encode(found, "the forest")))
+        names = [f"{TARGET}_forest{i}" for i in range(len(more))]
+        columns = [*schema, *(replace(column, name=name) for column, name in zip(more, names, strict=True))]
         name = TARGET
         while name in schema.names:
             name += "_"
-        rows = np.column_stack((schema.encode(data, "X"), target.encode(y))).astype(np.float32)
-        self._train(Schema((*schema, replace(target, name=name))), rows, [name])
+        codes = y if classes else target.encode(y)
+        rows = np.column_stack((rows, codes)).astype(np.float32)
+        self._train(Schema((*columns, replace(target, name=name))), rows, [name])
         return self
 
     def _distribution(self, X: Any) -> Marginal:
         """Return p(y | the observed cells of X) of every row."""
         check_is_fitted(self)
-        rows = Schema(self.schema_[:-1]).encode(self._read(X), "X", unseen="missing")
-        last = len(self.schema_) - 1
+        last, forest = len(self.schema_) - 1, self.forest_
+        own = last - (forest.columns if forest else 0)
+        rows = Schema(self.schema_[:own]).encode(self._read(X), "X", unseen="missing")
+        if forest:
+            found = Schema(self.schema_[own:last]).encode(forest.predict(rows), "the forest", unseen="missing")
+            rows = np.column_stack((rows, found))
         return self.table_.marginals(np.insert(rows, last, np.nan, axis=1), [last])[0]
+
+    def save(self, path: str | Path) -> None:
+        """Write a run folder, with the forest as plain arrays; no pickle."""
+        super().save(path)
+        if self.forest_:
+            with replacing(Path(path) / FOREST) as temporary:
+                save_file(self.forest_.arrays, temporary)
+
+    def _restore(self, kept: dict[str, Any], folder: Path) -> None:
+        super()._restore(kept, folder)
+        file = folder / FOREST
+        self.forest_ = Forest(load_file(file)) if file.is_file() else None
 
 
 class NICERegressor(RegressorMixin, Predictor):
@@ -359,7 +388,7 @@ class NICEClassifier(ClassifierMixin, Predictor):
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         names = tuple(f"{i:06d}" for i in range(len(self.classes_)))
-        return self._fit(data, np.array(names)[codes], Category(TARGET, "string", names))
+        return self._fit(data, codes, Category(TARGET, "string", names), len(names))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of every class, (N, C), in the order of `classes_`."""
@@ -373,8 +402,8 @@ class NICEClassifier(ClassifierMixin, Predictor):
     def _kept(self) -> dict[str, Any]:
         return super()._kept() | {"classes": self.classes_.tolist()}
 
-    def _restore(self, kept: dict[str, Any]) -> None:
-        super()._restore(kept)
+    def _restore(self, kept: dict[str, Any], folder: Path) -> None:
+        super()._restore(kept, folder)
         self.classes_ = np.asarray(kept["classes"])
 
 
