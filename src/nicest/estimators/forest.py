@@ -40,7 +40,9 @@ class Forest:
         kind = RandomForestClassifier if classes else RandomForestRegressor
         trees, leaf = (TREES, 1) if len(rows) < MANY else (FEWER_TREES, 5)
         features = "sqrt" if classes else 1 / 3
-        model = kind(trees, min_samples_leaf=leaf, max_features=features, oob_score=True, random_state=seed).fit(rows, y)
+        model = kind(trees, min_samples_leaf=leaf, max_features=features, oob_score=True, random_state=seed).fit(
+            rows, y
+        )
         out_of_bag = model.oob_decision_function_ if classes else model.oob_prediction_[:, None]
         nodes = [tree.tree_.__getstate__()["nodes"] for tree in model.estimators_]
         sizes = np.array([len(each) for each in nodes])

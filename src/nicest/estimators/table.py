@@ -307,7 +307,7 @@ class Predictor(TableEstimator):
         rows, more = schema.encode(data, "X"), Schema()
         numbers = y if classes else (y - y.mean()) / (y.std() or 1.0)
         self.forest_ = None
-        if FEWEST_ROWS <= len(y) < MOST_ROWS and 1 < len(np.unique(y)) and classes <= MOST_CLASSES:
+        if FEWEST_ROWS <= len(y) < MOST_ROWS and len(np.unique(y)) > 1 and classes <= MOST_CLASSES:
             known = np.where(np.isinf(rows), np.float32(np.nan), rows)
             self.forest_, found = Forest.fit(known, numbers, classes=classes, seed=_seed(self.random_state))
             more = schema_of(found, discrete="types", source="the forest")

@@ -190,7 +190,9 @@ class Numbers:
 
     def crps(self, y: Tensor) -> Tensor:
         """Return the continuous ranked probability score, the integral of (P(X <= t) - 1{t >= y})^2, (..., n)."""
-        nodes = self._nodes()[..., :: max(1, self.loc.shape[-1] // 8)].flatten(-2)  # many components need few nodes each
+        nodes = self._nodes()[..., :: max(1, self.loc.shape[-1] // 8)].flatten(
+            -2
+        )  # many components need few nodes each
         points = torch.cat((self._rounded(nodes.mT).mT, y[..., None]), -1)
         if self.atoms.shape[-1]:
             atoms = self.atoms.expand(*y.shape, -1)
