@@ -34,12 +34,13 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
         "components": 12,
         "dropout": 0.5 if n < FEW else 0.2 if n < 4_000 else 0.1,
         "members": 4 if small else 1 if large else 2,
-        "favour": 0.5 if n < FEW else 0.8,
+        "favour": 0.3 if n < FEW else 0.8,
     } | dict(given.get("table", {}))
     batch = given["train"].get("batch", max(8, min(64 if small else 512 if large else 256, n // 2)))
     heads = schema.heads()
-    # few rows of many columns are soon learned by heart
-    steps = round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2 * min(1.0, n / (10 * len(heads))))
+    # few rows, and those of many columns, are soon learned by heart
+    learned = min(1.0, n / (10 * len(heads))) * min(1.0, n / 500) ** 0.5
+    steps = round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2 * learned)
     outputs = sum(head.categories or 3 * table["components"] + len(head.atoms) for head in heads)
     inputs = sum(head.categories + len(head.knots) + 4 for head in heads)
     each = table["members"] * table["width"] * (inputs + outputs + 4 * table["width"] * table["depth"])
