@@ -292,5 +292,5 @@ class TestPredictors:
     def test_a_feature_called_y(self):
         data = pd.DataFrame({"y": np.arange(60.0) % 7, "x": np.random.default_rng(0).normal(size=60)})
         model = NICERegressor(effort="low", random_state=0).fit(data, data["x"] * 2)
-        assert model.schema_.names == ["y", "x", "y_"]
+        assert model.schema_.names == ["y", "x", "forest", "y_"]
         assert model.predict(data).shape == (60,)

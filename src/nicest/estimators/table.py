@@ -34,8 +34,8 @@ from nicest.tables.table import Table
 from nicest.train.callbacks import ProgressBar
 from nicest.train.fit import fit_splits
 
-FILE, FOREST = "estimator.json", "forest.safetensors"
-TARGET = "y"  # name of the target's column, if the data gives none
+FILE, TREES = "estimator.json", "forest.safetensors"
+TARGET, FOREST = "y", "forest"  # names of the columns of the target and of the forest's predictions
 Seed = int | np.random.RandomState | None
 
 
@@ -312,14 +312,14 @@ class Predictor(TableEstimator):
             self.forest_, found = Forest.fit(known, numbers, classes=classes, seed=_seed(self.random_state))
             more = schema_of(found, discrete="types", source="the forest")
             rows = np.column_stack((rows, more.encode(found, "the forest")))
-        names = [f"{TARGET}_forest{i}" for i in range(len(more))]
-        columns = [*schema, *(replace(column, name=name) for column, name in zip(more, names, strict=True))]
-        name = TARGET
-        while name in schema.names:
-            name += "_"
+        columns = list(schema)
+        for column, name in [*((each, FOREST) for each in more), (target, TARGET)]:
+            while name in (each.name for each in columns):
+                name += "_"
+            columns.append(replace(column, name=name))
         codes = y if classes else target.encode(y)
         rows = np.column_stack((rows, codes)).astype(np.float32)
-        self._train(Schema((*columns, replace(target, name=name))), rows, [name])
+        self._train(Schema(columns), rows, [columns[-1].name])
         return self
 
     def _distribution(self, X: Any) -> Marginal:
@@ -337,12 +337,12 @@ class Predictor(TableEstimator):
         """Write a run folder, with the forest as plain arrays; no pickle."""
         super().save(path)
         if self.forest_:
-            with replacing(Path(path) / FOREST) as temporary:
+            with replacing(Path(path) / TREES) as temporary:
                 save_file(self.forest_.arrays, temporary)
 
     def _restore(self, kept: dict[str, Any], folder: Path) -> None:
         super()._restore(kept, folder)
-        file = folder / FOREST
+        file = folder / TREES
         self.forest_ = Forest(load_file(file)) if file.is_file() else None
 
 

@@ -10,6 +10,7 @@ from nicest.data.columns import Schema
 from nicest.recipes import Recipe
 
 STEPS = {"low": 0.3, "medium": 1.0, "high": 4.0}
+LEAST = 10  # steps
 FEW = 1_000  # rows below which dropout alone must prevent overfitting: validation rows would be too few to tell
 WORK = {"low": 1e12, "medium": 4e12, "high": 3e13}  # multiplications of a training, at most
 
@@ -40,7 +41,7 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
     heads = schema.heads()
     # few rows, and those of many columns, are soon learned by heart
     learned = min(1.0, n / (10 * len(heads))) * min(1.0, n / 500) ** 0.5
-    steps = round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2 * learned)
+    steps = max(LEAST, round(STEPS[effort] * 1_200 * max(1.0, n / 1_000) ** 0.2 * learned))
     outputs = sum(head.categories or 3 * table["components"] + len(head.atoms) for head in heads)
     inputs = sum(head.categories + len(head.knots) + 4 for head in heads)
     each = table["members"] * table["width"] * (inputs + outputs + 4 * table["width"] * table["depth"])
