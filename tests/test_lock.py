@@ -62,6 +62,7 @@ def test_every_dependency_of_every_extra_is_pinned_to_what_is_installed():
         "dev",
         "dist",
         "docs",
+        "excel",
         "export",
         "hub",
         "loggers",
