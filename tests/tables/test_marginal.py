@@ -9,6 +9,7 @@ import torch
 from exact import number_head
 from scipy import stats
 
+from nicest import NICETable
 from nicest.data.columns import Schema
 from nicest.data.kinds import Category, Integer, Real
 from nicest.tables.heads import Categories
@@ -144,3 +145,10 @@ def test_a_schema_of_extreme_columns_round_trips():
     back = np.column_stack([column.plain(codes) for column, codes in zip(columns, rows.T, strict=True)])
     np.testing.assert_allclose(back, x, rtol=1e-6)
     assert abs(columns[0].plain(rows[:, 0]) - x[:, 0]).max() < 1e-3
+
+
+def test_an_interval_holds_the_spike_that_it_ends_at():
+    x = np.where(np.arange(400) % 2, 0.0, np.random.default_rng(0).exponential(size=400).round(3)) / 7 - 0.3
+    model = NICETable(effort="low", random_state=0).fit(np.column_stack((x, np.arange(400.0) % 5)))
+    low, high = model.predict_interval(np.full((1, 2), np.nan), 0)[0]
+    assert low == -0.3 < high  # and not the number that float32 makes of it
