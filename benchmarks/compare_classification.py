@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 
 from benchmarks.compare import Comparison, Figures
 from benchmarks.datasets import AS_STORED, TABLES, Table, read_mixed, standardised
-from nicest.estimators.table import NICEClassifier
+from nicest.estimators.predictors import NICEClassifier
 
 CLASSES = 20  # at most; targets of more values are cut into terciles
 CATEGORIES = 255  # most categories of a column that boosting accepts

@@ -20,7 +20,8 @@ from benchmarks.compare import Comparison, Figures
 from benchmarks.compare_imputation import crps_of
 from benchmarks.datasets import TABLES, Table, split
 from nicest.data.columns import Real
-from nicest.estimators.table import NICERegressor, NICETable
+from nicest.estimators.predictors import NICERegressor
+from nicest.estimators.table import NICETable
 from nicest.tables.marginal import Marginal
 
 LEVEL = 0.9  # of the predicted intervals

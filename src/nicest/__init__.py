@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from nicest.errors import NicestError
     from nicest.estimators.detector import NICEDetector
     from nicest.estimators.nice import NICE
-    from nicest.estimators.table import NICEClassifier, NICERegressor, NICETable
+    from nicest.estimators.predictors import NICEClassifier, NICERegressor
+    from nicest.estimators.table import NICETable
     from nicest.fast import lower
     from nicest.flows import Chain, Flow, Gaussian, Logistic, Units
     from nicest.inference.engine import Engine
@@ -64,9 +65,9 @@ __all__ = [
 # torch is imported when something needs it, not before: `nicest --help` answers at once
 _HOMES = {
     "NICE": "nicest.estimators.nice",
-    "NICEClassifier": "nicest.estimators.table",
+    "NICEClassifier": "nicest.estimators.predictors",
     "NICEDetector": "nicest.estimators.detector",
-    "NICERegressor": "nicest.estimators.table",
+    "NICERegressor": "nicest.estimators.predictors",
     "NICETable": "nicest.estimators.table",
     "Chain": "nicest.flows",
     "Engine": "nicest.inference.engine",

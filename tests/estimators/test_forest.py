@@ -48,5 +48,5 @@ def test_a_stored_predictor_has_its_forest(rows: np.ndarray, tmp_path) -> None:
 
 def test_many_rows_and_constant_targets_have_none(rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     assert NICERegressor(effort="low").fit(rows, np.ones(len(rows))).forest_ is None
-    monkeypatch.setattr("nicest.estimators.table.MOST_ROWS", 100)
+    monkeypatch.setattr("nicest.estimators.predictors.MOST_ROWS", 100)
     assert NICERegressor(effort="low").fit(rows, np.nan_to_num(rows[:, 0])).forest_ is None

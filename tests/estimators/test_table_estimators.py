@@ -17,7 +17,8 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from nicest.estimators.table import NICEClassifier, NICERegressor, NICETable, TableEstimator
+from nicest.estimators.predictors import NICEClassifier, NICERegressor
+from nicest.estimators.table import NICETable, TableEstimator
 from nicest.tables import sizes
 
 ESTIMATORS = [NICETable(effort="low"), NICERegressor(effort="low"), NICEClassifier(effort="low")]

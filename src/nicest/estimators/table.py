@@ -1,28 +1,23 @@
-"""One estimator of a whole table, which answers any question; a regressor and a classifier on top of it."""
+"""One estimator of a whole table, which answers any question; and what the predictors share with it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
-from safetensors.numpy import load_file, save_file
-from sklearn.base import BaseEstimator, ClassifierMixin, DensityMixin, RegressorMixin
-from sklearn.utils import assert_all_finite, check_consistent_length, check_random_state, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nicest.data.columns import Category, Column, Schema
+from nicest.data.columns import Schema
 from nicest.data.frames import as_table, is_frame
 from nicest.data.infer import schema_of
 from nicest.data.splits import in_memory
 from nicest.errors import NicestError
-from nicest.estimators.forest import FEWEST_ROWS, MOST_CLASSES, MOST_ROWS, Forest
-from nicest.files import replacing, to_json
+from nicest.files import to_json
 from nicest.recipes import Recipe
 from nicest.recipes.defaults import IN_MEMORY
 from nicest.recipes.recipe import DataSettings, TableSettings, TrainSettings
@@ -34,8 +29,7 @@ from nicest.tables.table import Table
 from nicest.train.callbacks import ProgressBar
 from nicest.train.fit import fit_splits
 
-FILE, TREES = "estimator.json", "forest.safetensors"
-TARGET, FOREST = "y", "forest"  # names of the columns of the target and of the forest's predictions
+FILE = "estimator.json"
 Seed = int | np.random.RandomState | None
 
 
@@ -219,7 +213,7 @@ class NICETable(DensityMixin, TableEstimator):
         rows = self._rows(X)
         if not draws:
             return self._filled(X, rows, self.table_.impute(rows))
-        seed = _seed(random_state)
+        seed = seed_of(random_state)
         return [self._filled(X, rows, self.table_.impute(rows, draw=True, seed=seed + k)) for k in range(draws)]
 
     def predict_distribution(self, X: Any, column: Any = None) -> Marginal:
@@ -251,13 +245,13 @@ class NICETable(DensityMixin, TableEstimator):
     def sample(self, n_samples: int = 1, where: str = "", random_state: Seed = None) -> Any:
         """Draw rows, as data of the kind that was fitted; see `Table.sample` for conditions and their probability."""
         check_is_fitted(self)
-        drawn = self.table_.sample(n_samples, where, seed=_seed(random_state)).rows
+        drawn = self.table_.sample(n_samples, where, seed=seed_of(random_state)).rows
         rows = self.schema_.decode(self.schema_.plausible(drawn))
         return rows if self._like is None else as_table(self._like)[2](rows)
 
     def calibration(self, X: Any, *, random_state: Seed = 0) -> dict[str, Any]:
         """Hide a fifth of the cells and compare their distributions with the truth; see `Table.calibration`."""
-        return self.table_.calibration(self._rows(X), seed=_seed(random_state))
+        return self.table_.calibration(self._rows(X), seed=seed_of(random_state))
 
     def _rows(self, X: Any, without: int | None = None) -> np.ndarray:
         """Return encoded rows; cells of the column `without` are missing, and a frame may lack it."""
@@ -284,140 +278,7 @@ class NICETable(DensityMixin, TableEstimator):
         return back(self.schema_.fill(table, rows, filled))
 
 
-class Predictor(TableEstimator):
-    """A table model of X and y that favours the column of y. Abstract."""
-
-    def __init__(
-        self,
-        *,
-        effort: str = "medium",
-        discrete: Literal["values", "types"] = "values",
-        bounds: Mapping[Any, tuple[float, float | None]] | None = None,
-        device: str = "auto",
-        random_state: Seed = None,
-        verbose: int = 0,
-    ) -> None:
-        self.effort, self.discrete, self.bounds, self.device = effort, discrete, bounds, device
-        self.random_state, self.verbose = random_state, verbose
-
-    def _fit(self, data: Any, y: np.ndarray, target: Column, classes: int = 0) -> Self:
-        """Train on a read X, what a forest predicts for rows that it did not see, and the column `target` of y."""
-        check_consistent_length(data, y)
-        schema = self._schema(data)
-        rows, more = schema.encode(data, "X"), Schema()
-        numbers = y if classes else (y - y.mean()) / (y.std() or 1.0)
-        self.forest_ = None
-        if FEWEST_ROWS <= len(y) < MOST_ROWS and len(np.unique(y)) > 1 and classes <= MOST_CLASSES:
-            known = np.where(np.isinf(rows), np.float32(np.nan), rows)
-            self.forest_, found = Forest.fit(known, numbers, classes=classes, seed=_seed(self.random_state))
-            more = schema_of(found, discrete="types", source="the forest")
-            rows = np.column_stack((rows, more.encode(found, "the forest")))
-        columns = list(schema)
-        for column, name in [*((each, FOREST) for each in more), (target, TARGET)]:
-            while name in (each.name for each in columns):
-                name += "_"
-            columns.append(replace(column, name=name))
-        codes = y if classes else target.encode(y)
-        rows = np.column_stack((rows, codes)).astype(np.float32)
-        self._train(Schema(columns), rows, [columns[-1].name])
-        return self
-
-    def _distribution(self, X: Any) -> Marginal:
-        """Return p(y | the observed cells of X) of every row."""
-        check_is_fitted(self)
-        last, forest = len(self.schema_) - 1, self.forest_
-        own = last - (forest.columns if forest else 0)
-        rows = Schema(self.schema_[:own]).encode(self._read(X), "X", unseen="missing")
-        if forest:
-            found = Schema(self.schema_[own:last]).encode(forest.predict(rows), "the forest", unseen="missing")
-            rows = np.column_stack((rows, found))
-        return self.table_.marginals(np.insert(rows, last, np.nan, axis=1), [last])[0]
-
-    def save(self, path: str | Path) -> None:
-        """Write a run folder, with the forest as plain arrays; no pickle."""
-        super().save(path)
-        if self.forest_:
-            with replacing(Path(path) / TREES) as temporary:
-                save_file(self.forest_.arrays, temporary)
-
-    def _restore(self, kept: dict[str, Any], folder: Path) -> None:
-        super()._restore(kept, folder)
-        file = folder / TREES
-        self.forest_ = Forest(load_file(file)) if file.is_file() else None
-
-
-class NICERegressor(RegressorMixin, Predictor):
-    """Regression with a whole predictive distribution: p(y | the observed cells of x), from a table model.
-
-        model = NICERegressor(random_state=0).fit(X, y)
-        model.predict(X)                            # means
-        model.predict_interval(X, level=0.9)        # central intervals
-        model.predict_distribution(X).quantile(0.1)
-
-    X may have missing cells, texts and dates. The parameters are those of `NICETable`.
-    """
-
-    def fit(self, X: Any, y: ArrayLike) -> Self:
-        """Fit to rows X, (N, D), and numbers y, (N,)."""
-        y, data = _targets(self, y, y_numeric=True), self._read(X, reset=True)
-        (target,) = schema_of(y[:, None], discrete=self.discrete, source="y")
-        return self._fit(data, y, target)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the means, (N,)."""
-        return self._distribution(X).mean()
-
-    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
-        """Return the ends of central intervals, (N, 2)."""
-        return self._distribution(X).interval(level)
-
-    def predict_distribution(self, X: Any) -> Marginal:
-        """Return p(y | x) of every row."""
-        return self._distribution(X)
-
-
-class NICEClassifier(ClassifierMixin, Predictor):
-    """Classification with calibrated probabilities: p(y | the observed cells of x), from a table model.
-
-    X may have missing cells, texts and dates. The parameters are those of `NICETable`.
-    """
-
-    def fit(self, X: Any, y: ArrayLike) -> Self:
-        """Fit to rows X, (N, D), and their classes y, (N,)."""
-        y, data = _targets(self, y), self._read(X, reset=True)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        names = tuple(f"{i:06d}" for i in range(len(self.classes_)))
-        return self._fit(data, codes, Category(TARGET, "string", names), len(names))
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of every class, (N, C), in the order of `classes_`."""
-        return self._distribution(X).probabilities()
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest class of every row, (N,)."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
-
-    def _kept(self) -> dict[str, Any]:
-        return super()._kept() | {"classes": self.classes_.tolist()}
-
-    def _restore(self, kept: dict[str, Any], folder: Path) -> None:
-        super()._restore(kept, folder)
-        self.classes_ = np.asarray(kept["classes"])
-
-
-def _targets(model: BaseEstimator, y: Any, *, y_numeric: bool = False) -> np.ndarray:
-    """Return checked targets, (N,)."""
-    if y is None:
-        raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
-    checked = column_or_1d(y, warn=True)
-    if y_numeric or checked.dtype.kind == "f":
-        assert_all_finite(checked, input_name="y")
-    return checked.astype(np.float64) if y_numeric else checked
-
-
-def _seed(random_state: Seed) -> int:
+def seed_of(random_state: Seed) -> int:
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
