@@ -33,7 +33,7 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
         "width": 64 if small else 128 if large else 96,
         "depth": 2 if small else 3,
         "components": 12,
-        "dropout": 0.5 if n < FEW else 0.2 if n < 4_000 else 0.1,
+        "dropout": 0.5 if n < FEW else 0.2 if small else 0.0 if large else 0.05,
         "members": 4 if small else 1 if large else 2,
         "favour": 0.3 if n < FEW else 0.8,
     } | dict(given.get("table", {}))
@@ -51,7 +51,7 @@ def sized(recipe: Recipe, n: int, schema: Schema, given: Mapping[str, Mapping[st
     train: dict[str, Any] = {
         "batch": batch,
         "epochs": math.ceil(steps / per_epoch),
-        "lr": 5e-3 if small else 2e-3,
+        "lr": 5e-3,
         "betas": [0.9, 0.98],
         "eps": 1e-8,
         "weight_decay": 0.02,
