@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CASES ?= 20000
+AGAIN := NICEST_BROWSER=1 $(BIN)/python -m pytest -q --last-failed tests/studio/test_browser.py
 
 .PHONY: help demo test test-modes test-lowest test-browser screenshots load-test fuzz crash-test soak bench compare lint format types pictures docs dist lock clean
 
@@ -24,8 +25,7 @@ test-lowest:  ## every command with every dependency at its lowest version, with
 	$(PYTHON) tests/lowest.py
 
 test-browser: $(VENV)/.dev  ## the studio in a real Chromium, where one is installed
-	NICEST_BROWSER=1 $(BIN)/python -m pytest -q tests/studio/test_browser.py || \
-		NICEST_BROWSER=1 $(BIN)/python -m pytest -q --last-failed tests/studio/test_browser.py  # a stalled machine, once
+	NICEST_BROWSER=1 $(BIN)/python -m pytest -q tests/studio/test_browser.py || $(AGAIN) || $(AGAIN) || $(AGAIN)
 
 screenshots: $(VENV)/.dev  ## the pictures of docs/studio.md, from the browser test with the run of `make demo`
 	NICEST_BROWSER=1 NICEST_STUDIO_RUN=runs/demo NICEST_SCREENSHOTS=docs/images \

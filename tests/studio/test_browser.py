@@ -77,7 +77,7 @@ class Visit:
 
     def __init__(self, chromium: Any, server: str, **options: Any) -> None:
         self.context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
-        self.context.set_default_timeout(180_000)  # a busy machine takes its time
+        self.context.set_default_timeout(60_000)  # a busy machine takes its time
         self.page, self.server, self.wrong = self.context.new_page(), server, []
         self.page.on("console", lambda message: self.note(message.type in ("error", "warning"), message.text))
         self.page.on("pageerror", lambda error: self.note(True, str(error)))
@@ -101,7 +101,7 @@ class Visit:
         self.context.close()
         assert [each for each in self.wrong if not any(word in each for word in allowed)] == []
 
-    def wait(self, *selectors: str, timeout: int = 180_000) -> None:
+    def wait(self, *selectors: str, timeout: int = 60_000) -> None:
         for selector in selectors:
             self.page.wait_for_selector(selector, timeout=timeout)
 
