@@ -14,8 +14,8 @@ from nicest.messages import brief
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 OPENERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hdfs": "pyarrow"}  # by the kind of address
-BUCKETS = ("s3", "s3a", "gs", "gcs")  # whose addresses begin with the name of a bucket
-LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs")  # whose errors are not all OSErrors
+BUCKETS = ("s3", "s3a", "gs", "gcs")  # addresses begin with the name of a bucket
+LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs")  # not all of their errors are OSErrors
 
 
 def place(name: str | Path) -> Path:

@@ -25,7 +25,7 @@ from nicest.files import replacing
 from nicest.messages import listed, shown
 from nicest.remote import Remote, looked_from, place
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # which are written, too
+SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")  # read and written
 EXCEL = ".xlsx"
 TEXTS = (".csv", ".tsv")
 IN_MEMORY = Path("batch")  # names a table without a file in error messages

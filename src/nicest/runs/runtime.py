@@ -25,7 +25,7 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).cpu()  # which a device that holds no numbers, such as meta, cannot do
+        torch.zeros(1, device=device).cpu()  # fails on devices that hold no numbers, such as meta
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # kernels and graphs go to the device that is set
     except (RuntimeError, AssertionError, ImportError) as error:

@@ -43,7 +43,7 @@ DRAWS = 32  # of the dequantisation noise; the score of an image is their mean
 FRAMES = 150  # of an inpainting, at least
 SECONDS = 1 / 25  # between two frames, at most
 KEPT = 100  # states of a chain, from which R-hat is computed
-FILMS = 6  # whose frames are kept
+FILMS = 6  # films that keep their frames
 NOISE = threading.Lock()  # an engine swaps torch's own generator, which belongs to all threads
 
 Looks = Generator[tuple[int, Tensor, Tensor, Json], None, None]  # steps, states (chains, D), their nats, extra fields

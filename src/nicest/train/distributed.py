@@ -144,12 +144,12 @@ def joined(name: str) -> Iterator[tuple[World, torch.device]]:
             if lost and not says_so:
                 say_who_failed(store, first, why)
             raise SystemExit(1) from None
-        sys.stderr = sys.__stderr__  # which the command line took from all but the first of a machine
+        sys.stderr = sys.__stderr__  # the command line silences all but the first process of a machine
         if lost:
             raise NicestError("another process of this training died: the last saved state is kept") from error
         raise
     finally:
-        if not (failed and backend == "nccl"):  # which may wait for the others: torchrun ends them
+        if not (failed and backend == "nccl"):  # it may wait for the others: torchrun ends them
             dist.destroy_process_group()
 
 

@@ -59,7 +59,7 @@ class Training:
         self.callbacks = callbacks if state.world.rank == 0 else ()
         self.rows, self.valid = rows_to(splits.train, state.device), rows_to(splits.valid, state.device)
         self.batch = min(self.settings.batch, len(self.rows))
-        self.per_epoch = len(self.rows) // self.batch  # what is left over sits out this epoch; each has a new order
+        self.per_epoch = len(self.rows) // self.batch  # the remainder is left out; every epoch has a new order
         self.total = self.settings.epochs * self.per_epoch
         self.dim, self.offset = state.flow.dim, state.flow.interval_nats
         if len(state.losses) not in (0, self.per_epoch):
